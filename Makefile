@@ -1,0 +1,50 @@
+# make demo              a spoken question in, text and demo.wav out
+# make test              lint, types and tests, with the newest transformers
+# make test-nxdi-line    the tests with the transformers that NxDI pins
+PYTHON ?= python3
+VENV := .venv
+NXDI_VENV := .venv-nxdi-line
+CHECKPOINT := $(VENV)/tiny-checkpoint
+
+.PHONY: demo test lint test-nxdi-line bench clean
+
+demo: $(CHECKPOINT)/config.json
+	@echo "The tiny checkpoint has random weights: the words and the voice are noise, made the way"
+	@echo "the real ones are. For the real ones, with 70 GB of memory and of disk:"
+	@echo "  $(VENV)/bin/qwen3-omni-neuron speak --audio examples/question.wav \\"
+	@echo "      --model Qwen/Qwen3-Omni-30B-A3B-Instruct"
+	@echo
+	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/question.wav --out demo.wav \
+	    --model $(CHECKPOINT) --dtype float32 --seed 0 \
+	    --thinker-max-new-tokens 32 --talker-max-new-tokens 64
+
+test: $(VENV)/installed lint
+	$(VENV)/bin/pytest
+
+lint: $(VENV)/installed
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+test-nxdi-line: $(NXDI_VENV)/installed
+	$(NXDI_VENV)/bin/pytest
+
+bench: $(VENV)/installed
+	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
+	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(VENV)/vs_transformers-small.json
+
+clean:
+	rm -rf $(VENV) $(NXDI_VENV) demo.wav
+
+$(CHECKPOINT)/config.json: $(VENV)/installed
+	$(VENV)/bin/qwen3-omni-neuron tiny-checkpoint $(CHECKPOINT)
+
+$(VENV)/installed: pyproject.toml requirements/newest.txt
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
+	touch $@
+
+$(NXDI_VENV)/installed: pyproject.toml requirements/nxdi-line.txt
+	$(PYTHON) -m venv $(NXDI_VENV)
+	$(NXDI_VENV)/bin/pip install --quiet -c requirements/nxdi-line.txt --editable '.[test,bench]'
+	touch $@

@@ -1,0 +1,134 @@
+"""A checkpoint on disk: where it is, which tensor lies in which shard, reading it lazily."""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen3_omni_neuron.errors import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
+
+
+def resolve_checkpoint(model_path: str | Path) -> Path:
+    """The folder of a checkpoint, given as a folder or as a hub id ("Qwen/Qwen3-Omni-...").
+
+    A hub id is downloaded, or taken from the local cache when the hub can't be reached.
+    Raises CheckpointError when neither is there.
+    """
+    folder = Path(model_path)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise CheckpointError(f"{folder} is a file; model_path must be a checkpoint's folder.")
+    if not _HUB_ID.fullmatch(str(model_path)):
+        raise CheckpointError(
+            f"{folder} does not exist. model_path must be a checkpoint's folder, or a hub id "
+            "such as Qwen/Qwen3-Omni-30B-A3B-Instruct."
+        )
+    from huggingface_hub import snapshot_download  # slow to import, and a folder needs none
+
+    try:
+        return Path(snapshot_download(str(model_path), allow_patterns=list(_HUB_FILES)))
+    except Exception as error:  # the hub client raises its HTTP library's own errors, too
+        raise CheckpointError(
+            f"{model_path} is no local folder, and the hub gave no checkpoint of that name: "
+            f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
+        ) from error
+
+
+class Checkpoint:
+    """The tensors of a checkpoint by released name.
+
+    Shards are opened only while they are read, so that no file stays mapped in memory.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self._files = _tensor_files(folder)
+
+    @property
+    def names(self) -> Iterable[str]:
+        """Every tensor's name."""
+        return self._files.keys()
+
+    @contextmanager
+    def reader(self) -> Iterator["ShardReader"]:
+        """Opens shards as their tensors are asked for, and closes them at the end."""
+        reader = ShardReader(self.folder, self._files)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+class ShardReader:
+    """Reads tensors by name; holds one shard open at a time."""
+
+    def __init__(self, folder: Path, files: dict[str, str]):
+        self._folder = folder
+        self._files = files
+        self._open_file = ""
+        self._shard: Any = None
+
+    def tensor(self, name: str) -> Tensor:
+        """The stored tensor. Raises CheckpointError when its shard is missing or broken."""
+        file_name = self._files[name]
+        path = self._folder / file_name
+        try:
+            if file_name != self._open_file:
+                self.close()
+                self._shard = safe_open(path, framework="pt")
+                self._open_file = file_name
+            return self._shard.get_tensor(name)
+        except FileNotFoundError:
+            raise CheckpointError(
+                f"{path} is missing, and {name} is in it. Download the shard again."
+            ) from None
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(
+                f"{path} can't be read ({error}): it is truncated or broken. "
+                "Download the shard again."
+            ) from error
+
+    def close(self) -> None:
+        self._shard = None
+        self._open_file = ""
+
+
+def _tensor_files(folder: Path) -> dict[str, str]:
+    """File name of every tensor, from the index or from the only file's header."""
+    index_path = folder / INDEX_FILE
+    if index_path.exists():
+        try:
+            weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{index_path} can't be read: {error!r}.") from error
+        absent = sorted(f for f in set(weight_map.values()) if not (folder / f).exists())
+        if absent:
+            raise CheckpointError(
+                f"{folder} lacks {len(absent)} of its {len(set(weight_map.values()))} shards: "
+                f"{', '.join(absent)}. Download them again."
+            )
+        return dict(weight_map)
+    single = folder / SINGLE_FILE
+    if not single.exists():
+        raise CheckpointError(f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}.")
+    try:
+        with safe_open(single, framework="pt") as shard:
+            return dict.fromkeys(shard.keys(), SINGLE_FILE)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{single} can't be read ({error}): it is truncated or broken. Download it again."
+        ) from error

@@ -1,0 +1,159 @@
+"""The command line: `qwen3-omni-neuron speak | tiny-checkpoint`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from qwen3_omni_neuron.errors import OptionError, Qwen3OmniError
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.events import SpeechResult
+
+MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
+_DEFAULT_HELP = {"seed": "default: a new one each time"} | dict.fromkeys(
+    ("thinker_do_sample", "thinker_temperature", "thinker_top_k", "thinker_top_p"),
+    "default: the checkpoint's",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    try:
+        parsed.run(parsed)
+    except Qwen3OmniError as error:
+        print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    _add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
+    _add_tiny(
+        verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights")
+    )
+    return parser
+
+
+def _add_speak(parser: argparse.ArgumentParser) -> None:
+    from qwen3_omni_neuron.options import RequestOptions
+
+    parser.set_defaults(run=_speak)
+    parser.add_argument("text", nargs="?", help="the question, in words")
+    parser.add_argument(
+        "--audio", action="append", default=[], metavar="FILE", help="a spoken part; repeatable"
+    )
+    parser.add_argument("--system", help="a system message before the question")
+    parser.add_argument("--out", default="speech.wav", metavar="WAV", help="where the speech goes")
+    parser.add_argument(
+        "--model",
+        default=os.environ.get(MODEL_VARIABLE),
+        metavar="PATH",
+        help=f"checkpoint folder or hub id; ${MODEL_VARIABLE} where it is not given",
+    )
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    for option in fields(RequestOptions):
+        if option.name == "thinker_eos_token_id":
+            continue  # for tests and other programs; a person has no use for it
+        kind = _value_type(option.type)
+        parser.add_argument(
+            "--" + option.name.replace("_", "-"),
+            type=_boolean if kind is bool else kind,
+            metavar=kind.__name__.upper(),
+            help=_DEFAULT_HELP.get(option.name, f"default: {option.default}"),
+        )
+
+
+def _add_tiny(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_tiny)
+    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", default="tiny", help="tiny (1.5 M parameters) or small (150 M)")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+
+
+def _tiny(parsed: argparse.Namespace) -> None:
+    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+    folder = write_tiny_checkpoint(parsed.folder, parsed.seed, parsed.size, parsed.dtype)
+    print(f"wrote a {parsed.size} checkpoint with random weights to {folder}")
+
+
+def _speak(parsed: argparse.Namespace) -> None:
+    from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.events import Finished, TextDelta
+    from qwen3_omni_neuron.options import RequestOptions
+    from qwen3_omni_neuron.wav import WavFile
+
+    if not parsed.text and not parsed.audio:
+        raise OptionError("nothing to answer: give a text, or --audio FILE, or both.")
+    if not parsed.model:
+        raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
+    given = {
+        option.name: value
+        for option in fields(RequestOptions)
+        if (value := getattr(parsed, option.name, None)) is not None
+    }
+    with WavFile(Path(parsed.out)) as wav, Qwen3Omni.load(parsed.model, dtype=parsed.dtype) as omni:
+        for event in omni.stream(_messages(parsed), **given):
+            if isinstance(event, TextDelta):
+                print(event.text, end="", flush=True)
+            elif isinstance(event, Finished):
+                result = event.result
+        print(flush=True)
+        wav.write(result.audio, result.sample_rate)
+    print(_summary(result, parsed.out), file=sys.stderr)
+
+
+def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "audio", "audio": path} for path in parsed.audio]
+    if parsed.text:
+        content.append({"type": "text", "text": parsed.text})
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
+    if parsed.system:
+        messages.insert(0, {"role": "system", "content": parsed.system})
+    return messages
+
+
+def _summary(result: "SpeechResult", out: str) -> str:
+    t = result.timings
+    lines = [f"text: {t.text_tokens} tokens, finished by {result.thinker_finish_reason}"]
+    if t.ttfb_s is None or t.rtf is None:
+        lines.append("speech: none, the reply was empty")
+        return "\n".join(lines)
+    lines += [
+        f"speech: {t.frames} frames, {t.audio_s:.2f} s, finished by "
+        f"{result.talker_finish_reason} -> {out}",
+        f"TTFT {1000 * t.ttft_s:.0f} ms   TTFB {1000 * t.ttfb_s:.0f} ms   RTF {t.rtf:.2f}   "
+        f"seed {result.seed}",
+    ]
+    return "\n".join(lines)
+
+
+def _value_type(annotation: Any) -> type:
+    """int of `int | None`, and so on."""
+    return get_args(annotation)[0] if get_args(annotation) else annotation
+
+
+def _boolean(text: str) -> bool:
+    if text.lower() in ("true", "1", "yes"):
+        return True
+    if text.lower() in ("false", "0", "no"):
+        return False
+    raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The audio encoder: mel frames in, one thinker row every 80 ms out.
+
+A clip is cut into chunks of 100 mel frames (1 s, 13 tokens); 8 chunks are a window (8 s, 104
+tokens). Attention runs inside a window and never across clips, so windows are rows of one batch.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import AudioEncoderConfig
+
+
+class AudioEncoder(nn.Module):
+    """Source: transformers (5.x) Qwen3OmniMoeAudioEncoder.forward."""
+
+    positions: Tensor
+
+    def __init__(self, c: AudioEncoderConfig):
+        super().__init__()
+        self.config = c
+        channels, mels = c.conv_channels, c.mel_bins
+        self.conv1 = nn.Conv2d(1, channels, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        self.conv3 = nn.Conv2d(channels, channels, 3, stride=2, padding=1)
+        for _ in range(3):
+            mels = (mels + 1) // 2
+        self.conv_out = nn.Linear(channels * mels, c.hidden_size, bias=False)
+        self.register_buffer("positions", _sinusoids(c), persistent=False)
+        self.layers = nn.ModuleList(AudioEncoderLayer(c) for _ in range(c.layers))
+        self.norm = nn.LayerNorm(c.hidden_size)
+        self.fc1 = nn.Linear(c.hidden_size, c.hidden_size)
+        self.fc2 = nn.Linear(c.hidden_size, c.output_size)
+
+    def forward(self, mel: Tensor, valid: Tensor) -> Tensor:
+        """Encode windows, each on its own.
+
+        mel: [windows, mel_bins, 800], zeros after a window's end. valid: bool [windows, 104],
+        which tokens are real. Returns rows [windows, 104, output_size]; those of tokens that are
+        not real mean nothing.
+        """
+        c = self.config
+        # [windows, mels, 800] -> [windows * 8, 1, mels, 100]
+        chunks = mel.unflatten(2, (-1, c.chunk_mel_frames)).transpose(1, 2).flatten(0, 1)
+        x = self._stem(chunks.unsqueeze(1)).unflatten(0, (len(mel), -1)).flatten(1, 2)
+        mask = valid[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.fc2(F.gelu(self.fc1(self.norm(x))))
+
+    def _stem(self, chunks: Tensor) -> Tensor:
+        """[chunks, 1, mels, 100] -> [chunks, 13, hidden], position inside the chunk added."""
+        x = chunks
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x = F.gelu(conv(x))
+        x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
+        return x + self.positions[: x.shape[1]].to(x.dtype)
+
+
+class AudioEncoderLayer(nn.Module):
+    """Pre-norm transformer layer. Source: transformers Qwen3OmniMoeAudioEncoderLayer.forward."""
+
+    def __init__(self, c: AudioEncoderConfig):
+        super().__init__()
+        self.heads = c.heads
+        self.attention_norm = nn.LayerNorm(c.hidden_size)
+        self.qkv = nn.Linear(c.hidden_size, 3 * c.hidden_size)
+        self.out = nn.Linear(c.hidden_size, c.hidden_size)
+        self.ffn_norm = nn.LayerNorm(c.hidden_size)
+        self.fc1 = nn.Linear(c.hidden_size, c.ffn_width)
+        self.fc2 = nn.Linear(c.ffn_width, c.hidden_size)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x: [windows, tokens, hidden]; mask: bool [windows, 1, 1, tokens], real tokens."""
+        qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3, self.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [windows, heads, tokens, head_dim]
+        mixed = F.scaled_dot_product_attention(q, k, v, mask)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.fc2(F.gelu(self.fc1(self.ffn_norm(x))))
+
+
+def pack_windows(mel: list[Tensor], c: AudioEncoderConfig) -> tuple[Tensor, Tensor]:
+    """Cut clips into windows of equal shape.
+
+    mel: one [mel_bins, frames] a clip. Returns mel [windows, mel_bins, 800] and valid, bool
+    [windows, 104], as `AudioEncoder.forward` takes them; the valid tokens, in order, are the
+    clips' tokens in order.
+    """
+    windows, valid = [], []
+    for clip in mel:
+        for window in clip.split(c.window_mel_frames, 1):
+            windows.append(F.pad(window, (0, c.window_mel_frames - window.shape[1])))
+            valid.append(torch.arange(c.window_tokens) < c.tokens(window.shape[1]))
+    return torch.stack(windows), torch.stack(valid)
+
+
+def _sinusoids(c: AudioEncoderConfig) -> Tensor:
+    """Position embedding, float32 [max_positions, hidden]: sines, then cosines."""
+    half = c.hidden_size // 2
+    step = math.log(10000) / (half - 1)
+    frequencies = torch.exp(-step * torch.arange(half, dtype=torch.float32, device="cpu"))
+    places = torch.arange(c.max_positions, dtype=torch.float32, device="cpu")
+    angles = places[:, None] * frequencies
+    return torch.cat((angles.sin(), angles.cos()), 1)

@@ -1,0 +1,91 @@
+"""The code predictor: from one talker step to the other 15 codes of its frame, in one graph."""
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.kv_cache import FrameCache
+from qwen3_omni_neuron.model.rotary import Rotary
+from qwen3_omni_neuron.model.sampler import sample_top
+
+
+class CodePredictor(nn.Module):
+    """Fifteen unrolled steps with the KV cache inside.
+
+    The first step reads two rows: the talker's post-norm hidden state of the step that gave code
+    0, then the embedding of code 0. Step g reads codec_embedding[g - 1] of code g and writes
+    code g + 1 through head[g].
+    Source: transformers Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration.forward and
+    Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
+
+    codec_embedding: the talker's own table, for code 0.
+    """
+
+    def __init__(self, c: TalkerConfig, codec_embedding: nn.Embedding):
+        super().__init__()
+        p, self.steps = c.predictor, c.code_groups - 1
+        self.decoder = Decoder(p)
+        self.rotary = Rotary(p.rope, p.head_dim, c.code_groups)
+        self.embedding = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
+        self.head = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
+        self.code0_embedding = codec_embedding
+
+    def forward(
+        self,
+        hidden: Tensor,
+        code0: Tensor,
+        uniforms: Tensor | None = None,
+        top_p: Tensor | None = None,
+        top_k: int = 50,
+    ) -> tuple[Tensor, Tensor]:
+        """One frame a slot.
+
+        hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
+        the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots].
+        Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
+        of the 16 codes' embeddings.
+        """
+        row = self.code0_embedding.weight.index_select(0, code0)
+        codes, feedback = [code0], row
+        cache = FrameCache()
+        rows = torch.stack((hidden, row), 1).flatten(0, 1)  # [slots * 2, hidden]
+        for step in range(self.steps):
+            logits = self._logits(rows, step, cache)
+            if uniforms is None or top_p is None:
+                code = logits.argmax(-1)
+            else:
+                code = sample_top(logits, uniforms[:, step], top_k, top_p)
+            rows = self.embedding[step].index_select(0, code)
+            codes.append(code)
+            feedback = feedback + rows
+        return torch.stack(codes, 1), feedback
+
+    def teacher_forced_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
+        """Logits [slots, 15, vocab] of the 15 steps where every code is given.
+
+        hidden: [slots, hidden]; codes: int64 [slots, 16].
+        """
+        row = self.code0_embedding.weight.index_select(0, codes[:, 0])
+        cache = FrameCache()
+        rows = torch.stack((hidden, row), 1).flatten(0, 1)
+        logits = []
+        for step in range(self.steps):
+            logits.append(self._logits(rows, step, cache))
+            rows = self.embedding[step].index_select(0, codes[:, step + 1])
+        return torch.stack(logits, 1)
+
+    def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:
+        """Two rows a slot at step 0 (positions 0 and 1), one at the others (position step + 1).
+
+        Returns [slots, vocab] after the last row.
+        """
+        if step == 0:
+            slots = int(rows.shape[0]) // 2
+            cos, sin = self.rotary.span(0, 2)
+            rotation = cos.repeat(slots, 1, 1), sin.repeat(slots, 1, 1)
+            x = self.decoder(rows, rotation, cache, slots)[0][1::2]
+        else:
+            rotation = self.rotary.span(step + 1, step + 2)
+            x, _ = self.decoder(rows, rotation, cache, int(rows.shape[0]))
+        return torch.mm(self.decoder.norm(x), self.head[step].t())

@@ -1,0 +1,137 @@
+"""The decoder stack that thinker, talker and code predictor are made of.
+
+Hidden states are rows [slots * T, hidden], slot by slot: T positions of a prompt in one slot, or
+one new position in each of several.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.model.feed_forward import FeedForward
+from qwen3_omni_neuron.model.kv_cache import Appendable
+from qwen3_omni_neuron.model.linear import Linear
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
+from qwen3_omni_neuron.model.rotary import Rotation, rotate
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with q/k RMSNorm per head and rotary positions.
+
+    Source: transformers Qwen3OmniMoeThinkerTextAttention.forward.
+    """
+
+    scale: Tensor
+
+    def __init__(self, c: DecoderConfig):
+        super().__init__()
+        # A tensor: a number would be made one again at every step.
+        scale = torch.tensor(c.head_dim**-0.5, dtype=torch.float32, device="cpu")
+        self.register_buffer("scale", scale, persistent=False)
+        self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
+        width = (c.heads + 2 * c.kv_heads) * c.head_dim
+        self.qkv = Linear(c.hidden_size, width)
+        self.out = Linear(c.heads * c.head_dim, c.hidden_size)
+        self.qk_norm = RmsNorm(c.heads + c.kv_heads, c.head_dim, eps=c.norm_eps)
+
+    def add_to(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        rotation: Rotation,
+        slots: int,
+        cache: Appendable,
+        layer: int,
+    ) -> Tensor:
+        """residual + attention(x), both [slots * T, hidden]; rows attend to their slot's cache."""
+        rows = int(x.shape[0])
+        qkv = self.qkv(x).view(rows, -1, self.head_dim)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        qk = cast(rotate(widen(self.qk_norm(qk)), rotation), x.dtype)
+        q, k = qk.split((self.heads, self.kv_heads), 1)
+        if rows == slots:
+            mixed = self._decode(q, k, v, cache, layer)
+        else:
+            mixed = self._prefill(q, k, v, slots, cache, layer)
+        return self.out.add_to(residual, mixed)
+
+    def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: Appendable, layer: int) -> Tensor:
+        """One row a slot. Returns [slots, heads * head_dim].
+
+        Spelled out: the fused attention costs several times as much on one row.
+        """
+        slots = int(q.shape[0])
+        keys, values = cache.append(layer, k.unsqueeze(2), v.unsqueeze(2))
+        # The query heads of one kv head together: [slots * kv_heads, group, head_dim]
+        q = q.reshape(slots * self.kv_heads, -1, self.head_dim)
+        scores = torch.bmm(q, keys.flatten(0, 1).transpose(1, 2)) * self.scale
+        if cache.mask is not None:
+            by_slot = scores.unflatten(0, (slots, -1))
+            scores = by_slot.masked_fill(~cache.mask, float("-inf")).flatten(0, 1)
+        weights = cast(torch.softmax(widen(scores), -1), v.dtype)
+        return torch.bmm(weights, values.flatten(0, 1)).view(slots, -1)
+
+    @staticmethod
+    def _prefill(
+        q: Tensor, k: Tensor, v: Tensor, slots: int, cache: Appendable, layer: int
+    ) -> Tensor:
+        """T first rows a slot, which see each other causally. Returns [slots * T, ...]."""
+        rows = int(q.shape[0])
+        # [slots * T, heads, head_dim] -> [slots, heads, T, head_dim]
+        q, k, v = (t.unflatten(0, (slots, -1)).transpose(1, 2) for t in (q, k, v))
+        k, v = cache.append(layer, k, v)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return mixed.transpose(1, 2).reshape(rows, -1)
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then feed-forward: each behind a norm and beside a residual."""
+
+    def __init__(self, c: DecoderConfig):
+        super().__init__()
+        self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
+        self.attention = Attention(c)
+        self.ffn_norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
+        self.ffn: FeedForward | MoeFeedForward
+        if c.moe is None:
+            self.ffn = FeedForward(c.hidden_size, c.ffn_width)
+        else:
+            self.ffn = MoeFeedForward(c.hidden_size, c.moe)
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, slots: int, cache: Appendable, layer: int
+    ) -> Tensor:
+        x = self.attention.add_to(x, self.attention_norm(x), rotation, slots, cache, layer)
+        return self.ffn.add_to(x, self.ffn_norm(x))
+
+
+class Decoder(nn.Module):
+    """The layers, and the last norm for whoever needs its output."""
+
+    def __init__(self, c: DecoderConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(DecoderLayer(c) for _ in range(c.layers))
+        self.norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        cache: Appendable,
+        slots: int = 1,
+        accept_layer: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Run the layers. x: [slots * T, hidden].
+
+        Returns the hidden states after the last layer, not yet normed, and hidden_states[
+        accept_layer] as the reference counts them: the output of layer accept_layer - 1, the
+        input where it is 0.
+        """
+        accepted = x
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, slots, cache, index)
+            if index + 1 == accept_layer:
+                accepted = x
+        return x, accepted

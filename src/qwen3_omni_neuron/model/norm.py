@@ -1,0 +1,41 @@
+"""RMSNorm in float32, whatever the model's own precision."""
+
+import torch
+from torch import Tensor, nn
+
+
+def widen(x: Tensor) -> Tensor:
+    """x in float32, or in float64 if it is already there."""
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()
+
+
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x in `dtype`; no operation at all where it is already."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) in float32, cast back, times the weight.
+
+    The cast before the weight is the reference's: fusing the two, or staying in bfloat16, drifts
+    over the code predictor's 15 steps and the talker's feedback loop. The norm is over the last
+    of `shape`; a longer shape has a weight a head.
+    Source: transformers Qwen3OmniMoeRMSNorm.forward.
+    """
+
+    eps: Tensor
+
+    def __init__(self, *shape: int, eps: float):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(shape))
+        # A tensor, so that mean-square-plus-eps is one operation on the path of every token.
+        eps_tensor = torch.tensor(eps, dtype=torch.float32, device="cpu")
+        self.register_buffer("eps", eps_tensor, persistent=False)
+        self.width = shape[-1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [..., *shape]. Returns the same shape and dtype."""
+        wide = widen(x)
+        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        scale = torch.addcmul(self.eps, norm, norm, value=1 / self.width).rsqrt_()
+        return cast(wide * scale, x.dtype) * self.weight

@@ -1,0 +1,47 @@
+"""The talker's decoder: text rows and codec feedback in, logits of code 0 out."""
+
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.linear import Linear
+from qwen3_omni_neuron.model.rotary import Rotary
+
+
+class Talker(nn.Module):
+    """20 MoE layers (released) with the gated shared expert.
+
+    Source: transformers Qwen3OmniMoeTalkerForConditionalGeneration.forward.
+    """
+
+    def __init__(self, c: TalkerConfig, positions: int):
+        super().__init__()
+        text = c.text
+        self.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.decoder = Decoder(text)
+        self.rotary = Rotary(text.rope, text.head_dim, positions)
+        self.codec_head = Linear(text.hidden_size, text.vocab_size)
+
+    def prefill(self, rows: Tensor, positions: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
+        """Run one talker prompt from position 0 of an empty cache line.
+
+        rows: [S, hidden]; positions: int64 [3, S]; cache: one line. Returns codec logits
+        [1, vocab] and the post-norm hidden state [1, hidden] of the last row: the code
+        predictor's first input.
+        """
+        x, _ = self.decoder(rows, self.rotary.at_axes(positions), PromptCache(cache))
+        hidden = self.decoder.norm(x[-1:])
+        return self.codec_head(hidden), hidden
+
+    def decode(
+        self, rows: Tensor, positions: Tensor, lengths: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run one frame a slot. rows: [slots, hidden], codec feedback plus text row; the rest as
+        in `Thinker.decode`. Returns codec logits [slots, vocab] and post-norm hidden states
+        [slots, hidden].
+        """
+        cache = SlotCache(KvCache(keys, values), lengths)
+        x, _ = self.decoder(rows, self.rotary.at(positions), cache, int(rows.shape[0]))
+        hidden = self.decoder.norm(x)
+        return self.codec_head(hidden), hidden

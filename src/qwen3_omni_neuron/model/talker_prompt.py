@@ -1,0 +1,76 @@
+"""From the thinker's side to the talker's: projections, and the rows of the talker's prompt.
+
+The prompt is every user segment (system and earlier assistant segments are skipped), then nine
+assistant rows, each the sum of a text side and a codec side:
+
+    row    text side          codec side
+    0..2   im_start assistant \\n   -
+    3      tts_pad            nothink
+    4      tts_pad            think_bos
+    5      tts_pad            think_eos
+    6      tts_pad            speaker
+    7      tts_bos            codec_pad
+    8      first token        codec_bos
+
+So eight of the nine are known before the thinker says anything.
+Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+
+ASSISTANT_ROWS = 9
+
+
+class ResizeMlp(nn.Module):
+    """Thinker width to talker width. Source: transformers Qwen3OmniMoeTalkerResizeMLP."""
+
+    def __init__(self, c: TalkerConfig):
+        super().__init__()
+        self.fc1 = nn.Linear(c.thinker_hidden_size, c.projection_width)
+        self.fc2 = nn.Linear(c.projection_width, c.text.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [rows, thinker hidden] -> [rows, talker hidden]."""
+        return self.fc2(F.silu(self.fc1(x)))
+
+
+def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
+    """Indices, int64, of the prompt tokens that lie in user segments.
+
+    token_ids: int64 [S]. A segment runs from <|im_start|> up to the next one; the token after
+    <|im_start|> is its role.
+    """
+    starts = (token_ids == config.im_start_id).nonzero().flatten()
+    segment = torch.searchsorted(starts, torch.arange(len(token_ids)), right=True) - 1
+    roles = token_ids[(starts + 1).clamp(max=len(token_ids) - 1)]
+    in_user = (segment >= 0) & (roles[segment.clamp(min=0)] == config.user_id)
+    return in_user.nonzero().flatten()
+
+
+def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:
+    """bool [S]: where the thinker's input is an encoded clip, image or video, not a token."""
+    thinker = config.thinker
+    media = (thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id)
+    return torch.isin(token_ids, torch.tensor(media))
+
+
+def codec_prefix_ids(config: TalkerConfig, speaker_id: int) -> tuple[int, ...]:
+    """Codec ids of assistant rows 3 to 8."""
+    return (
+        config.codec_nothink_id,
+        config.codec_think_bos_id,
+        config.codec_think_eos_id,
+        speaker_id,
+        config.codec_pad_id,
+        config.codec_bos_id,
+    )
+
+
+def text_prefix_ids(config: OmniConfig, newline_id: int) -> tuple[int, ...]:
+    """Text ids of assistant rows 0 to 7; row 8 is the first generated token."""
+    opening = (config.im_start_id, config.assistant_id, newline_id)
+    return (*opening, *(config.tts_pad_id,) * 4, config.tts_bos_id)

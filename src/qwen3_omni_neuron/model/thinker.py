@@ -1,0 +1,55 @@
+"""The thinker's text decoder: tokens and encoded media in, text logits out."""
+
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import ThinkerConfig
+from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.linear import Linear
+from qwen3_omni_neuron.model.rotary import Rotary
+
+
+class Thinker(nn.Module):
+    """48 MoE layers (released), MRoPE, one KV cache line a slot.
+
+    accept_layer: index into hidden_states whose rows the talker takes at media positions.
+    positions: how many the rotary tables hold.
+    Source: transformers Qwen3OmniMoeThinkerForConditionalGeneration.forward.
+    """
+
+    def __init__(self, c: ThinkerConfig, accept_layer: int, positions: int):
+        super().__init__()
+        text = c.text
+        self.accept_layer = accept_layer
+        self.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+        self.decoder = Decoder(text)
+        self.rotary = Rotary(text.rope, text.head_dim, positions)
+        self.head = Linear(text.hidden_size, text.vocab_size)
+
+    def prefill(self, rows: Tensor, positions: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
+        """Run one prompt from position 0 of an empty cache line.
+
+        rows: [S, hidden], token embeddings with the encoded media put in; positions: int64
+        [3, S]; cache: one line. Returns logits [1, vocab] of the last row and the accept layer's
+        hidden states [S, hidden].
+        """
+        rotation = self.rotary.at_axes(positions)
+        x, accepted = self.decoder(
+            rows, rotation, PromptCache(cache), accept_layer=self.accept_layer
+        )
+        return self.head(self.decoder.norm(x[-1:])), accepted
+
+    def decode(
+        self, token_ids: Tensor, positions: Tensor, lengths: Tensor, keys: Tensor, values: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Run one generated token a slot.
+
+        token_ids, positions, lengths: int64 [slots]: the token, its rope position, and the cache
+        position that it is written to. keys, values: the cache's window up to the longest slot.
+        Returns logits [slots, vocab] and the accept layer's hidden states [slots, hidden].
+        """
+        rows = self.embedding.weight.index_select(0, token_ids)
+        rotation = self.rotary.at(positions)
+        cache = SlotCache(KvCache(keys, values), lengths)
+        x, accepted = self.decoder(rows, rotation, cache, int(rows.shape[0]), self.accept_layer)
+        return self.head(self.decoder.norm(x)), accepted

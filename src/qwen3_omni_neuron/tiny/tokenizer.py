@@ -1,0 +1,215 @@
+"""The tokenizer, chat template and preprocessor files of a tiny checkpoint.
+
+Byte-level BPE in the released form (`vocab.json`, `merges.txt`, `tokenizer_config.json`): the 256
+bytes, the merges that make the listed words one token each, then the released special tokens in
+the released order. As in the released vocabulary, token 0 is "!", a real token.
+"""
+
+import json
+from pathlib import Path
+
+# In the order of the released ids 151643..151675.
+SPECIAL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|object_ref_start|>",
+    "<|object_ref_end|>",
+    "<|box_start|>",
+    "<|box_end|>",
+    "<|quad_start|>",
+    "<|quad_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|vision_pad|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+    "<|audio_start|>",
+    "<|audio_end|>",
+    "<tts_pad>",
+    "<tts_text_bos>",
+    "<tts_text_eod>",
+    "<tts_text_bos_single>",
+    "<|audio_pad|>",
+)
+# Added to the vocabulary, but kept when special tokens are skipped, as in the released tokenizer.
+_NOT_SPECIAL = {
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+}
+_EXTRA_SPECIAL_TOKENS = {
+    "image_token": "<|image_pad|>",
+    "audio_token": "<|audio_pad|>",
+    "video_token": "<|video_pad|>",
+    "vision_bos_token": "<|vision_start|>",
+    "vision_eos_token": "<|vision_end|>",
+    "audio_bos_token": "<|audio_start|>",
+    "audio_eos_token": "<|audio_end|>",
+}
+# The roles must be one token each: the talker reads a turn's role from one token.
+ROLES = ("system", "user", "assistant")
+_WORDS = (
+    *ROLES,
+    " the",
+    " and",
+    " you",
+    " is",
+    " of",
+    " to",
+    " hello",
+    " yes",
+    " no",
+    " one",
+    " two",
+    " three",
+    " red",
+    " green",
+    " blue",
+)
+
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.content is string -%}
+{{- message.content -}}
+{%- else -%}
+{%- for item in message.content -%}
+{%- if item.type == 'audio' or 'audio' in item -%}
+{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
+{%- elif item.type == 'image' or 'image' in item -%}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
+{%- elif item.type == 'video' or 'video' in item -%}
+{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
+{%- else -%}
+{{- item.text -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+"""
+
+PREPROCESSOR_CONFIG = {
+    "chunk_length": 300,
+    "dither": 0.0,
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": 128,
+    "hop_length": 160,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "image_std": [0.5, 0.5, 0.5],
+    "max_pixels": 12845056,
+    "merge_size": 2,
+    "min_pixels": 3136,
+    "n_fft": 400,
+    "n_samples": 4800000,
+    "nb_max_frames": 30000,
+    "padding_side": "right",
+    "padding_value": 0.0,
+    "patch_size": 16,
+    "processor_class": "Qwen3OmniMoeProcessor",
+    "return_attention_mask": True,
+    "sampling_rate": 16000,
+    "temporal_patch_size": 2,
+}
+
+
+def write_tokenizer(folder: Path) -> dict[str, int]:
+    """Write the tokenizer, chat template and preprocessor files into `folder`.
+
+    Returns the id of every token by its text, special tokens included; their number is the
+    smallest vocabulary that a model of this tokenizer needs.
+    """
+    byte_symbols = _byte_symbols()
+    merges = _merges(byte_symbols)
+    ordered = [*sorted(byte_symbols.values()), *(a + b for a, b in merges)]
+    vocab = {token: index for index, token in enumerate(ordered)}
+    special_ids = {token: len(vocab) + i for i, token in enumerate(SPECIAL_TOKENS)}
+
+    _write_json(folder / "vocab.json", vocab)
+    merge_lines = "".join(f"{a} {b}\n" for a, b in merges)
+    (folder / "merges.txt").write_text("#version: 0.2\n" + merge_lines, encoding="utf-8")
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config(special_ids))
+    _write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    _write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
+    return {**vocab, **special_ids}
+
+
+def _byte_symbols() -> dict[int, str]:
+    """The printable stand-in of each byte that byte-level BPE writes into its files (GPT-2's)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
+
+
+def _merges(byte_symbols: dict[int, str]) -> list[tuple[str, str]]:
+    """Merges, left to right, that make each of _WORDS one token."""
+    merges: list[tuple[str, str]] = []
+    for word in _WORDS:
+        symbols = [byte_symbols[b] for b in word.encode()]
+        left = symbols[0]
+        for right in symbols[1:]:
+            if (left, right) not in merges:
+                merges.append((left, right))
+            left += right
+    return merges
+
+
+def _tokenizer_config(special_ids: dict[str, int]) -> dict[str, object]:
+    return {
+        "add_bos_token": False,
+        "add_prefix_space": False,
+        "added_tokens_decoder": {
+            str(index): {
+                "content": token,
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "single_word": False,
+                "special": token not in _NOT_SPECIAL,
+            }
+            for token, index in special_ids.items()
+        },
+        "additional_special_tokens": [t for t in SPECIAL_TOKENS[1:] if t not in _NOT_SPECIAL],
+        "bos_token": None,
+        "clean_up_tokenization_spaces": False,
+        "eos_token": "<|im_end|>",
+        "errors": "replace",
+        "extra_special_tokens": _EXTRA_SPECIAL_TOKENS,
+        "model_max_length": 131072,
+        "pad_token": "<|endoftext|>",
+        "processor_class": "Qwen3OmniMoeProcessor",
+        "split_special_tokens": False,
+        "tokenizer_class": "Qwen2Tokenizer",
+        "unk_token": None,
+        **_EXTRA_SPECIAL_TOKENS,
+    }
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Writes a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.tiny.shapes import SHAPES, config_dict, generation_config_dict
+from qwen3_omni_neuron.tiny.tokenizer import write_tokenizer
+from qwen3_omni_neuron.tiny.weights import EOS_SCALE, parameter_shapes, random_parameter
+
+SHARDS = 4
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def write_tiny_checkpoint(
+    folder: str | Path, seed: int = 0, size: str = "tiny", dtype: str = "bfloat16"
+) -> Path:
+    """Write a checkpoint of the released layout with random weights into `folder`.
+
+    size: "tiny" (1.5 M parameters) or "small" (200 M, the released head sizes).
+    dtype: "bfloat16", as released, or "float32".
+    The same seed gives the same bytes. Returns the folder.
+    Raises OptionError for an unknown size or dtype, or a negative seed.
+    """
+    if size not in SHAPES:
+        raise OptionError(f"size is one of {', '.join(SHAPES)}, got {size!r}.")
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
+    if seed < 0:
+        raise OptionError(f"seed is zero or more, got {seed}.")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    token_ids = write_tokenizer(folder)
+    config = config_dict(SHAPES[size], token_ids, dtype)
+    _write_shards(folder, config, seed, DTYPES[dtype])
+    _write_json(folder / "generation_config.json", generation_config_dict(token_ids))
+    # Last: a folder with a config.json is a whole checkpoint.
+    _write_json(folder / "config.json", config)
+    return folder
+
+
+def _write_shards(folder: Path, config: dict[str, Any], seed: int, dtype: torch.dtype) -> None:
+    shapes = parameter_shapes(config)
+    eos_rows = {
+        "thinker.lm_head.weight": config["im_end_token_id"],
+        "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
+    }
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for number, names in enumerate(_split(list(shapes), SHARDS), start=1):
+        file_name = f"model-{number:05d}-of-{SHARDS:05d}.safetensors"
+        tensors = {n: random_parameter(n, shapes[n], seed) for n in names}
+        for name in tensors.keys() & eos_rows.keys():
+            tensors[name][eos_rows[name]] *= EOS_SCALE
+        tensors = {n: t.to(dtype) for n, t in tensors.items()}
+        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        total_bytes += sum(t.nbytes for t in tensors.values())
+        weight_map |= dict.fromkeys(names, file_name)
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _split(names: list[str], parts: int) -> Iterator[list[str]]:
+    size = -(-len(names) // parts)
+    for start in range(0, len(names), size):
+        yield names[start : start + size]
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
