@@ -2,8 +2,8 @@
 
     python bench/vs_transformers.py --size tiny --json result.json
 
-Checks that text, codes and audio are equal before it times anything; then times both in one
-process, turn by turn, and prints the ratio of the medians.
+Checks that text, codes and audio are equal before it times anything, and that also warms both up;
+then times both in one process, turn by turn, and prints the ratio of the medians.
 """
 
 import argparse
@@ -19,23 +19,15 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from reference import GREEDY, Reference, ReferenceResult
 
 TEXT_TOKENS, FRAMES = 24, 48
 MESSAGES = [{"role": "user", "content": "What colour is the sky, in one word or in two?"}]
-# As many as both engines make where neither limit nor EOS stops them; the talker token that meets
-# its limit is never decoded, hence the one more.
-GREEDY = {
-    "thinker_max_new_tokens": TEXT_TOKENS,
-    "thinker_do_sample": False,
-    "talker_max_new_tokens": FRAMES + 1,
-    "talker_do_sample": False,
-}
-NO_EOS = -1  # an id that is never written
+# The talker token that meets its limit is never decoded: one more than there are to be frames.
+LIMITS = {"thinker_max_new_tokens": TEXT_TOKENS, "talker_max_new_tokens": FRAMES + 1}
 
 
 def main() -> None:
@@ -44,7 +36,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
-    transformers.logging.set_verbosity_error()
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_tiny_checkpoint(folder, size=options.size)
         figures = compare(checkpoint, options.rounds)
@@ -55,21 +46,20 @@ def main() -> None:
 
 
 def compare(checkpoint: Path, rounds: int) -> dict[str, Any]:
-    """Both through the same work, in turn. Times in seconds."""
-    reference = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
-        checkpoint, dtype=torch.float32
-    ).eval()
-    make_greedy(reference)
+    """Both through the same work, turn by turn. Times in seconds."""
+    reference = Reference(checkpoint)
     with Qwen3Omni.load(checkpoint, dtype="float32") as omni:
         prompt = omni.conversation.prompt(MESSAGES)
 
         def ours() -> SpeechResult:
-            return omni.generate_audio(MESSAGES, predictor_do_sample=False, **GREEDY)
+            return omni.generate_audio(MESSAGES, predictor_do_sample=False, **GREEDY, **LIMITS)
 
-        def theirs(text_tokens: int = TEXT_TOKENS) -> Any:
-            return generate(reference, prompt, text_tokens)
+        def theirs(text_tokens: int = TEXT_TOKENS) -> ReferenceResult:
+            options = {**LIMITS, "thinker_max_new_tokens": text_tokens}
+            return reference.generate(prompt, **options)
 
-        check_equal(ours(), theirs(TEXT_TOKENS + 1), len(prompt))
+        # It leaves the last token unspoken where the limit ends the text: one more, for the check.
+        check_equal(ours(), theirs(TEXT_TOKENS + 1), reference)
         theirs()
         our_s, their_s = [], []
         for _ in range(rounds):
@@ -87,38 +77,12 @@ def compare(checkpoint: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def generate(reference: Any, prompt: Prompt, text_tokens: int) -> Any:
-    """The reference's own generate. It speaks one token less than it writes at the limit."""
-    ids = prompt.token_ids[None]
-    options = {**GREEDY, "thinker_max_new_tokens": text_tokens}
-    return reference.generate(
-        input_ids=ids,
-        attention_mask=torch.ones_like(ids),
-        thinker_eos_token_id=NO_EOS,
-        **options,
-    )
-
-
-def make_greedy(reference: Any) -> None:
-    """4.57 samples the code predictor whatever talker_do_sample says; 5.x follows it."""
-    predictor = reference.talker.code_predictor
-    original = predictor.generate
-
-    def greedy(**kwargs: Any) -> Any:
-        kwargs = {k: v for k, v in kwargs.items() if k not in ("top_k", "top_p")}
-        return original(**{**kwargs, "do_sample": False})
-
-    predictor.generate = greedy
-
-
-def check_equal(ours: SpeechResult, theirs: Any, prompt_length: int) -> None:
-    """Text equal token for token; audio, which every code goes into, within 1e-4."""
-    sequences = theirs[0] if isinstance(theirs[0], torch.Tensor) else theirs[0].sequences
-    text = sequences[0, prompt_length : prompt_length + TEXT_TOKENS].tolist()
+def check_equal(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:
+    """Text and codes equal, audio within 1e-4."""
+    text = theirs.token_ids[:TEXT_TOKENS]
     assert ours.token_ids == text, f"text differs: {ours.token_ids} and {text}"
-    audio = theirs[1][0, 0].numpy()
-    assert ours.audio.shape == audio.shape, f"{ours.audio.shape} and {audio.shape} samples"
-    worst = float(np.abs(ours.audio - audio).max())
+    assert ours.codes.tolist() == theirs.codes.tolist(), "codes differ"
+    worst = float(np.abs(ours.audio - reference.decode(theirs.codes).numpy()).max())
     assert worst < 1e-4, f"audio differs by {worst}"
 
 

@@ -1,0 +1,120 @@
+"""transformers' own generate, for tests and benchmarks to hold us against.
+
+Its answers are read where they are made: codes where they enter code2wav, talker rows where they
+enter the talker. The audio to compare with is one full forward over the codes, since the
+reference's own chunked_decode loses samples at chunk boundaries.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3OmniMoeForConditionalGeneration
+
+from qwen3_omni_neuron.prompt import Prompt
+
+NO_EOS = -1  # an id that is never written
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: the rows
+    [S, hidden] of each talker forward, the prompt's first."""
+
+    token_ids: list[int]
+    codes: Tensor
+    talker_rows: list[Tensor]
+
+
+class Reference:
+    """The reference model of a checkpoint, greedy throughout."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32):
+        transformers.logging.set_verbosity_error()
+        self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+            checkpoint, dtype=dtype
+        ).eval()
+        _make_predictor_greedy(self.model.talker.code_predictor)
+
+    @property
+    def thinker_model(self) -> Any:
+        """The module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
+        inner = self.model.thinker.model
+        return getattr(inner, "language_model", inner)
+
+    @property
+    def audio_tower(self) -> Any:
+        thinker = self.model.thinker
+        return getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
+
+    def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
+        """Greedy, with options as the reference names them. thinker_eos_token_id: NO_EOS unless
+        it is given. Needs a reply of at least two tokens and one frame: it fails on less."""
+        ids = prompt.token_ids[None]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **_audio(prompt)}
+        options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
+        with _recorded(self.model) as record:
+            thought = self.model.generate(**inputs, **options)[0]
+        sequences = thought if isinstance(thought, Tensor) else thought.sequences
+        token_ids = sequences[0, len(prompt) :].tolist()
+        return ReferenceResult(token_ids, record.codes[0].t(), record.talker_rows)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """One full code2wav forward. codes: int64 [frames, groups]. Returns float32 [samples]."""
+        return self.model.code2wav(codes.t()[None])[0, 0].float()
+
+
+class _Record:
+    def __init__(self) -> None:
+        self.codes = torch.empty(0)
+        self.talker_rows: list[Tensor] = []
+
+
+@contextmanager
+def _recorded(model: Any) -> Iterator[_Record]:
+    record = _Record()
+    decode = model.code2wav.chunked_decode
+
+    def chunked_decode(codes: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        record.codes = codes
+        return decode(codes, *args, **kwargs)
+
+    def on_talker(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        record.talker_rows.append(kwargs["inputs_embeds"][0])
+
+    model.code2wav.chunked_decode = chunked_decode
+    hook = model.talker.model.register_forward_pre_hook(on_talker, with_kwargs=True)
+    try:
+        yield record
+    finally:
+        model.code2wav.chunked_decode = decode
+        hook.remove()
+
+
+def _audio(prompt: Prompt) -> dict[str, Tensor]:
+    """The prompt's clips as the reference takes them: padded, with a mask."""
+    if not prompt.audio_mel:
+        return {}
+    frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
+    mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
+    features = pad_sequence(frames, batch_first=True).transpose(1, 2)
+    return {"input_features": features, "feature_attention_mask": mask}
+
+
+def _make_predictor_greedy(predictor: Any) -> None:
+    """4.57 samples the code predictor whatever talker_do_sample says; 5.x follows it."""
+    original = predictor.generate
+
+    def generate(**kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("top_k", "top_p")}
+        return original(**{**kwargs, "do_sample": False})
+
+    predictor.generate = generate

@@ -1,0 +1,289 @@
+"""Whole replies against the reference: token for token, code for code, sample for sample."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import QUESTION_WAV, CheckpointMaker
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
+from reference import Reference, ReferenceResult
+
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+TEXT = [{"role": "user", "content": "What colour is the sky?"}]
+SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
+SYSTEM = [{"role": "system", "content": "Be brief."}]
+EARLIER = [
+    {"role": "user", "content": "Hello, who are you?"},
+    {"role": "assistant", "content": "A model."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "text", "text": "Listen to this and to that:"},
+            {"type": "audio", "audio": str(QUESTION_WAV)},
+            {"type": "audio", "audio": (np.sin(np.arange(9000) / 7), 22050)},
+            {"type": "text", "text": "Which is louder?"},
+        ],
+    },
+    {"role": "assistant", "content": "The first."},
+    {"role": "user", "content": "Are you sure?"},
+]
+
+
+def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:
+    """codes first, since a wrong code is what a wrong sample would come from."""
+    assert len(ours.codes) == len(theirs.codes)
+    for frame, (mine, other) in enumerate(zip(ours.codes, theirs.codes.numpy(), strict=True)):
+        assert mine.tolist() == other.tolist(), f"frame {frame} is the first that differs"
+    audio = reference.decode(theirs.codes).numpy()
+    assert ours.audio.shape == audio.shape
+    assert np.abs(ours.audio - audio).max() < 1e-4
+
+
+def reply_to_the_limit(
+    omni: Qwen3Omni, reference: Reference, messages: Any, tokens: int, **options: Any
+) -> tuple[SpeechResult, ReferenceResult]:
+    """Both write and speak `tokens` tokens. The reference leaves the token that meets its limit
+    unspoken; with one more token, called EOS, it speaks what we do."""
+    ours = omni.generate_audio(messages, thinker_max_new_tokens=tokens, **GREEDY, **options)
+    theirs = reference.generate(
+        omni.conversation.prompt(messages), thinker_max_new_tokens=tokens + 1, **options
+    )
+    assert ours.token_ids == theirs.token_ids[:tokens]
+    return ours, theirs
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize(
+    "messages",
+    [TEXT, SYSTEM + TEXT, SPOKEN, SYSTEM + SPOKEN, SYSTEM + EARLIER],
+    ids=["text", "system", "audio", "system-audio", "earlier-turns"],
+)
+def test_a_reply_cut_by_its_limits_is_the_references(
+    checkpoint_of_seed: CheckpointMaker, seed: int, messages: Any
+) -> None:
+    folder = checkpoint_of_seed(seed)
+    reference = Reference(folder)
+    with Qwen3Omni.load(folder, dtype="float32") as omni:
+        ours, theirs = reply_to_the_limit(
+            omni, reference, messages, tokens=6, talker_max_new_tokens=12
+        )
+    assert_same(ours, theirs, reference)
+    assert len(ours.codes) == 11
+    assert ours.thinker_finish_reason == ours.talker_finish_reason == "length"
+
+
+@pytest.mark.parametrize("speaker", ["Chelsie", "ethan", "AIDEN"])
+def test_every_speaker_is_the_references(
+    omni: Qwen3Omni, reference: Reference, speaker: str
+) -> None:
+    ours, theirs = reply_to_the_limit(
+        omni, reference, TEXT, tokens=4, talker_max_new_tokens=8, speaker=speaker
+    )
+    assert_same(ours, theirs, reference)
+
+
+def test_speakers_give_different_logits(omni: Qwen3Omni) -> None:
+    """Codes would be too coarse: random weights hardly listen to one row among many."""
+    assert omni._pipeline is not None
+    talker, thinker = omni._pipeline._talker, omni._pipeline._thinker
+    assert talker is not None
+    prompt = omni.conversation.prompt(TEXT)
+    _, accepted = thinker.prefill(0, prompt)
+    logits = [
+        talker.prefill(0, talker.prompt_rows(prompt, accepted, speaker_id), 5).logits
+        for speaker_id in omni._config.talker.speaker_ids.values()  # type: ignore[union-attr]
+    ]
+    assert not torch.allclose(logits[0], logits[1], atol=1e-3)
+    assert not torch.allclose(logits[1], logits[2], atol=1e-3)
+
+
+def ending_at(omni: Qwen3Omni, messages: Any, tokens: int) -> int:
+    """The token that the greedy reply has at `tokens`, and nowhere before: call it EOS."""
+    written = omni.generate_text(messages, thinker_max_new_tokens=tokens + 1, **GREEDY).token_ids
+    assert written[tokens] not in written[:tokens], "choose another question for this test"
+    return written[tokens]
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7])
+def test_a_reply_that_ends_by_eos_is_the_references(
+    omni: Qwen3Omni, reference: Reference, tokens: int
+) -> None:
+    eos = ending_at(omni, TEXT, tokens)
+    options = {"thinker_eos_token_id": eos, "talker_max_new_tokens": tokens + 8}
+    ours = omni.generate_audio(TEXT, **GREEDY, **options)
+    theirs = reference.generate(
+        omni.conversation.prompt(TEXT), thinker_max_new_tokens=50, **options
+    )
+    assert ours.token_ids == theirs.token_ids
+    assert ours.token_ids[-1] == eos
+    assert ours.thinker_finish_reason == "stop"
+    assert_same(ours, theirs, reference)
+
+
+def test_a_reply_of_eos_alone_is_silence(omni: Qwen3Omni) -> None:
+    eos = ending_at(omni, TEXT, 0)
+    result = omni.generate_audio(TEXT, thinker_eos_token_id=[eos], **GREEDY)
+    assert result.token_ids == [eos]
+    assert result.talker_finish_reason == "no_speech"
+    assert result.audio.shape == (0,)
+    assert result.audio.dtype == np.float32
+    assert result.codes.shape == (0, 16)
+    assert result.timings.ttfb_s is None
+
+
+def test_the_reply_is_the_one_that_ends_by_eos_whichever_way_it_ends(omni: Qwen3Omni) -> None:
+    """The limit does not swallow the last token's speech, and EOS is never spoken."""
+    eos = ending_at(omni, TEXT, 3)
+    by_eos = omni.generate_audio(TEXT, thinker_eos_token_id=eos, talker_max_new_tokens=9, **GREEDY)
+    by_limit = omni.generate_audio(
+        TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=9, **GREEDY
+    )
+    assert by_eos.token_ids == [*by_limit.token_ids, eos]
+    assert by_eos.codes.tolist() == by_limit.codes.tolist()
+    assert by_limit.thinker_finish_reason == "length"
+
+
+def with_codec_eos(folder: Path, code: int, into: Path) -> Path:
+    """A copy of the checkpoint in which `code` ends speech."""
+    shutil.copytree(folder, into, dirs_exist_ok=True)
+    raw = json.loads((into / "config.json").read_text())
+    raw["talker_config"]["codec_eos_token_id"] = code
+    (into / "config.json").write_text(json.dumps(raw))
+    return into
+
+
+def test_speech_that_ends_by_codec_eos_is_the_references(
+    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path
+) -> None:
+    limits = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 30}
+    code0 = omni.generate_audio(TEXT, **GREEDY, **limits).codes[:, 0].tolist()
+    frames = next(i for i in range(3, 20) if code0[i] not in code0[:i])
+    folder = with_codec_eos(checkpoint, code0[frames], tmp_path)
+    reference = Reference(folder)
+    with Qwen3Omni.load(folder, dtype="float32") as other:
+        ours, theirs = reply_to_the_limit(
+            other, reference, TEXT, tokens=5, talker_max_new_tokens=30
+        )
+    assert_same(ours, theirs, reference)
+    assert len(ours.codes) == frames
+    assert ours.talker_finish_reason == "stop"
+
+
+def test_every_talker_row_is_the_references(
+    omni: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompt rows and decode rows: text row k at step k, tts_eos once, then tts_pad."""
+    talker = omni._pipeline._talker  # type: ignore[union-attr]
+    rows: list[torch.Tensor] = []
+    prefill, step = talker.prefill, talker.step
+    first_row: list[torch.Tensor] = []
+
+    def spy_prefill(slot: int, prompt_rows: torch.Tensor, first_token: int) -> Any:
+        codec = talker._talker.codec_embedding.weight[talker._codec_bos]
+        first_row.append(torch.cat((prompt_rows, talker.text_row(first_token) + codec)))
+        return prefill(slot, prompt_rows, first_token)
+
+    def spy_step(slot: int, row: torch.Tensor) -> Any:
+        rows.append(row)
+        return step(slot, row)
+
+    monkeypatch.setattr(talker, "prefill", spy_prefill)
+    monkeypatch.setattr(talker, "step", spy_step)
+    _, theirs = reply_to_the_limit(
+        omni, reference, SYSTEM + EARLIER, tokens=4, talker_max_new_tokens=10
+    )
+    assert first_row[0].shape == theirs.talker_rows[0].shape
+    torch.testing.assert_close(first_row[0], theirs.talker_rows[0], atol=1e-5, rtol=1e-5)
+    for number, row in enumerate(rows):
+        expected = theirs.talker_rows[1 + number]
+        assert torch.allclose(row, expected, atol=1e-5), f"decode row {number} differs"
+    # 4 tokens: 3 text rows, tts_eos, then tts_pad.
+    assert len(rows) == 9
+
+
+def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) -> None:
+    limits = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 8}
+    first, again, other = (omni.generate_audio(TEXT, seed=seed, **limits) for seed in (5, 5, 6))
+    assert first.token_ids == again.token_ids
+    assert first.codes.tolist() == again.codes.tolist()
+    assert np.array_equal(first.audio, again.audio)
+    assert first.token_ids != other.token_ids
+    assert first.codes.tolist() != other.codes.tolist()
+
+
+def test_the_seed_reaches_the_code_predictor(omni: Qwen3Omni) -> None:
+    """Text and code 0 greedy: only codes 1 to 15 can tell the seeds apart."""
+    greedy = {**GREEDY, "predictor_do_sample": True}
+    limits = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
+    one, two = (omni.generate_audio(TEXT, seed=s, **greedy, **limits) for s in (1, 2))
+    assert one.codes[0, 0] == two.codes[0, 0]
+    assert one.codes[0, 1:].tolist() != two.codes[0, 1:].tolist()
+
+
+def test_text_does_not_change_with_what_the_talker_does(omni: Qwen3Omni) -> None:
+    spoken = omni.generate_audio(
+        TEXT, seed=9, thinker_max_new_tokens=12, talker_max_new_tokens=5, talker_top_k=3
+    )
+    silent = omni.generate_text(TEXT, seed=9, thinker_max_new_tokens=12)
+    assert spoken.token_ids == silent.token_ids
+    assert silent.talker_finish_reason == "no_speech"
+    assert silent.audio.size == 0
+
+
+def test_generate_audio_is_the_collected_stream(omni: Qwen3Omni) -> None:
+    options = {"seed": 3, "thinker_max_new_tokens": 9, "talker_max_new_tokens": 6}
+    events = list(omni.stream(TEXT, **options))
+    result = omni.generate_audio(TEXT, **options)
+    assert isinstance(events[-1], Finished)
+    deltas = [e for e in events if isinstance(e, TextDelta)]
+    assert "".join(d.text for d in deltas) == result.text
+    assert [i for d in deltas for i in d.token_ids] == result.token_ids
+    chunks = [e for e in events if isinstance(e, AudioChunk)]
+    assert np.array_equal(np.concatenate([c.samples for c in chunks]), result.audio)
+    assert sum(c.frames for c in chunks) == len(result.codes)
+    ours, collected = (dataclasses.replace(r, timings=None) for r in (events[-1].result, result))
+    assert ours.token_ids == collected.token_ids
+
+
+def test_streams_side_by_side_do_not_touch_each_other(omni: Qwen3Omni) -> None:
+    options = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 6, **GREEDY}
+    alone = [omni.generate_audio(m, **options) for m in (TEXT, SPOKEN)]
+    streams = [omni.stream(m, **options) for m in (TEXT, SPOKEN)]
+    finished: dict[int, SpeechResult] = {}
+    while len(finished) < 2:
+        for index, stream in enumerate(streams):
+            event = next(stream, None)
+            if isinstance(event, Finished):
+                finished[index] = event.result
+    for index, result in finished.items():
+        assert result.token_ids == alone[index].token_ids
+        assert result.codes.tolist() == alone[index].codes.tolist()
+
+
+def test_timings_hold_together(omni: Qwen3Omni) -> None:
+    t = omni.generate_audio(TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=5).timings
+    assert t.ttfb_s is not None
+    assert t.rtf is not None
+    assert 0 < t.ttft_s < t.ttfb_s <= t.total_s
+    assert t.frames == 4
+    assert t.audio_s == pytest.approx((4 * 1920 - 555) / 24000)
+    assert t.rtf == pytest.approx(t.ttfb_s / t.audio_s)
+    assert t.text_tokens == 3
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "auto"])
+def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
+    with Qwen3Omni.load(checkpoint, dtype=dtype) as omni:
+        result = omni.generate_audio(
+            SPOKEN, seed=0, thinker_max_new_tokens=4, talker_max_new_tokens=5
+        )
+    assert result.audio.shape == (4 * 1920 - 555,)
+    assert result.audio.dtype == np.float32
+    assert 0.001 < result.audio.std() < 0.9

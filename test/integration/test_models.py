@@ -1,0 +1,283 @@
+"""Each model alone against the reference's, in float32 (and bfloat16 where it matters)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.load import Models, load_models
+from qwen3_omni_neuron.cpu.text_rows import TextRows
+from qwen3_omni_neuron.model.audio_encoder import pack_windows
+from qwen3_omni_neuron.model.kv_cache import KvCache
+from qwen3_omni_neuron.model.moe import GATHER_PAIRS, MoeFeedForward
+from reference import Reference
+
+TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+
+
+def random_ids(rows: int) -> torch.Tensor:
+    return torch.randint(0, 250, (rows,), generator=torch.Generator().manual_seed(rows))
+
+
+@torch.no_grad()
+def test_thinker_prefill_and_accept_layer(
+    models: Models, config: OmniConfig, reference: Reference
+) -> None:
+    """hidden_states[accept_hidden_layer] is the output of the layer before that number."""
+    assert config.talker is not None
+    ids = random_ids(30)
+    expected = reference.model.thinker(
+        input_ids=ids[None], attention_mask=torch.ones(1, 30).long(), output_hidden_states=True
+    )
+    cache = KvCache.zeros(config.thinker.text, 3, 64, torch.float32)
+    positions = torch.arange(30).expand(3, -1)
+    logits, accepted = models.thinker.prefill(
+        models.thinker.embedding(ids), positions, cache.lines(1, 2)
+    )
+    torch.testing.assert_close(logits[0], expected.logits[0, -1], **CLOSE)
+    layer = config.talker.accept_hidden_layer
+    torch.testing.assert_close(accepted, expected.hidden_states[layer][0], **CLOSE)
+    neighbours = (expected.hidden_states[layer - 1][0], expected.hidden_states[layer + 1][0])
+    assert not any(torch.allclose(accepted, other, atol=1e-2) for other in neighbours)
+    assert not cache.keys[:, 0].any(), "a prefill writes into its own line alone"
+    assert not cache.keys[:, 2].any(), "a prefill writes into its own line alone"
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("axes", ["apart", "alike"])
+def test_thinker_positions_over_three_axes(
+    models: Models, config: OmniConfig, reference: Reference, axes: str
+) -> None:
+    """Interleaved MRoPE: positions that differ between time, height and width."""
+    ids = random_ids(24)
+    time = torch.arange(24)
+    positions = torch.stack((time, time // 4, time % 5)) if axes == "apart" else time.expand(3, -1)
+    expected = reference.thinker_model(
+        inputs_embeds=models.thinker.embedding(ids)[None], position_ids=positions[:, None]
+    ).last_hidden_state[0, -1]
+    cache = KvCache.zeros(config.thinker.text, 1, 64, torch.float32)
+    logits, _ = models.thinker.prefill(models.thinker.embedding(ids), positions, cache)
+    torch.testing.assert_close(logits[0], reference.model.thinker.lm_head(expected), **CLOSE)
+
+
+@torch.no_grad()
+def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
+    models: Models, config: OmniConfig
+) -> None:
+    """Each row of the batch is what the slot gives alone, idle garbage in the cache or not."""
+    lengths = [5, 17, 9]
+    cache = KvCache.zeros(config.thinker.text, 3, 32, torch.float32)
+    cache.keys.fill_(1e3)
+    cache.values.fill_(-1e3)
+    prompts = [random_ids(n) for n in lengths]
+    for slot, ids in enumerate(prompts):
+        models.thinker.prefill(
+            models.thinker.embedding(ids),
+            torch.arange(len(ids)).expand(3, -1),
+            cache.lines(slot, slot + 1),
+        )
+    where = torch.tensor(lengths)
+    token = torch.tensor([7, 8, 9])
+    window = cache.window(max(lengths) + 1)
+    logits, _ = models.thinker.decode(token, where, where, window.keys, window.values)
+    for slot, ids in enumerate(prompts):
+        alone = KvCache.zeros(config.thinker.text, 1, 32, torch.float32)
+        whole = torch.cat((ids, token[slot : slot + 1]))
+        expected, _ = models.thinker.prefill(
+            models.thinker.embedding(whole), torch.arange(len(whole)).expand(3, -1), alone
+        )
+        torch.testing.assert_close(logits[slot], expected[0], **CLOSE)
+
+
+@torch.no_grad()
+def test_experts_gathered_and_one_by_one_agree(models: Models) -> None:
+    ffn = models.thinker.decoder.layers[0].ffn
+    assert isinstance(ffn, MoeFeedForward)
+    few = GATHER_PAIRS // ffn.experts_per_token
+    x = torch.randn(few + 1, 64)
+    residual = torch.zeros_like(x)
+    torch.testing.assert_close(
+        ffn.add_to(residual[:few], x[:few]), ffn.add_to(residual, x)[:few], **CLOSE
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "frames",
+    [[7], [100], [799], [800], [801], [930, 400], [1650, 90, 803]],
+    ids=lambda frames: "-".join(map(str, frames)),
+)
+def test_audio_encoder(
+    models: Models, config: OmniConfig, reference: Reference, frames: list[int]
+) -> None:
+    """Windows of 8 s, clips apart. The oracle is the encoder of transformers 5, which keeps to
+    the windows; 4.57's attends across them unless flash attention is on, so there each window is
+    given to it on its own."""
+    audio = config.thinker.audio
+    clips = [torch.randn(128, n, generator=torch.Generator().manual_seed(n)) for n in frames]
+    mel, valid = pack_windows(clips, audio)
+    ours = models.audio_encoder(mel, valid)[valid]
+    if TRANSFORMERS_5:
+        pieces = [(torch.cat(clips, 1), torch.tensor(frames))]
+    else:
+        windows = [w for c in clips for w in c.split(audio.window_mel_frames, 1)]
+        pieces = [(w, torch.tensor([w.shape[1]])) for w in windows]
+    theirs = [reference.audio_tower(m, feature_lens=n).last_hidden_state for m, n in pieces]
+    torch.testing.assert_close(ours, torch.cat(theirs), **CLOSE)
+    assert len(ours) == sum(audio.tokens(n) for n in frames)
+
+
+@torch.no_grad()
+def test_audio_padding_does_not_matter(models: Models, config: OmniConfig) -> None:
+    """Garbage after a clip's last token changes nothing that is kept."""
+    mel, valid = pack_windows([torch.randn(128, 300)], config.thinker.audio)
+    clean = models.audio_encoder(mel, valid)[valid]
+    mel[:, :, 300:] = 1e4
+    torch.testing.assert_close(models.audio_encoder(mel, valid)[valid], clean, **CLOSE)
+
+
+@torch.no_grad()
+def test_talker_prefill_and_decode(
+    models: Models, config: OmniConfig, reference: Reference
+) -> None:
+    """Logits of code 0 and the post-norm hidden state, by prefill and step by step."""
+    assert config.talker is not None
+    assert models.talker is not None
+    rows = torch.randn(14, config.talker.text.hidden_size)
+    expected = reference.model.talker.model(
+        inputs_embeds=rows[None], position_ids=torch.arange(14).expand(3, 1, -1)
+    ).last_hidden_state[0]
+    cache = KvCache.zeros(config.talker.text, 1, 32, torch.float32)
+    models.talker.prefill(rows[:9], torch.arange(9).expand(3, -1), cache)
+    for step in range(9, 14):
+        at = torch.tensor([step])
+        window = cache.window(step + 1)
+        logits, hidden = models.talker.decode(
+            rows[step : step + 1], at, at, window.keys, window.values
+        )
+        torch.testing.assert_close(hidden[0], expected[step], **CLOSE)
+        torch.testing.assert_close(
+            logits[0], reference.model.talker.codec_head(expected[step]), **CLOSE
+        )
+
+
+@torch.no_grad()
+def test_projections_and_their_table(models: Models, reference: Reference) -> None:
+    assert models.text_projection is not None
+    assert models.hidden_projection is not None
+    table = TextRows(models.thinker.embedding.weight, models.text_projection)
+    ids = torch.tensor([0, 5, 5, 300])
+    embedded = reference.thinker_model.embed_tokens(ids)
+    expected = reference.model.talker.text_projection(embedded)
+    torch.testing.assert_close(table(ids), expected, **CLOSE)
+    hidden = torch.randn(6, 64)
+    torch.testing.assert_close(
+        models.hidden_projection(hidden), reference.model.talker.hidden_projection(hidden), **CLOSE
+    )
+
+
+@torch.no_grad()
+def test_a_text_row_is_projected_once(models: Models) -> None:
+    assert models.text_projection is not None
+    calls: list[int] = []
+    hook = models.text_projection.register_forward_hook(lambda _, x, __: calls.append(len(x[0])))
+    table = TextRows(models.thinker.embedding.weight, models.text_projection)
+    for ids in ([4, 9, 4], [9], [4, 11]):
+        table(torch.tensor(ids))
+    hook.remove()
+    assert calls == [2, 1]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_code_predictor_teacher_forced(
+    checkpoint: Path, config: OmniConfig, dtype: torch.dtype
+) -> None:
+    """Logits at each of the 15 steps. In bfloat16 both round at every operation, so the yardstick
+    is the reference in float32: ours may be no further from it than the reference's own."""
+    models = load_models(Checkpoint(checkpoint), config, dtype, 64)
+    assert models.code_predictor is not None
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(3, 64, generator=generator).to(dtype)
+    codes = torch.randint(0, 64, (3, 16), generator=generator)
+    ours = models.code_predictor.teacher_forced_logits(hidden, codes).float()
+    exact = reference_logits(Reference(checkpoint), hidden.float(), codes)
+    if dtype == torch.float32:
+        torch.testing.assert_close(ours, exact, **CLOSE)
+        return
+    theirs = reference_logits(Reference(checkpoint, dtype), hidden, codes).float()
+    for step in range(15):
+        ours_off = (ours[:, step] - exact[:, step]).abs().mean()
+        theirs_off = (theirs[:, step] - exact[:, step]).abs().mean()
+        assert ours_off < 1.2 * theirs_off, f"step {step}: {ours_off} against {theirs_off}"
+
+
+def reference_logits(
+    reference: Reference, hidden: torch.Tensor, codes: torch.Tensor
+) -> torch.Tensor:
+    """[streams, 15, vocab], from one causal pass over all sixteen rows."""
+    predictor = reference.model.talker.code_predictor
+    rows = [hidden, reference.model.talker.get_input_embeddings()(codes[:, 0])]
+    tables = predictor.get_input_embeddings()
+    rows += [tables[g](codes[:, g + 1]) for g in range(14)]
+    states = predictor.model(inputs_embeds=torch.stack(rows, 1)).last_hidden_state
+    return torch.stack([predictor.lm_head[g](states[:, g + 1]) for g in range(15)], 1)
+
+
+@torch.no_grad()
+def test_code_predictor_codes_and_feedback(models: Models, reference: Reference) -> None:
+    """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
+    assert models.code_predictor is not None
+    hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    code0 = torch.tensor([3, 0, 63, 17])
+    codes, feedback = models.code_predictor(hidden, code0)
+    talker = reference.model.talker
+    embedded = talker.get_input_embeddings()(code0)
+    for stream in range(4):
+        rows = torch.stack((hidden[stream], embedded[stream]))[None]
+        expected = talker.code_predictor.generate(inputs_embeds=rows, max_new_tokens=15)
+        assert codes[stream].tolist() == [int(code0[stream]), *expected[0].tolist()]
+    tables = talker.code_predictor.get_input_embeddings()
+    total = embedded + sum(tables[g](codes[:, g + 1]) for g in range(15))
+    torch.testing.assert_close(feedback, total, **CLOSE)
+
+
+@torch.no_grad()
+def test_code_predictor_draws_are_its_inputs(models: Models) -> None:
+    """The same uniforms give the same codes; top_k 1 is greedy whatever they are."""
+    assert models.code_predictor is not None
+    hidden, code0 = torch.randn(2, 64), torch.tensor([1, 2])
+    uniforms, top_p = torch.rand(2, 15), torch.full((2,), 0.8)
+    drawn = [models.code_predictor(hidden, code0, uniforms, top_p)[0] for _ in range(2)]
+    assert drawn[0].tolist() == drawn[1].tolist()
+    other, _ = models.code_predictor(hidden, code0, torch.rand(2, 15), top_p)
+    assert other.tolist() != drawn[0].tolist()
+    likeliest, _ = models.code_predictor(hidden, code0, uniforms, top_p, top_k=1)
+    greedy, _ = models.code_predictor(hidden, code0)
+    assert likeliest.tolist() == greedy.tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("frames", [1, 2, 11, 12, 13, 60])
+def test_code2wav(models: Models, config: OmniConfig, reference: Reference, frames: int) -> None:
+    """One full forward, within and beyond the sliding window of 12."""
+    assert models.code2wav is not None
+    assert config.code2wav is not None
+    codes = torch.randint(0, 64, (2, 16, frames), generator=torch.Generator().manual_seed(frames))
+    ours = models.code2wav(codes)
+    assert ours.shape == (2, frames * 1920 - 555)
+    torch.testing.assert_close(ours, reference.model.code2wav(codes)[:, 0], **CLOSE)
+
+
+@torch.no_grad()
+def test_chunked_decode_is_no_yardstick(models: Models, reference: Reference) -> None:
+    """Why audio is compared with one full forward: the reference's chunks lose 555 samples each."""
+    assert models.code2wav is not None
+    codes = torch.randint(0, 64, (1, 16, 40))
+    chunked = reference.model.code2wav.chunked_decode(codes, chunk_size=20, left_context_size=5)
+    assert chunked.shape[-1] == models.code2wav(codes).shape[-1] - 555

@@ -1,0 +1,213 @@
+"""Finding and reading a checkpoint: every way in which it can be incomplete is named."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.load import Models, load_models
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+SHARD = "model-00002-of-00004.safetensors"
+
+
+@pytest.fixture
+def copy(checkpoint: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
+
+
+def load(folder: Path, config: OmniConfig) -> Models:
+    return load_models(Checkpoint(folder), config, torch.float32, 64)
+
+
+def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor
+        for shard in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(shard).items()
+    }
+
+
+def test_a_single_file_checkpoint_loads_alike(
+    copy: Path, config: OmniConfig, models: Models
+) -> None:
+    tensors = all_tensors(copy)
+    for file in [*copy.glob("*.safetensors"), copy / "model.safetensors.index.json"]:
+        file.unlink()
+    save_file(tensors, copy / "model.safetensors")
+    single = load(copy, config)
+    for ours, theirs in (
+        (single.thinker, models.thinker),
+        (single.talker, models.talker),
+        (single.code2wav, models.code2wav),
+    ):
+        assert ours is not None
+        assert theirs is not None
+        for name, parameter in ours.named_parameters():
+            assert torch.equal(parameter, theirs.get_parameter(name)), name
+
+
+def test_a_missing_shard_is_named(copy: Path) -> None:
+    (copy / SHARD).unlink()
+    with pytest.raises(CheckpointError, match=f"lacks 1 of its 4 shards: {SHARD}"):
+        Checkpoint(copy)
+
+
+def test_a_truncated_shard_is_named(copy: Path, config: OmniConfig) -> None:
+    content = (copy / SHARD).read_bytes()
+    (copy / SHARD).write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match=f"{SHARD} can't be read.*truncated"):
+        load(copy, config)
+
+
+def test_a_truncated_single_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"\x10\x00")
+    with pytest.raises(CheckpointError, match="truncated or broken"):
+        Checkpoint(tmp_path)
+
+
+def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="neither"):
+        Checkpoint(tmp_path)
+
+
+def rename(folder: Path, old: str, new: str) -> None:
+    """Rename a tensor in its shard and in the index."""
+    index_path = folder / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    shard = index["weight_map"].pop(old)
+    index["weight_map"][new] = shard
+    index_path.write_text(json.dumps(index))
+    tensors = load_file(folder / shard)
+    tensors[new] = tensors.pop(old)
+    save_file(tensors, folder / shard)
+
+
+def test_missing_and_unexpected_names_are_listed(copy: Path, config: OmniConfig) -> None:
+    old, new = "talker.codec_head.weight", "talker.codec_head.wait"
+    rename(copy, old, new)
+    with pytest.raises(CheckpointError) as caught:
+        load(copy, config)
+    assert f"lacks 1 parameters: {old}" in str(caught.value)
+    assert f"has unknown 1 parameters: {new}" in str(caught.value)
+
+
+def test_a_tensor_of_another_shape_is_named(copy: Path, config: OmniConfig) -> None:
+    name = "thinker.model.norm.weight"
+    index = json.loads((copy / "model.safetensors.index.json").read_text())
+    shard = copy / index["weight_map"][name]
+    tensors = load_file(shard)
+    tensors[name] = torch.ones(63)
+    save_file(tensors, shard)
+    with pytest.raises(CheckpointError, match=rf"{name} has shape \[63\]; config.json says \[64\]"):
+        load(copy, config)
+
+
+def test_every_released_name_of_a_used_part_is_consumed(copy: Path, config: OmniConfig) -> None:
+    """Take any tensor away, and loading says which; vision is not used yet."""
+    names = [n for n in Checkpoint(copy).names if not n.startswith("thinker.visual.")]
+    assert len(names) > 400
+    index_path = copy / "model.safetensors.index.json"
+    index = json.loads(index_path.read_text())
+    for name in names[:: len(names) // 40]:
+        less = {k: v for k, v in index["weight_map"].items() if k != name}
+        index_path.write_text(json.dumps({**index, "weight_map": less}))
+        with pytest.raises(CheckpointError, match=name.replace(".", r"\.")):
+            load(copy, config)
+
+
+def test_folders_resolve_to_themselves(checkpoint: Path) -> None:
+    assert resolve_checkpoint(checkpoint) == checkpoint
+    assert resolve_checkpoint(str(checkpoint)) == checkpoint
+
+
+def test_what_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        resolve_checkpoint("/nowhere/at/all")
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(CheckpointError, match="is a file"):
+        resolve_checkpoint(file)
+
+
+def test_a_hub_id_is_taken_from_the_cache_offline(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cached copy, or an error that says what to do."""
+    commit = "0" * 40
+    cached = tmp_path / "models--someone--omni"
+    shutil.copytree(checkpoint, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    script = (
+        "from qwen3_omni_neuron.checkpoint import resolve_checkpoint\n"
+        "from qwen3_omni_neuron.errors import CheckpointError\n"
+        "print(resolve_checkpoint('someone/omni'))\n"
+        "try: resolve_checkpoint('someone/else')\n"
+        "except CheckpointError as error: print(error)\n"
+    )
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    first, second = done.stdout.strip().split("\n", 1)
+    assert Path(first) == cached / "snapshots" / commit
+    assert "someone/else is no local folder" in second
+    assert "pass its folder" in second
+
+
+PEAK_SCRIPT = """
+import resource, sys, threading, time
+from pathlib import Path
+import torch
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import read_config
+from qwen3_omni_neuron.cpu.load import load_models
+
+folder = Path(sys.argv[1])
+config = read_config(folder)
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+before, peak, done = resident(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, resident())
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch)
+watcher.start()
+models = load_models(Checkpoint(folder), config, getattr(torch, sys.argv[2]), 64)
+done.set(); watcher.join()
+modules = [m for m in vars(models).values() if m is not None]
+parameters = {p.data_ptr(): p.nbytes for m in modules for p in m.parameters()}
+print((peak - before) / sum(parameters.values()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_loading_peaks_below_1_3_times_the_weights(small_checkpoint: Path, dtype: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_SCRIPT, str(small_checkpoint), dtype],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert float(done.stdout) < 1.3
+
+
+@pytest.fixture(scope="module")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough for memory to be measured."""
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("small"), size="small")

@@ -1,0 +1,155 @@
+"""config.json and generation_config.json as dataclasses."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.config import (
+    AudioEncoderConfig,
+    Code2WavConfig,
+    GenerationDefaults,
+    OmniConfig,
+    RopeConfig,
+    read_config,
+    read_generation_defaults,
+)
+from qwen3_omni_neuron.errors import CheckpointError
+
+
+def edited(checkpoint: Path, into: Path, change: Any) -> Path:
+    """A folder with the checkpoint's config.json after `change` was done to it."""
+    raw = json.loads((checkpoint / "config.json").read_text())
+    change(raw)
+    (into / "config.json").write_text(json.dumps(raw))
+    return into
+
+
+def test_both_spellings_of_the_rope_settings_are_the_same(
+    checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    """transformers 5 saves rope_parameters, with rope_theta inside."""
+
+    def respell(raw: dict[str, Any]) -> None:
+        sections = [
+            raw["thinker_config"]["text_config"],
+            raw["talker_config"]["text_config"],
+            raw["talker_config"]["code_predictor_config"],
+            raw["code2wav_config"],
+        ]
+        for section in sections:
+            parameters = dict(section.pop("rope_scaling", None) or {"rope_type": "default"})
+            section["rope_parameters"] = {**parameters, "rope_theta": section.pop("rope_theta")}
+        raw["talker_config"]["text_config"]["num_local_experts"] = raw["talker_config"][
+            "text_config"
+        ].pop("num_experts")
+
+    assert read_config(edited(checkpoint, tmp_path, respell)) == config
+    assert config.thinker.text.rope == RopeConfig(1e6, (4, 2, 2))
+    assert config.code2wav is not None
+    assert config.code2wav.rope.theta == 10000
+
+
+def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, config: Any) -> None:
+    from transformers import Qwen3OmniMoeConfig
+
+    Qwen3OmniMoeConfig.from_pretrained(checkpoint).save_pretrained(tmp_path)
+    assert read_config(tmp_path) == config
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda raw: raw.update(model_type="llama"), "model_type 'llama'"),
+        (lambda raw: raw["talker_config"].pop("codec_bos_id"), "config.json.talker_config has no"),
+        (lambda raw: raw["thinker_config"]["text_config"].pop("rope_theta"), "no rope_theta"),
+        (
+            lambda raw: raw["thinker_config"]["text_config"].update(
+                rope_scaling={"rope_type": "yarn", "factor": 4.0}
+            ),
+            "rope_type to 'yarn'",
+        ),
+        (lambda raw: raw["talker_config"].update(accept_hidden_layer=4), "1 to 3 can be accepted"),
+        (
+            lambda raw: raw["thinker_config"]["text_config"].update(mlp_only_layers=[1]),
+            "mlp_only_layers",
+        ),
+        (lambda raw: raw.update(thinker_config=3), "thinker_config is not an object"),
+    ],
+)
+def test_what_cannot_be_used_is_named(
+    checkpoint: Path, tmp_path: Path, change: Any, said: str
+) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_config(edited(checkpoint, tmp_path, change))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
+def test_a_broken_config_json_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
+def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        read_config(tmp_path)
+
+
+def test_a_text_only_checkpoint_has_no_talker(checkpoint: Path, tmp_path: Path) -> None:
+    def silence(raw: dict[str, Any]) -> None:
+        raw["enable_audio_output"] = False
+        del raw["talker_config"], raw["code2wav_config"]
+
+    config = read_config(edited(checkpoint, tmp_path, silence))
+    assert config.talker is None
+    assert config.code2wav is None
+    assert config.code_groups == 0
+
+
+def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    expected = GenerationDefaults(do_sample=True, temperature=0.7, top_k=20, top_p=0.8)
+    assert read_generation_defaults(checkpoint) == expected
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(do_sample=False)
+    shutil.copy(checkpoint / "generation_config.json", tmp_path)
+
+
+def released_code2wav(**sizes: Any) -> Code2WavConfig:
+    released: dict[str, Any] = {
+        "hidden_size": 1024,
+        "layers": 8,
+        "heads": 16,
+        "kv_heads": 16,
+        "ffn_width": 3072,
+        "codebook_size": 2048,
+        "code_groups": 16,
+        "sliding_window": 72,
+        "max_positions": 8000,
+        "norm_eps": 1e-5,
+        "rope": RopeConfig(1e4),
+        "decoder_dim": 1536,
+        "upsampling_ratios": (2, 2),
+        "upsample_rates": (8, 5, 4, 3),
+    }
+    return Code2WavConfig(**{**released, **sizes})
+
+
+def test_latency_follows_from_the_upsampling() -> None:
+    """8, then 8 * 5 + 5 = 45, then 45 * 4 + 4 = 184, then 184 * 3 + 3 = 555."""
+    assert released_code2wav().latency_samples == 555
+    assert released_code2wav().frame_samples == 1920
+    assert released_code2wav(upsample_rates=(8, 5, 4)).latency_samples == 184
+    assert released_code2wav(upsample_rates=(2,)).latency_samples == 2
+
+
+@pytest.mark.parametrize(
+    ("mel_frames", "tokens"), [(0, 0), (1, 1), (8, 1), (9, 2), (99, 13), (100, 13), (101, 14)]
+)
+def test_audio_tokens_of_a_clip(config: OmniConfig, mel_frames: int, tokens: int) -> None:
+    audio: AudioEncoderConfig = config.thinker.audio
+    assert audio.tokens(mel_frames) == tokens
+    assert audio.tokens(3000) == 390
+    assert audio.window_tokens == 104
