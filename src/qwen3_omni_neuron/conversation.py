@@ -155,12 +155,14 @@ def _check_content(
             items.append({"type": "text", "text": item["text"]})
         elif media == "audio":
             if role != "user":
-                raise MessageError(f"{place} is audio in a {role} message; users alone send it.")
+                raise MessageError(
+                    f"{place} is audio in the message of role {role}; users alone send it."
+                )
             waveforms.append(load_waveform(item, rate, place))
             items.append({"type": "audio"})
-        elif kind in ("image", "video"):
+        elif media in ("image", "video"):
             raise MessageError(
-                f"{place} is {kind}, which this version can't see yet; leave it out."
+                f"{place} is {media}, which this version can't see yet; leave it out."
             )
         else:
             raise MessageError(f"{place} has type {media!r}; text and audio are understood.")

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 
-from qwen3_omni_neuron import weights
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.talker import CpuTalker
@@ -18,14 +17,23 @@ from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, ResizeMlp
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.runtime.protocols import Engines
-from qwen3_omni_neuron.weights import Part
+from qwen3_omni_neuron.weights import (
+    Part,
+    audio_encoder_pieces,
+    code2wav_pieces,
+    code_predictor_pieces,
+    load_parts,
+    projection_pieces,
+    talker_pieces,
+    thinker_pieces,
+)
 
 MOST_FRAMES = 4096
 
 
 @dataclass(frozen=True)
 class Models:
-    """The modules of model/ with their weights. The speech ones are None in a text-only one."""
+    """The modules of model/ with their  The speech ones are None in a text-only one."""
 
     thinker: Thinker
     audio_encoder: AudioEncoder
@@ -51,12 +59,12 @@ def load_models(
         parts = [
             Part(
                 thinker,
-                weights.thinker_pieces(config.thinker),
+                thinker_pieces(config.thinker),
                 ("thinker.model.", "thinker.lm_head."),
             ),
             Part(
                 encoder,
-                weights.audio_encoder_pieces(config.thinker.audio),
+                audio_encoder_pieces(config.thinker.audio),
                 ("thinker.audio_tower.",),
             ),
         ]
@@ -74,7 +82,7 @@ def load_models(
                 Code2Wav(config.code2wav),
             )
             parts += _speech_parts(models, config)
-    weights.load_parts(parts, checkpoint, dtype)
+    load_parts(parts, checkpoint, dtype)
     return models
 
 
@@ -113,9 +121,9 @@ def _speech_parts(models: Models, config: OmniConfig) -> list[Part]:
     assert models.talker and models.text_projection and models.hidden_projection
     assert models.code_predictor and models.code2wav
     return [
-        Part(models.talker, weights.talker_pieces(config.talker), ("talker.",)),
-        Part(models.text_projection, weights.projection_pieces("text_projection"), ()),
-        Part(models.hidden_projection, weights.projection_pieces("hidden_projection"), ()),
-        Part(models.code_predictor, weights.code_predictor_pieces(config.talker), ()),
-        Part(models.code2wav, weights.code2wav_pieces(config.code2wav), ("code2wav.",)),
+        Part(models.talker, talker_pieces(config.talker), ("talker.",)),
+        Part(models.text_projection, projection_pieces("text_projection"), ()),
+        Part(models.hidden_projection, projection_pieces("hidden_projection"), ()),
+        Part(models.code_predictor, code_predictor_pieces(config.talker), ()),
+        Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)),
     ]

@@ -1,0 +1,105 @@
+"""The command line, as a person calls it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import soundfile
+
+from conftest import QUESTION_WAV
+from qwen3_omni_neuron.cli import main
+
+SHORT = ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"]
+
+
+def test_speak_writes_text_and_a_wav(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "o.wav"
+    status = main(
+        [
+            *("speak", "And this?", "--audio", str(QUESTION_WAV), "--system", "Be brief."),
+            *("--speaker", "chelsie", "--out", str(out), "--model", str(checkpoint), *SHORT),
+        ]
+    )
+    printed = capsys.readouterr()
+    assert status == 0
+    assert printed.out.strip()
+    for figure in ("TTFT", "TTFB", "RTF", "3 frames", "seed 1"):
+        assert figure in printed.err
+    info = soundfile.info(out)
+    assert (info.samplerate, info.channels, info.frames) == (24000, 1, 3 * 1920 - 555)
+    assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
+
+
+def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--out", "o.wav", *SHORT],
+        cwd=tmp_path,
+        env={**os.environ, "QWEN3_OMNI_MODEL": str(checkpoint)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "o.wav").stat().st_size > 44
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to answer"),
+        (["Hello", "--speaker", "Bob"], "unknown speaker 'Bob'"),
+        (["--audio", "/nowhere.wav"], "/nowhere.wav does not exist"),
+        (["Hello", "--thinker-max-new-tokens", "0"], "1 or more, got 0"),
+        (["Hello", "--out", "/nowhere/at/all.wav"], "can't be written"),
+        (["Hello", "--out", "."], "is a folder"),
+        (["Hello", "--model", "/nowhere"], "does not exist"),
+    ],
+)
+def test_a_failure_is_one_line_and_leaves_no_file(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = [] if "--model" in arguments else ["--model", str(checkpoint)]
+    assert main(["speak", *model, *arguments]) == 1
+    message = capsys.readouterr().err
+    assert said in message
+    assert "Traceback" not in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_failure_leaves_an_earlier_file_as_it_was(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.wav"
+    out.write_bytes(b"earlier")
+    failing = ["speak", "Hello", "--speaker", "Bob", "--out", str(out), "--model", str(checkpoint)]
+    assert main(failing) == 1
+    assert out.read_bytes() == b"earlier"
+    assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
+
+
+def test_without_a_model_it_says_how_to_name_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
+    assert main(["speak", "Hello"]) == 1
+    assert "--model PATH, or set QWEN3_OMNI_MODEL" in capsys.readouterr().err
+
+
+def test_an_unknown_flag_is_a_wrong_command_line() -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["speak", "Hello", "--colour", "red"])
+    assert caught.value.code == 2
+
+
+def test_tiny_checkpoint_writes_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tiny-checkpoint", str(tmp_path / "t"), "--seed", "3"]) == 0
+    assert "random weights" in capsys.readouterr().out
+    assert (tmp_path / "t" / "config.json").exists()

@@ -1,0 +1,147 @@
+"""The public face: what is refused, with what words, and what stays usable after."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, generate_audio
+from qwen3_omni_neuron.errors import (
+    BusyError,
+    ClosedError,
+    OptionError,
+    PromptTooLongError,
+)
+
+HELLO = [{"role": "user", "content": "Hello"}]
+SHORT = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"speaker": "Bob"}, "unknown speaker 'Bob'. This checkpoint has Aiden, Chelsie, Ethan"),
+        ({"speaker": 3}, "speaker must be a name"),
+        ({"thinker_temprature": 1.0}, "Did you mean thinker_temperature"),
+        ({"voice": "Ethan"}, "unknown option 'voice'. Options: speaker, seed"),
+        ({"thinker_max_new_tokens": 0}, "an integer of 1 or more, got 0"),
+        ({"talker_max_new_tokens": -4}, "an integer of 1 or more, got -4"),
+        ({"talker_max_new_tokens": 2.5}, "an integer of 1 or more, got 2.5"),
+        ({"talker_temperature": 0.0}, "talker_temperature must be above 0"),
+        ({"thinker_temperature": float("nan")}, "thinker_temperature must be above 0"),
+        ({"predictor_top_p": 0.0}, "predictor_top_p must be above 0 and at most 1"),
+        ({"talker_top_p": 1.5}, "at most 1, got 1.5"),
+        ({"talker_top_k": -1}, "an integer of 0 or more"),
+        ({"seed": -1}, "seed must be an integer of 0 or more"),
+        ({"talker_do_sample": 1}, "must be True or False"),
+        ({"thinker_top_k": True}, "must be a number"),
+        ({"talker_repetition_penalty": "high"}, "must be a number"),
+        ({"thinker_eos_token_id": [-1]}, "must be a token id"),
+    ],
+)
+def test_a_wrong_option_is_refused_at_once(
+    omni: Qwen3Omni, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        omni.stream(HELLO, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"target": "gpu"}, "target is one of cpu, got 'gpu'"),
+        ({"dtype": "int4"}, "dtype is auto or one of"),
+        ({"max_concurrency": 0}, "max_concurrency is 1 or more"),
+        ({"context_length": 10**6}, "context_length is 2 to 4096"),
+        ({"context_length": 1}, "context_length is 2 to 4096"),
+    ],
+)
+def test_a_wrong_argument_of_load_is_refused(
+    checkpoint: Path, options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        Qwen3Omni.load(checkpoint, **options)
+
+
+def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, context_length=40) as omni:
+        with pytest.raises(PromptTooLongError, match=r"has \d+ tokens and the KV cache 40"):
+            omni.stream([{"role": "user", "content": "x" * 60}])
+        fits = omni.generate_audio(HELLO, talker_max_new_tokens=2, seed=0)
+        prompt = len(omni.conversation.prompt(HELLO))
+    # The reply ends where the cache does, and says so.
+    assert len(fits.token_ids) == 40 - prompt
+    assert fits.thinker_finish_reason == "length"
+
+
+@pytest.mark.parametrize("over", [-1, 0])
+def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over: int) -> None:
+    with Qwen3Omni.load(checkpoint, context_length=40) as omni:
+        prompt = len(omni.conversation.prompt(HELLO))
+        filler = [{"role": "user", "content": "Hello" + "z" * (40 - prompt + over)}]
+        if over == 0:
+            with pytest.raises(PromptTooLongError, match="has 40 tokens"):
+                omni.stream(filler)
+            return
+        result = omni.generate_audio(filler, talker_max_new_tokens=3, seed=0)
+    assert len(result.token_ids) == 1
+    assert len(result.codes) == 2
+
+
+def test_one_slot_more_than_there_are_is_refused_and_freed_by_closing(omni: Qwen3Omni) -> None:
+    streams = [omni.stream(HELLO, **SHORT) for _ in range(4)]
+    for stream in streams[:3]:
+        next(stream)
+    with pytest.raises(BusyError, match="all 3 slots are in use"):
+        next(streams[3])
+    streams[0].close()  # type: ignore[attr-defined]
+    assert omni.generate_audio(HELLO, **SHORT).text is not None
+    for stream in streams[1:3]:
+        list(stream)
+
+
+def test_a_stream_that_was_never_read_holds_no_slot(omni: Qwen3Omni) -> None:
+    for _ in range(10):
+        omni.stream(HELLO, **SHORT)
+    assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
+
+
+def test_a_failed_request_leaves_the_model_usable(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert omni._pipeline is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(omni._pipeline._vocoder, "decode", lambda _: 1 / 0)
+        for _ in range(5):
+            with pytest.raises(ZeroDivisionError):
+                omni.generate_audio(HELLO, **SHORT)
+    assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
+
+
+def test_a_closed_model_says_so(checkpoint: Path) -> None:
+    omni = Qwen3Omni.load(checkpoint)
+    omni.close()
+    omni.close()
+    with pytest.raises(ClosedError, match="load it again"):
+        omni.generate_audio(HELLO)
+
+
+def test_generate_audio_loads_speaks_and_closes(checkpoint: Path) -> None:
+    result = generate_audio(HELLO, checkpoint, dtype="float32", seed=1, **SHORT)
+    assert len(result.audio) == 2 * 1920 - 555
+    with pytest.raises(Qwen3OmniError, match="unknown option 'sped'"):
+        generate_audio(HELLO, checkpoint, sped=1)
+
+
+def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_path: Path) -> None:
+    import json
+    import shutil
+
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
+    raw = json.loads((folder / "config.json").read_text())
+    raw["enable_audio_output"] = False
+    (folder / "config.json").write_text(json.dumps(raw))
+    with Qwen3Omni.load(folder) as omni:
+        assert len(omni.generate_text(HELLO, thinker_max_new_tokens=3, seed=0).token_ids) == 3
+        with pytest.raises(OptionError, match="has no talker"):
+            omni.generate_audio(HELLO)

@@ -1,0 +1,115 @@
+"""The layers, read from the imports: what may know of what."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "src" / "qwen3_omni_neuron"
+NAME = "qwen3_omni_neuron"
+# Lowest first. A module imports from its own layer or a lower one, never up.
+LAYERS = [
+    {"errors"},
+    {"config", "events", "prompt", "text"},
+    {"model", "positions", "checkpoint", "wav", "audio_input"},
+    {"weights", "sampling", "conversation", "tiny"},
+    {"options"},
+    {"runtime"},
+    {"cpu"},
+    {"api"},
+    {"__init__"},
+    {"cli"},
+]
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(parts: tuple[str, ...]) -> str:
+    """The file or folder directly under the package that a module lives in."""
+    return parts[0] if parts else "__init__"
+
+
+def module_parts(file: Path) -> tuple[str, ...]:
+    parts = file.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
+
+
+def imports(file: Path) -> set[str]:
+    """Every dotted name that a file imports, wherever it stands in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def layer(name: str) -> int:
+    return next(i for i, rooms in enumerate(LAYERS) if name in rooms)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_imports_run_one_way(file: Path) -> None:
+    own = room(module_parts(file))
+    for name in imports(file):
+        if name.split(".")[0] == NAME:
+            other = room(tuple(name.split(".")[1:]))
+            assert layer(other) <= layer(own), f"{own} imports {other}, which is above it"
+
+
+def test_there_is_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for file in FILES:
+        own = ".".join((NAME, *module_parts(file))).removesuffix(".__init__")
+        graph[own] = {n for n in imports(file) if n.startswith(NAME)}
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path, name))
+        if name in done:
+            return
+        for other in graph.get(name, set()):
+            visit(other, (*path, name))
+        done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_nothing_but_neuron_imports_neuron(file: Path) -> None:
+    if room(module_parts(file)) == "neuron":
+        pytest.skip("this is neuron/, which may")
+    roots = {name.split(".")[0] for name in imports(file)}
+    assert not roots & {"torch_neuronx", "neuronx_distributed", "neuronx_distributed_inference"}
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "runtime").glob("*.py")), ids=lambda f: f.name)
+def test_the_runtime_knows_no_models(file: Path) -> None:
+    for name in imports(file):
+        assert not name.startswith(("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_no_generate_of_another_library(file: Path) -> None:
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            assert node.func.attr != "generate"
+
+
+def test_transformers_is_imported_only_where_a_checkpoint_is_read() -> None:
+    users = {str(f.relative_to(PACKAGE)) for f in FILES if "transformers" in imports(f)}
+    assert users == {"conversation.py"}
+
+
+def test_importing_the_package_is_light() -> None:
+    script = (
+        f"import {NAME}, sys; "
+        "print([m for m in ('transformers', 'neuronx_distributed', 'scipy') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,135 @@
+"""Sampling against transformers' own processors."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from transformers.generation.logits_process import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top
+from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.sampling import RequestRandom, Sampler, SamplingParams
+
+VOCAB = 200
+CASES = [(50, 1.0), (50, 0.8), (5, 0.5), (1, 1.0), (0, 0.9), (0, 1.0), (7, 0.01), (500, 0.95)]
+
+
+def random_logits(seed: int) -> torch.Tensor:
+    return 3 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def ours(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+    """Probabilities [1, VOCAB] that sample_top draws with."""
+    values, ids = logits.topk(min(top_k, VOCAB) or VOCAB)
+    kept = kept_probabilities(values, torch.tensor([top_p]))
+    return torch.zeros(1, VOCAB).scatter(1, ids, kept)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), CASES)
+@pytest.mark.parametrize("seed", range(10))
+def test_kept_set_and_probabilities_are_transformers(top_k: int, top_p: float, seed: int) -> None:
+    logits = random_logits(seed)
+    warpers = LogitsProcessorList()
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    expected = warpers(torch.zeros(1, 0).long(), logits.clone()).softmax(-1)
+    actual = ours(logits, top_k, top_p)
+    assert (actual > 0).tolist() == (expected > 0).tolist()
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> None:
+    logits = random_logits(seed)
+    seen = torch.tensor([[3, 9, 9, 40, int(logits.argmax())]])
+    suppressed = [0, int(logits.topk(2).indices[0, 1]), 77]
+    params = SamplingParams(True, 0.6, 12, 0.7, 1.3)
+    chain = LogitsProcessorList(
+        [
+            RepetitionPenaltyLogitsProcessor(1.3),
+            SuppressTokensLogitsProcessor(suppressed),
+            TemperatureLogitsWarper(0.6),
+            TopKLogitsWarper(12),
+            TopPLogitsWarper(0.7),
+        ]
+    )
+    expected = chain(seen, logits.clone()).softmax(-1)
+    sampler = Sampler(params, VOCAB, history=seen[0], suppressed=suppressed)
+    actual = ours(sampler.scores(logits) / params.temperature, 12, 0.7)
+    torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
+    assert not actual[0, suppressed].any()
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(50, 0.8), (8, 1.0), (0, 0.9)])
+def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
+    logits = random_logits(1)
+    draws = 20000
+    uniforms = torch.rand(draws, generator=torch.Generator().manual_seed(2))
+    drawn = sample_top(
+        logits.expand(draws, -1), uniforms, top_k, torch.tensor([top_p]).expand(draws)
+    )
+    expected = ours(logits, top_k, top_p)[0]
+    counts = torch.bincount(drawn, minlength=VOCAB)
+    assert not counts[expected == 0].any(), "an id outside the kept set was drawn"
+    likely = expected * draws >= 5  # chi-square wants no emptier cells
+    observed = torch.cat((counts[likely], counts[~likely].sum()[None])).double()
+    wanted = torch.cat((expected[likely], expected[~likely].sum()[None])).double() * draws
+    keep = wanted > 0
+    result = chisquare(observed[keep].numpy(), (wanted[keep] * draws / wanted[keep].sum()).numpy())
+    assert result.pvalue > 0.001
+
+
+def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
+    logits = random_logits(3)
+    ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])
+    drawn = sample_top(logits.expand(2, -1), ends, 20, torch.tensor([0.9, 0.9]))
+    assert (ours(logits, 20, 0.9)[0, drawn] > 0).all()
+    assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
+
+
+def test_greedy_takes_the_likeliest_after_penalty_and_suppression() -> None:
+    logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
+    sampler = Sampler(SamplingParams(False, repetition_penalty=1.05), 4, suppressed=[2])
+    random = RequestRandom(0).talker
+    assert [sampler.next(logits, random) for _ in range(3)] == [0, 1, 0]
+
+
+def test_token_0_is_a_token_like_any_other() -> None:
+    logits = torch.tensor([[9.0, 1.0]])
+    sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2)
+    random = RequestRandom(0).thinker
+    assert [sampler.next(logits, random) for _ in range(2)] == [0, 1]
+
+
+def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:
+    first, second = RequestRandom(7), RequestRandom(7)
+    second.talker.random(100)
+    assert first.thinker.random(5).tolist() == second.thinker.random(5).tolist()
+    assert RequestRandom(7).thinker.random() != RequestRandom(7).talker.random()
+    assert RequestRandom(7).thinker.random() != RequestRandom(8).thinker.random()
+
+
+def test_the_talkers_defaults_are_the_references() -> None:
+    options = RequestOptions()
+    assert options.talker_sampling() == SamplingParams(True, 0.9, 50, 1.0, 1.05)
+    assert options.predictor_sampling() == SamplingParams(True, 1.0, 50, 0.8, 1.0)
+    assert (options.thinker_max_new_tokens, options.talker_max_new_tokens) == (1024, 4096)
+    assert options.speaker == "Ethan"
+
+
+def test_the_last_1024_codec_ids_but_codec_eos_are_suppressed(config: OmniConfig) -> None:
+    assert config.talker is not None
+    suppressed = config.talker.suppressed_ids
+    vocab = config.talker.text.vocab_size
+    assert len(suppressed) == 1023
+    assert set(range(vocab - 1024, vocab)) - set(suppressed) == {config.talker.codec_eos_id}

@@ -1,0 +1,49 @@
+"""Text comes in whole characters."""
+
+from pathlib import Path
+
+import pytest
+from transformers import Qwen2TokenizerFast
+
+from qwen3_omni_neuron.text import TextStream
+
+
+@pytest.fixture(scope="module")
+def tokenizer(checkpoint: Path) -> Qwen2TokenizerFast:
+    return Qwen2TokenizerFast.from_pretrained(checkpoint)
+
+
+def pieces(tokenizer: Qwen2TokenizerFast, ids: list[int]) -> list[tuple[str, list[int]]]:
+    stream = TextStream(lambda held: tokenizer.decode(held, skip_special_tokens=True))
+    return [*(stream.push(i) for i in ids), stream.finish()]
+
+
+@pytest.mark.parametrize("text", ["hello", "déjà vu", "你好世界", "🙂👩‍🚀!", "\ufffd stays"])
+def test_no_character_is_cut(tokenizer: Qwen2TokenizerFast, text: str) -> None:
+    ids = tokenizer.encode(text)
+    made = pieces(tokenizer, ids)
+    assert "".join(piece for piece, _ in made) == text
+    assert [i for _, taken in made for i in taken] == ids
+    if "\ufffd" not in text:
+        assert not any("\ufffd" in piece for piece, _ in made)
+
+
+def test_a_character_of_several_tokens_comes_with_its_last(
+    tokenizer: Qwen2TokenizerFast,
+) -> None:
+    ids = tokenizer.encode("🙂")
+    assert len(ids) == 4
+    made = pieces(tokenizer, ids)
+    assert made == [("", []), ("", []), ("", []), ("🙂", ids), ("", [])]
+
+
+def test_an_unfinished_character_is_not_lost(tokenizer: Qwen2TokenizerFast) -> None:
+    ids = tokenizer.encode("a🙂")[:-1]
+    made = pieces(tokenizer, ids)
+    assert "".join(piece for piece, _ in made) == tokenizer.decode(ids)
+    assert [i for _, taken in made for i in taken] == ids
+
+
+def test_special_tokens_give_no_text(tokenizer: Qwen2TokenizerFast) -> None:
+    ids = tokenizer.encode("hi<|im_end|>")
+    assert "".join(piece for piece, _ in pieces(tokenizer, ids)) == "hi"
