@@ -155,9 +155,7 @@ def _check_content(
             items.append({"type": "text", "text": item["text"]})
         elif media == "audio":
             if role != "user":
-                raise MessageError(
-                    f"{place} is audio in the message of role {role}; users alone send it."
-                )
+                raise MessageError(f"{place} is audio of role {role}; users alone send it.")
             waveforms.append(load_waveform(item, rate, place))
             items.append({"type": "audio"})
         elif media in ("image", "video"):

@@ -57,11 +57,11 @@ class Sampler:
         suppressed: Sequence[int] = (),
     ):
         self._params = params
-        self._seen: Tensor | None = None
+        self._penalties: Tensor | None = None
         if params.repetition_penalty != 1.0:
-            self._seen = torch.zeros(vocab_size, dtype=torch.bool)
+            self._penalties = torch.ones(vocab_size)
             if history is not None:
-                self._seen[history] = True
+                self._penalties[history] = params.repetition_penalty
         self._suppressed: Tensor | None = None
         if suppressed:
             self._suppressed = torch.zeros(vocab_size)
@@ -76,19 +76,20 @@ class Sampler:
             scores = scores / self._params.temperature
             chosen = int(sample_top(scores, uniform, self._params.top_k, self._top_p))
         else:
-            chosen = int(scores.argmax(-1))
-        if self._seen is not None:
-            self._seen[chosen] = True
+            chosen = int(scores.argmax())
+        if self._penalties is not None:
+            self._penalties[chosen] = self._params.repetition_penalty
         return chosen
 
     def scores(self, logits: Tensor) -> Tensor:
         """float32 logits after repetition penalty and suppression."""
         scores = logits.float()
-        penalty = self._params.repetition_penalty
-        if self._seen is not None:
-            # As the reference: a positive logit is divided, a negative one multiplied.
-            penalized = torch.where(scores < 0, scores * penalty, scores / penalty)
-            scores = torch.where(self._seen, penalized, scores)
+        if self._penalties is not None:
+            # The reference divides a positive logit and multiplies a negative one: of the two
+            # the lower, where the penalty is above 1, else the higher. Unseen ids have penalty 1.
+            lower = self._params.repetition_penalty > 1
+            pick = torch.minimum if lower else torch.maximum
+            scores = pick(scores * self._penalties, scores / self._penalties)
         if self._suppressed is not None:
             scores = scores + self._suppressed
         return scores

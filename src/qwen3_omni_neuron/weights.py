@@ -214,8 +214,11 @@ def _decoder(ours: str, theirs: str, c: DecoderConfig) -> Pieces:
                 for name, start in (("gate_proj", 0), ("up_proj", width))
             ],
         )
-        down = [Piece(f"{stored}.mlp.experts.{e}.down_proj.weight", (e,)) for e in experts]
-        yield f"{mine}.ffn.down", down
+        down = f"{stored}.mlp.experts"
+        yield (
+            f"{mine}.ffn.down",
+            [Piece(f"{down}.{e}.down_proj.weight", (e,), torch.t) for e in experts],
+        )
         if shared := c.moe.shared_expert_width:
             name = f"{stored}.mlp.shared_expert"
             yield from _feed_forward(f"{mine}.ffn.shared.ffn", name, shared)

@@ -1,5 +1,6 @@
 """Each model alone against the reference's, in float32 (and bfloat16 where it matters)."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -8,12 +9,13 @@ import transformers
 from packaging.version import Version
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config import OmniConfig, read_config
 from qwen3_omni_neuron.cpu.load import Models, load_models
 from qwen3_omni_neuron.cpu.text_rows import TextRows
 from qwen3_omni_neuron.model.audio_encoder import pack_windows
 from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.moe import GATHER_PAIRS, MoeFeedForward
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.tiny.shapes import SHAPES
 from reference import Reference
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
@@ -95,15 +97,13 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
 
 
 @torch.no_grad()
-def test_experts_gathered_and_one_by_one_agree(models: Models) -> None:
+def test_experts_of_one_row_and_of_many_agree(models: Models) -> None:
     ffn = models.thinker.decoder.layers[0].ffn
-    assert isinstance(ffn, MoeFeedForward)
-    few = GATHER_PAIRS // ffn.experts_per_token
-    x = torch.randn(few + 1, 64)
-    residual = torch.zeros_like(x)
-    torch.testing.assert_close(
-        ffn.add_to(residual[:few], x[:few]), ffn.add_to(residual, x)[:few], **CLOSE
-    )
+    x, residual = torch.randn(5, 64), torch.randn(5, 64)
+    together = ffn.add_to(residual, x)
+    for row in range(5):
+        one = slice(row, row + 1)
+        torch.testing.assert_close(ffn.add_to(residual[one], x[one]), together[one], **CLOSE)
 
 
 @torch.no_grad()
@@ -193,24 +193,30 @@ def test_a_text_row_is_projected_once(models: Models) -> None:
     assert calls == [2, 1]
 
 
+@pytest.fixture(scope="module")
+def deep_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny one's code predictor has one layer; drift and a cache by layer show in more."""
+    shape = dataclasses.replace(SHAPES["tiny"], predictor_layers=3)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deep"), seed=5, size=shape)
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_code_predictor_teacher_forced(
-    checkpoint: Path, config: OmniConfig, dtype: torch.dtype
-) -> None:
+def test_code_predictor_teacher_forced(deep_checkpoint: Path, dtype: torch.dtype) -> None:
     """Logits at each of the 15 steps. In bfloat16 both round at every operation, so the yardstick
     is the reference in float32: ours may be no further from it than the reference's own."""
-    models = load_models(Checkpoint(checkpoint), config, dtype, 64)
+    config = read_config(deep_checkpoint)
+    models = load_models(Checkpoint(deep_checkpoint), config, dtype, 64)
     assert models.code_predictor is not None
     generator = torch.Generator().manual_seed(4)
-    hidden = torch.randn(3, 64, generator=generator).to(dtype)
-    codes = torch.randint(0, 64, (3, 16), generator=generator)
+    hidden = torch.randn(64, 64, generator=generator).to(dtype)
+    codes = torch.randint(0, 64, (64, 16), generator=generator)
     ours = models.code_predictor.teacher_forced_logits(hidden, codes).float()
-    exact = reference_logits(Reference(checkpoint), hidden.float(), codes)
+    exact = reference_logits(Reference(deep_checkpoint), hidden.float(), codes)
     if dtype == torch.float32:
         torch.testing.assert_close(ours, exact, **CLOSE)
         return
-    theirs = reference_logits(Reference(checkpoint, dtype), hidden, codes).float()
+    theirs = reference_logits(Reference(deep_checkpoint, dtype), hidden, codes).float()
     for step in range(15):
         ours_off = (ours[:, step] - exact[:, step]).abs().mean()
         theirs_off = (theirs[:, step] - exact[:, step]).abs().mean()
@@ -230,8 +236,10 @@ def reference_logits(
 
 
 @torch.no_grad()
-def test_code_predictor_codes_and_feedback(models: Models, reference: Reference) -> None:
+def test_code_predictor_codes_and_feedback(deep_checkpoint: Path) -> None:
     """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
+    config, reference = read_config(deep_checkpoint), Reference(deep_checkpoint)
+    models = load_models(Checkpoint(deep_checkpoint), config, torch.float32, 64)
     assert models.code_predictor is not None
     hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     code0 = torch.tensor([3, 0, 63, 17])

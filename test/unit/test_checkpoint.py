@@ -173,7 +173,8 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import read_config
 from qwen3_omni_neuron.cpu.load import load_models
 
-folder = Path(sys.argv[1])
+folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])
+load_models(Checkpoint(tiny), read_config(tiny), dtype, 64)  # what the libraries themselves take
 config = read_config(folder)
 
 def resident():
@@ -187,7 +188,7 @@ def watch():
         time.sleep(0.001)
 watcher = threading.Thread(target=watch)
 watcher.start()
-models = load_models(Checkpoint(folder), config, getattr(torch, sys.argv[2]), 64)
+models = load_models(Checkpoint(folder), config, dtype, 64)
 done.set(); watcher.join()
 modules = [m for m in vars(models).values() if m is not None]
 parameters = {p.data_ptr(): p.nbytes for m in modules for p in m.parameters()}
@@ -197,9 +198,11 @@ print((peak - before) / sum(parameters.values()))
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_loading_peaks_below_1_3_times_the_weights(small_checkpoint: Path, dtype: str) -> None:
+def test_loading_peaks_below_1_3_times_the_weights(
+    small_checkpoint: Path, checkpoint: Path, dtype: str
+) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, str(small_checkpoint), dtype],
+        [sys.executable, "-c", PEAK_SCRIPT, str(small_checkpoint), dtype, str(checkpoint)],
         capture_output=True,
         text=True,
         check=True,

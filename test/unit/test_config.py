@@ -71,7 +71,7 @@ def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, confi
             ),
             "rope_type to 'yarn'",
         ),
-        (lambda raw: raw["talker_config"].update(accept_hidden_layer=4), "1 to 3 can be accepted"),
+        (lambda raw: raw["talker_config"].update(accept_hidden_layer=4), "1 to 2 can be accepted"),
         (
             lambda raw: raw["thinker_config"]["text_config"].update(mlp_only_layers=[1]),
             "mlp_only_layers",

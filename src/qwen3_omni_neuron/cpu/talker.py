@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.cpu.graph import Numbers, trace_graph
 from qwen3_omni_neuron.cpu.text_rows import TextRows
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -54,7 +54,8 @@ class CpuTalker:
         self._cache = KvCache.zeros(config.talker.text, slots, context_length, self._dtype)
         self._lengths = [0] * slots
         self._next_positions = [0] * slots
-        one, row = torch.tensor([1]), talker.codec_embedding.weight[:1]
+        self._number = Numbers(max(context_length, config.talker.text.vocab_size))
+        one, row = self._number(1), talker.codec_embedding.weight[:1]
         window = self._cache.lines(0, 1).window(2)
         self._step = trace_graph(talker, talker.decode, row, one, one, window.keys, window.values)
         self._greedy = trace_graph(predictor, predictor, row, one)
@@ -99,8 +100,8 @@ class CpuTalker:
         window = self._cache.lines(slot, slot + 1).window(length + 1)
         logits, hidden = self._step(
             row,
-            torch.tensor([self._next_positions[slot]]),
-            torch.tensor([length]),
+            self._number(self._next_positions[slot]),
+            self._number(length),
             window.keys,
             window.values,
         )
@@ -112,7 +113,7 @@ class CpuTalker:
     def predict(
         self, hidden: Tensor, code0: int, sampling: PredictorSampling
     ) -> tuple[Tensor, Tensor]:
-        code = torch.tensor([code0])
+        code = self._number(code0)
         if sampling.uniforms is None:
             return self._greedy(hidden, code)
         uniforms = torch.from_numpy(sampling.uniforms)[None]
@@ -129,7 +130,7 @@ class CpuTalker:
                 self._predictor,
                 partial(self._predictor, top_k=top_k),
                 row,
-                torch.tensor([1]),
+                self._number(1),
                 uniforms,
                 torch.tensor([0.8]),
             )

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import ThinkerConfig
-from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.cpu.graph import Numbers, trace_graph
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, pack_windows
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.thinker import Thinker
@@ -28,7 +28,8 @@ class CpuThinker:
         self._cache = KvCache.zeros(config.text, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0] * slots
-        one = torch.tensor([1])
+        self._number = Numbers(max(context_length, config.text.vocab_size))
+        one = self._number(1)
         window = self._cache.lines(0, 1).window(2)
         self._decode = trace_graph(
             thinker, thinker.decode, one, one, one, window.keys, window.values
@@ -50,9 +51,9 @@ class CpuThinker:
         length = self._lengths[slot]
         window = self._cache.lines(slot, slot + 1).window(length + 1)
         logits, _ = self._decode(
-            torch.tensor([token_id]),
-            torch.tensor([self._next_positions[slot]]),
-            torch.tensor([length]),
+            self._number(token_id),
+            self._number(self._next_positions[slot]),
+            self._number(length),
             window.keys,
             window.values,
         )

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, rotate
 
 UNIT_DILATIONS = (1, 3, 9)
+FEW_CHANNELS = 4
 
 
 class Code2Wav(nn.Module):
@@ -112,7 +113,23 @@ class CausalConv(nn.Conv1d):
         self.history = (kernel - 1) * dilation
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.pad(x, (self.history, 0)))
+        x = F.pad(x, (self.history, 0))
+        if self.out_channels > FEW_CHANNELS:
+            return super().forward(x)
+        return self._by_tap(x, x.shape[2] - self.history)
+
+    def _by_tap(self, x: Tensor, length: int) -> Tensor:
+        """All taps as one matrix product, then their shifted sum: for few output channels, where
+        a convolution kernel has little to work on, several times faster."""
+        out, into, taps = self.weight.shape
+        by_tap = self.weight.permute(2, 0, 1).reshape(taps * out, into)
+        products = torch.matmul(by_tap, x).unflatten(1, (taps, out))
+        assert self.bias is not None
+        total = self.bias[:, None] + products[:, 0, :, :length]
+        for tap in range(1, taps):
+            start = tap * self.dilation[0]
+            total += products[:, tap, :, start : start + length]
+        return total
 
 
 class PointwiseConv(nn.Conv1d):

@@ -23,13 +23,12 @@ class Attention(nn.Module):
     Source: transformers Qwen3OmniMoeThinkerTextAttention.forward.
     """
 
-    scale: Tensor
+    zero: Tensor
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
-        # A tensor: a number would be made one again at every step.
-        scale = torch.tensor(c.head_dim**-0.5, dtype=torch.float32, device="cpu")
-        self.register_buffer("scale", scale, persistent=False)
+        self.register_buffer("zero", torch.zeros((), device="cpu"), persistent=False)
+        self.scale = c.head_dim**-0.5
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         width = (c.heads + 2 * c.kv_heads) * c.head_dim
         self.qkv = Linear(c.hidden_size, width)
@@ -62,16 +61,18 @@ class Attention(nn.Module):
 
         Spelled out: the fused attention costs several times as much on one row.
         """
-        slots = int(q.shape[0])
-        keys, values = cache.append(layer, k.unsqueeze(2), v.unsqueeze(2))
+        slots, width = int(q.shape[0]), self.head_dim
+        keys, values = cache.append(layer, k.reshape(-1, 1, width), v.reshape(-1, 1, width))
         # The query heads of one kv head together: [slots * kv_heads, group, head_dim]
-        q = q.reshape(slots * self.kv_heads, -1, self.head_dim)
-        scores = torch.bmm(q, keys.flatten(0, 1).transpose(1, 2)) * self.scale
+        q = q.reshape(slots * self.kv_heads, -1, width)
+        # beta 0: what is added to does not count, but must be of the same precision
+        zero = cast(self.zero, q.dtype)
+        scores = torch.baddbmm(zero, q, keys.transpose(1, 2), beta=0, alpha=self.scale)
         if cache.mask is not None:
-            by_slot = scores.unflatten(0, (slots, -1))
-            scores = by_slot.masked_fill(~cache.mask, float("-inf")).flatten(0, 1)
+            by_slot = scores.view(slots, -1, int(scores.shape[2]))
+            scores = by_slot.masked_fill(~cache.mask, float("-inf")).view_as(scores)
         weights = cast(torch.softmax(widen(scores), -1), v.dtype)
-        return torch.bmm(weights, values.flatten(0, 1)).view(slots, -1)
+        return torch.bmm(weights, values).view(slots, -1)
 
     @staticmethod
     def _prefill(
@@ -81,7 +82,7 @@ class Attention(nn.Module):
         rows = int(q.shape[0])
         # [slots * T, heads, head_dim] -> [slots, heads, T, head_dim]
         q, k, v = (t.unflatten(0, (slots, -1)).transpose(1, 2) for t in (q, k, v))
-        k, v = cache.append(layer, k, v)
+        cache.append(layer, k.flatten(0, 1), v.flatten(0, 1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).reshape(rows, -1)
 

@@ -1,8 +1,8 @@
 """KV caches: plain tensors that the caller owns, and the three ways a decoder fills them.
 
 Each way has `append(layer, keys, values)`, which stores the new positions' keys and values
-[slots, kv_heads, T, head_dim] and returns all that the new positions attend to, and `mask`, bool
-[slots, 1, 1, window] or None where all of it is valid.
+[slots * kv_heads, T, head_dim] and returns all that the new positions attend to, and `mask`, bool
+[slots, 1, window] or None where all of it is valid.
 """
 
 from dataclasses import dataclass, field
@@ -64,9 +64,9 @@ class PromptCache:
     mask = None
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        rows = keys.shape[2]
-        self.cache.keys[layer, :, :, :rows] = keys
-        self.cache.values[layer, :, :, :rows] = values
+        rows = keys.shape[1]
+        self.cache.keys[layer, 0, :, :rows] = keys
+        self.cache.values[layer, 0, :, :rows] = values
         return keys, values
 
 
@@ -79,21 +79,23 @@ class SlotCache:
 
     def __init__(self, cache: KvCache, lengths: Tensor):
         self._cache, self._lengths = cache, lengths
+        self._slots = int(lengths.shape[0])
         self.mask: Tensor | None = None
-        if int(lengths.shape[0]) > 1:
+        if self._slots > 1:
             positions = torch.arange(cache.keys.shape[3])
-            self.mask = (positions <= lengths[:, None])[:, None, None, :]
+            self.mask = (positions <= lengths[:, None])[:, None, :]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
-        if int(self._lengths.shape[0]) == 1:
-            all_keys.index_copy_(2, self._lengths, keys)
-            all_values.index_copy_(2, self._lengths, values)
-        else:
-            slots = torch.arange(int(self._lengths.shape[0]))
-            all_keys[slots, :, self._lengths] = keys[:, :, 0]
-            all_values[slots, :, self._lengths] = values[:, :, 0]
-        return all_keys, all_values
+        if self._slots == 1:
+            all_keys, all_values = all_keys.squeeze(0), all_values.squeeze(0)
+            all_keys.index_copy_(1, self._lengths, keys)
+            all_values.index_copy_(1, self._lengths, values)
+            return all_keys, all_values
+        slots = torch.arange(self._slots)
+        all_keys[slots, :, self._lengths] = keys.view(self._slots, -1, keys.shape[2])
+        all_values[slots, :, self._lengths] = values.view(self._slots, -1, values.shape[2])
+        return all_keys.flatten(0, 1), all_values.flatten(0, 1)
 
 
 @dataclass
@@ -106,7 +108,7 @@ class FrameCache:
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         if layer in self._held:
             held_keys, held_values = self._held[layer]
-            keys = torch.cat((held_keys, keys), 2)
-            values = torch.cat((held_values, values), 2)
+            keys = torch.cat((held_keys, keys), 1)
+            values = torch.cat((held_values, values), 1)
         self._held[layer] = keys, values
         return keys, values

@@ -7,10 +7,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.config import MoeConfig
 from qwen3_omni_neuron.model.feed_forward import FeedForward, gated
 from qwen3_omni_neuron.model.linear import Linear
-
-# Up to this many (row, expert) pairs the experts' matrices are gathered pair by pair, which is
-# what one decode step wants; beyond, each expert runs once over all of its rows.
-GATHER_PAIRS = 16
+from qwen3_omni_neuron.model.norm import cast, widen
 
 
 class MoeFeedForward(nn.Module):
@@ -26,7 +23,8 @@ class MoeFeedForward(nn.Module):
         self.normalize_weights = c.normalize_weights
         self.router = Linear(hidden_size, c.experts)
         self.gate_up = nn.Parameter(torch.empty(c.experts, 2 * c.expert_width, hidden_size))
-        self.down = nn.Parameter(torch.empty(c.experts, hidden_size, c.expert_width))
+        # [experts, width, hidden]: the chosen ones' matrices, one above the other, are one matrix.
+        self.down = nn.Parameter(torch.empty(c.experts, c.expert_width, hidden_size))
         self.shared: SharedExpert | None = None
         if c.shared_expert_width:
             self.shared = SharedExpert(hidden_size, c.shared_expert_width)
@@ -36,32 +34,36 @@ class MoeFeedForward(nn.Module):
         if self.shared is not None:
             residual = self.shared.add_to(residual, x)
         weights, chosen = self.route(x)
-        if int(chosen.numel()) <= GATHER_PAIRS:
-            return residual + self._gathered(x, weights, chosen)
-        return residual + self._by_expert(x, weights, chosen)
+        if int(x.shape[0]) == 1:
+            return self._one_row(residual, x, weights, chosen[0])
+        return self._by_expert(residual, x, weights, chosen)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights [rows, k] in x's dtype, from a float32 softmax, and experts int64 [rows, k]."""
-        probabilities = torch.softmax(self.router(x), -1, dtype=torch.float32)
-        weights, chosen = probabilities.topk(self.experts_per_token)
+        logits = widen(self.router(x))
         if self.normalize_weights:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(x.dtype), chosen
+            # The softmax over all, cut to its top k and normalised, is the softmax over the top k.
+            values, chosen = logits.topk(self.experts_per_token)
+            weights = torch.softmax(values, -1)
+        else:
+            weights, chosen = torch.softmax(logits, -1).topk(self.experts_per_token)
+        return cast(weights, x.dtype), chosen
 
-    def _gathered(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        rows, k = chosen.shape
-        pairs = chosen.reshape(-1)
-        column = x.repeat_interleave(k, 0).unsqueeze(2)  # [pairs, hidden, 1]
-        hidden = torch.bmm(self.gate_up.index_select(0, pairs), column).squeeze(2)
-        out = torch.bmm(self.down.index_select(0, pairs), gated(hidden).unsqueeze(2))
-        return torch.bmm(weights.unsqueeze(1), out.view(rows, k, -1)).squeeze(1)
+    def _one_row(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """A decode step: the chosen experts, side by side, are one wider feed-forward."""
+        gate_up = self.gate_up.index_select(0, chosen)  # [k, 2 width, hidden]
+        hidden = torch.mm(gate_up.flatten(0, 1), x.t()).view(gate_up.shape[:2])
+        hidden = gated(hidden) * weights.t()  # [k, width]
+        down = self.down.index_select(0, chosen).flatten(0, 1)  # [k * width, hidden]
+        return torch.addmm(residual, hidden.view(1, -1), down)
 
-    def _by_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        mixed = torch.zeros_like(x)
+    def _by_expert(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Many rows: each expert that any of them chose runs once, over all that chose it."""
+        mixed = residual.clone()
         for expert in chosen.unique().tolist():
             rows, rank = (chosen == expert).nonzero(as_tuple=True)
             hidden = gated(F.linear(x[rows], self.gate_up[expert]))
-            out = F.linear(hidden, self.down[expert])
+            out = torch.mm(hidden, self.down[expert])
             mixed.index_add_(0, rows, out * weights[rows, rank].unsqueeze(1))
         return mixed
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.tiny.shapes import SHAPES, config_dict, generation_config_dict
+from qwen3_omni_neuron.tiny.shapes import SHAPES, TinyShape, config_dict, generation_config_dict
 from qwen3_omni_neuron.tiny.tokenizer import write_tokenizer
 from qwen3_omni_neuron.tiny.weights import EOS_SCALE, parameter_shapes, random_parameter
 
@@ -18,17 +18,18 @@ DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
 def write_tiny_checkpoint(
-    folder: str | Path, seed: int = 0, size: str = "tiny", dtype: str = "bfloat16"
+    folder: str | Path, seed: int = 0, size: str | TinyShape = "tiny", dtype: str = "bfloat16"
 ) -> Path:
     """Write a checkpoint of the released layout with random weights into `folder`.
 
-    size: "tiny" (1.5 M parameters) or "small" (200 M, the released head sizes).
+    size: "tiny" (1.5 M parameters), "small" (150 M, the released head sizes), or sizes of your own.
     dtype: "bfloat16", as released, or "float32".
     The same seed gives the same bytes. Returns the folder.
     Raises OptionError for an unknown size or dtype, or a negative seed.
     """
-    if size not in SHAPES:
+    if isinstance(size, str) and size not in SHAPES:
         raise OptionError(f"size is one of {', '.join(SHAPES)}, got {size!r}.")
+    shape = SHAPES[size] if isinstance(size, str) else size
     if dtype not in DTYPES:
         raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     if seed < 0:
@@ -36,7 +37,7 @@ def write_tiny_checkpoint(
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     token_ids = write_tokenizer(folder)
-    config = config_dict(SHAPES[size], token_ids, dtype)
+    config = config_dict(shape, token_ids, dtype)
     _write_shards(folder, config, seed, DTYPES[dtype])
     _write_json(folder / "generation_config.json", generation_config_dict(token_ids))
     # Last: a folder with a config.json is a whole checkpoint.

@@ -1,0 +1,67 @@
+"""What README shows, run."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qwen3_omni_neuron import cli
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Every `qwen3-omni-neuron` command, without its first word."""
+    joined = "\n".join(blocks("sh")).replace("\\\n", " ")
+    found = [shlex.split(line, comments=True) for line in joined.splitlines()]
+    return [words[1:] for words in found if words[:1] == ["qwen3-omni-neuron"]]
+
+
+def test_the_python_example_runs(checkpoint: Path) -> None:
+    (example,) = blocks("python")
+    script = f"model_path = {str(checkpoint)!r}\n{example}"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "(189525,) 24000" in done.stdout  # 99 frames
+    assert "(99, 16)" in done.stdout
+    assert "49 frames of speech" in done.stdout
+
+
+def test_the_commands_run(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    shown = commands()
+    assert [words[0] for words in shown] == ["speak", "tiny-checkpoint"]
+    for words in shown:
+        arguments = [str(checkpoint) if w.startswith("Qwen/") else w for w in words]
+        if words[0] == "speak":
+            arguments += ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4"]
+        assert cli.main(arguments) == 0
+    assert (tmp_path / "answer.wav").stat().st_size > 44
+    assert (tmp_path / "my-checkpoint" / "config.json").exists()
+
+
+def test_the_two_commands_are_make_targets() -> None:
+    targets = re.findall(r"^make ([\w-]+)", "\n".join(blocks("sh")), re.MULTILINE)
+    assert targets == ["demo", "test"]
+    for target in targets:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_versions_it_names_are_the_pinned_ones() -> None:
+    newest = (ROOT / "requirements" / "newest.txt").read_text()
+    nxdi = (ROOT / "requirements" / "nxdi-line.txt").read_text()
+    assert f"transformers {re.search(r'transformers==(5[.][0-9]+)', newest)[1]}" in README  # type: ignore[index]
+    assert re.search(r"transformers==([\d.]+)", nxdi)[1] in README  # type: ignore[index]
