@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import transformers
+from packaging.version import Version
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3OmniMoeForConditionalGeneration
@@ -42,6 +43,8 @@ class Reference:
             checkpoint, dtype=dtype
         ).eval()
         _make_predictor_greedy(self.model.talker.code_predictor)
+        if Version(transformers.__version__) < Version("5"):
+            _keep_audio_windows_apart(self.model.thinker)
 
     @property
     def thinker_model(self) -> Any:
@@ -118,3 +121,22 @@ def _make_predictor_greedy(predictor: Any) -> None:
         return original(**{**kwargs, "do_sample": False})
 
     predictor.generate = generate
+
+
+def _keep_audio_windows_apart(thinker: Any) -> None:
+    """4.57's encoder attends across 8 s windows and across clips unless flash attention is on; the
+    model was trained with windows, and 5.x keeps to them everywhere. So here it gets each window
+    on its own. Windows of under 1 s beside longer ones come out otherwise than together, since
+    they are padded to the longest chunk: use 5.x for those."""
+    window = thinker.config.audio_config.n_window_infer
+
+    def get_audio_features(
+        input_features: Tensor, feature_attention_mask: Tensor, *_: Any, **__: Any
+    ) -> Tensor:
+        lengths = feature_attention_mask.sum(1).tolist()
+        clips = [f[:, :n] for f, n in zip(input_features, lengths, strict=True)]
+        windows = [w for clip in clips for w in clip.split(window, 1)]
+        encoded = [thinker.audio_tower(w, feature_lens=torch.tensor([w.shape[1]])) for w in windows]
+        return torch.cat([e.last_hidden_state for e in encoded])
+
+    thinker.get_audio_features = get_audio_features

@@ -36,7 +36,7 @@ class Conversation:
         try:
             self._tokenizer = Qwen2TokenizerFast.from_pretrained(folder)
             self._features = WhisperFeatureExtractor.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # each transformers line has its own for a missing file
             raise CheckpointError(
                 f"{folder} has no usable tokenizer or preprocessor_config.json: {error}"
             ) from error

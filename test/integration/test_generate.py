@@ -27,7 +27,7 @@ EARLIER = [
         "content": [
             {"type": "text", "text": "Listen to this and to that:"},
             {"type": "audio", "audio": str(QUESTION_WAV)},
-            {"type": "audio", "audio": (np.sin(np.arange(9000) / 7), 22050)},
+            {"type": "audio", "audio": (np.sin(np.arange(30000) / 7), 22050)},
             {"type": "text", "text": "Which is louder?"},
         ],
     },

@@ -63,5 +63,5 @@ class CpuThinker:
 
     def _encode(self, prompt: Prompt) -> Tensor:
         """Rows [audio tokens, hidden] of all clips, in order."""
-        mel, valid = pack_windows(list(prompt.audio_mel), self._config.audio)
-        return self._encoder(mel.to(self._encoder.fc2.weight.dtype), valid)[valid]
+        mel, valid, chunk_width = pack_windows(prompt.audio_mel, self._config.audio)
+        return self._encoder(mel.to(self._encoder.fc2.weight.dtype), valid, chunk_width)[valid]

@@ -5,6 +5,7 @@ tokens). Attention runs inside a window and never across clips, so windows are r
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -34,27 +35,33 @@ class AudioEncoder(nn.Module):
         self.fc1 = nn.Linear(c.hidden_size, c.hidden_size)
         self.fc2 = nn.Linear(c.hidden_size, c.output_size)
 
-    def forward(self, mel: Tensor, valid: Tensor) -> Tensor:
+    def forward(self, mel: Tensor, valid: Tensor, chunk_width: int) -> Tensor:
         """Encode windows, each on its own.
 
         mel: [windows, mel_bins, 800], zeros after a window's end. valid: bool [windows, 104],
-        which tokens are real. Returns rows [windows, 104, output_size]; those of tokens that are
-        not real mean nothing.
+        which tokens are real. chunk_width: mel frames that the reference would pad the chunks
+        to: those of the longest, 100 unless every clip is shorter than 1 s. Returns rows
+        [windows, 104, output_size]; those of tokens that are not real mean nothing.
         """
         c = self.config
         # [windows, mels, 800] -> [windows * 8, 1, mels, 100]
         chunks = mel.unflatten(2, (-1, c.chunk_mel_frames)).transpose(1, 2).flatten(0, 1)
-        x = self._stem(chunks.unsqueeze(1)).unflatten(0, (len(mel), -1)).flatten(1, 2)
+        x = self._stem(chunks.unsqueeze(1), chunk_width).unflatten(0, (len(mel), -1)).flatten(1, 2)
         mask = valid[:, None, None, :]
         for layer in self.layers:
             x = layer(x, mask)
         return self.fc2(F.gelu(self.fc1(self.norm(x))))
 
-    def _stem(self, chunks: Tensor) -> Tensor:
+    def _stem(self, chunks: Tensor, width: int) -> Tensor:
         """[chunks, 1, mels, 100] -> [chunks, 13, hidden], position inside the chunk added."""
         x = chunks
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
+            # Beyond the width the reference has nothing, and we a bias that the next convolution
+            # would see: a clip of 41 frames ends at 21, then 11, so the kernel reaches one over.
+            width = (width + 1) // 2
+            if width < x.shape[3]:
+                x = F.pad(x[..., :width], (0, x.shape[3] - width))
         x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
         return x + self.positions[: x.shape[1]].to(x.dtype)
 
@@ -81,19 +88,20 @@ class AudioEncoderLayer(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.ffn_norm(x))))
 
 
-def pack_windows(mel: list[Tensor], c: AudioEncoderConfig) -> tuple[Tensor, Tensor]:
-    """Cut clips into windows of equal shape.
+def pack_windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> tuple[Tensor, Tensor, int]:
+    """Cut the clips of one request into windows of equal shape.
 
-    mel: one [mel_bins, frames] a clip. Returns mel [windows, mel_bins, 800] and valid, bool
-    [windows, 104], as `AudioEncoder.forward` takes them; the valid tokens, in order, are the
-    clips' tokens in order.
+    mel: one [mel_bins, frames] a clip. Returns mel [windows, mel_bins, 800], valid, bool
+    [windows, 104], and chunk_width, as `AudioEncoder.forward` takes them; the valid tokens, in
+    order, are the clips' tokens in order.
     """
     windows, valid = [], []
     for clip in mel:
         for window in clip.split(c.window_mel_frames, 1):
             windows.append(F.pad(window, (0, c.window_mel_frames - window.shape[1])))
             valid.append(torch.arange(c.window_tokens) < c.tokens(window.shape[1]))
-    return torch.stack(windows), torch.stack(valid)
+    chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
+    return torch.stack(windows), torch.stack(valid), chunk_width
 
 
 def _sinusoids(c: AudioEncoderConfig) -> Tensor:
