@@ -13,9 +13,8 @@ from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.config import (
     GenerationDefaults,
     OmniConfig,
-    read_config,
-    read_generation_defaults,
 )
+from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation, Messages
 from qwen3_omni_neuron.cpu.load import build_engines, load_models
 from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, PromptTooLongError

@@ -7,13 +7,17 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig, read_config
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import Models, load_models
 from qwen3_omni_neuron.cpu.text_rows import TextRows
 from qwen3_omni_neuron.model.audio_encoder import pack_windows
 from qwen3_omni_neuron.model.kv_cache import KvCache
+from qwen3_omni_neuron.model.norm import RmsNorm, widen
+from qwen3_omni_neuron.model.rotary import rotate
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from reference import Reference
@@ -247,6 +251,36 @@ def reference_logits(
     rows += [tables[g](codes[:, g + 1]) for g in range(14)]
     states = predictor.model(inputs_embeds=torch.stack(rows, 1)).last_hidden_state
     return torch.stack([predictor.lm_head[g](states[:, g + 1]) for g in range(15)], 1)
+
+
+@torch.no_grad()
+def test_norm_and_rotation_are_float32_inside(models: Models) -> None:
+    """In bfloat16 they are the float32 result, rounded: once for the norm before its weight, once
+    after the rotation. A norm that stays in bfloat16 is off in every third value."""
+    assert models.code_predictor is not None
+    x = torch.randn(200, 64, generator=torch.Generator().manual_seed(8)).bfloat16()
+    norm = RmsNorm(64, eps=1e-6)
+    exact = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
+    assert (norm(x).bfloat16() == exact.bfloat16()).float().mean() > 0.999
+    heads = x.view(200, 4, 16)
+    rotation = models.code_predictor.rotary.at(torch.arange(200) % 16)
+    assert rotation[0].dtype == rotation[1].dtype == torch.float32
+    turned = rotate(widen(heads), rotation)
+    assert turned.dtype == torch.float32
+    assert torch.equal(turned, rotate(heads.float(), rotation))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [16, 2048])
+def test_norm_is_the_references(width: int) -> None:
+    theirs = modeling.Qwen3OmniMoeRMSNorm(width, eps=1e-6)
+    ours = RmsNorm(width, eps=1e-6)
+    weight = 1 + 0.1 * torch.randn(width)
+    theirs.weight.copy_(weight)
+    ours.weight.copy_(weight)
+    for scale in (1e-4, 1.0, 1e4):  # the smallest is where eps counts
+        x = scale * torch.randn(50, width)
+        torch.testing.assert_close(ours(x), theirs(x), atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ NAME = "qwen3_omni_neuron"
 LAYERS = [
     {"errors"},
     {"config", "events", "prompt", "text"},
-    {"model", "positions", "checkpoint", "wav", "audio_input"},
+    {"model", "config_json", "positions", "checkpoint", "wav", "audio_input"},
     {"weights", "sampling", "conversation", "tiny"},
     {"options"},
     {"runtime"},

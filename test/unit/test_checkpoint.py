@@ -170,7 +170,7 @@ import resource, sys, threading, time
 from pathlib import Path
 import torch
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import read_config
+from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import load_models
 
 folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])

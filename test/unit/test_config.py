@@ -13,9 +13,8 @@ from qwen3_omni_neuron.config import (
     GenerationDefaults,
     OmniConfig,
     RopeConfig,
-    read_config,
-    read_generation_defaults,
 )
+from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.errors import CheckpointError
 
 

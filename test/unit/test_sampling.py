@@ -89,6 +89,24 @@ def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
     assert result.pvalue > 0.001
 
 
+def test_a_sampler_draws_with_temperature_top_k_and_top_p() -> None:
+    logits = random_logits(4)
+    sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB)
+    random = RequestRandom(11).thinker
+    draws = 4000
+    counts = np.bincount([sampler.next(logits, random) for _ in range(draws)], minlength=VOCAB)
+    expected = ours(logits / 0.5, 12, 0.9)[0].double().numpy()
+    kept = expected * draws >= 5
+    rest = max(1 - expected[kept].sum(), 1e-9)
+    result = chisquare(
+        [*counts[kept], draws - counts[kept].sum()] if rest > 1e-6 else counts[kept],
+        [*(expected[kept] * draws), rest * draws]
+        if rest > 1e-6
+        else expected[kept] / expected[kept].sum() * counts[kept].sum(),
+    )
+    assert result.pvalue > 0.001
+
+
 def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
     logits = random_logits(3)
     ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])

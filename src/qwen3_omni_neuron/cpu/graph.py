@@ -42,13 +42,3 @@ def trace_graph(
             return frozen(*inputs)
 
     return run
-
-
-class Numbers:
-    """Integers as tensors int64 [1], ready made: views on a count from 0 up to `limit`."""
-
-    def __init__(self, limit: int):
-        self._count = torch.arange(limit)
-
-    def __call__(self, number: int) -> Tensor:
-        return self._count[number : number + 1]

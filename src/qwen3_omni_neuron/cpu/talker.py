@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.graph import Numbers, trace_graph
+from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.cpu.slots import Numbers, Slots
 from qwen3_omni_neuron.cpu.text_rows import TextRows
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import (
     ResizeMlp,
@@ -51,14 +51,12 @@ class CpuTalker:
         self._text_rows, self._hidden_projection = text_rows, hidden_projection
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._dtype = talker.codec_head.weight.dtype
-        self._cache = KvCache.zeros(config.talker.text, slots, context_length, self._dtype)
-        self._lengths = [0] * slots
-        self._next_positions = [0] * slots
-        self._number = Numbers(max(context_length, config.talker.text.vocab_size))
-        one, row = self._number(1), talker.codec_embedding.weight[:1]
-        window = self._cache.lines(0, 1).window(2)
-        self._step = trace_graph(talker, talker.decode, row, one, one, window.keys, window.values)
-        self._greedy = trace_graph(predictor, predictor, row, one)
+        self._number = Numbers(config.talker.text.vocab_size)
+        row = talker.codec_embedding.weight[:1]
+        self._slots = Slots(
+            config.talker.text, talker, talker.decode, row, slots, context_length, self._dtype
+        )
+        self._greedy = trace_graph(predictor, predictor, row, self._number(1))
         self._by_top_k: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {}
         self._sampled(DEFAULT_TOP_K)  # now, rather than on the path of somebody's first frame
 
@@ -88,26 +86,13 @@ class CpuTalker:
                 "positions. Shorten the conversation."
             )
         positions = rope_positions(len(rows))
-        line = self._cache.lines(slot, slot + 1)
-        logits, hidden = self._talker.prefill(rows, positions, line)
-        self._lengths[slot] = len(rows)
-        self._next_positions[slot] = int(positions.max()) + 1
+        logits, hidden = self._talker.prefill(rows, positions, self._slots.line(slot))
+        self._slots.filled(slot, positions)
         return TalkerOutput(logits, hidden)
 
     @torch.inference_mode()
     def step(self, slot: int, row: Tensor) -> TalkerOutput:
-        length = self._lengths[slot]
-        window = self._cache.lines(slot, slot + 1).window(length + 1)
-        logits, hidden = self._step(
-            row,
-            self._number(self._next_positions[slot]),
-            self._number(length),
-            window.keys,
-            window.values,
-        )
-        self._lengths[slot] += 1
-        self._next_positions[slot] += 1
-        return TalkerOutput(logits, hidden)
+        return TalkerOutput(*self._slots.step(slot, row))
 
     @torch.inference_mode()
     def predict(

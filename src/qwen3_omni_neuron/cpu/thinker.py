@@ -4,9 +4,8 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import ThinkerConfig
-from qwen3_omni_neuron.cpu.graph import Numbers, trace_graph
+from qwen3_omni_neuron.cpu.slots import Numbers, Slots
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, pack_windows
-from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.prompt import Prompt
 
@@ -24,15 +23,15 @@ class CpuThinker:
     ):
         self.slots, self.context_length = slots, context_length
         self._config, self._thinker, self._encoder = config, thinker, encoder
-        dtype = thinker.embedding.weight.dtype
-        self._cache = KvCache.zeros(config.text, slots, context_length, dtype)
-        self._lengths = [0] * slots
-        self._next_positions = [0] * slots
-        self._number = Numbers(max(context_length, config.text.vocab_size))
-        one = self._number(1)
-        window = self._cache.lines(0, 1).window(2)
-        self._decode = trace_graph(
-            thinker, thinker.decode, one, one, one, window.keys, window.values
+        self._number = Numbers(config.text.vocab_size)
+        self._slots = Slots(
+            config.text,
+            thinker,
+            thinker.decode,
+            self._number(1),
+            slots,
+            context_length,
+            thinker.embedding.weight.dtype,
         )
 
     @torch.inference_mode()
@@ -40,25 +39,14 @@ class CpuThinker:
         rows = self._thinker.embedding(prompt.token_ids)
         if prompt.audio_mel:
             rows[prompt.token_ids == self._config.audio_token_id] = self._encode(prompt)
-        line = self._cache.lines(slot, slot + 1)
+        line = self._slots.line(slot)
         logits, accepted = self._thinker.prefill(rows, prompt.positions, line)
-        self._lengths[slot] = len(prompt)
-        self._next_positions[slot] = int(prompt.positions.max()) + 1
+        self._slots.filled(slot, prompt.positions)
         return logits, accepted
 
     @torch.inference_mode()
     def step(self, slot: int, token_id: int) -> Tensor:
-        length = self._lengths[slot]
-        window = self._cache.lines(slot, slot + 1).window(length + 1)
-        logits, _ = self._decode(
-            self._number(token_id),
-            self._number(self._next_positions[slot]),
-            self._number(length),
-            window.keys,
-            window.values,
-        )
-        self._lengths[slot] += 1
-        self._next_positions[slot] += 1
+        logits, _ = self._slots.step(slot, self._number(token_id))
         return logits
 
     def _encode(self, prompt: Prompt) -> Tensor:

@@ -47,7 +47,7 @@ class CodePredictor(nn.Module):
         of the 16 codes' embeddings.
         """
         row = self.code0_embedding.weight.index_select(0, code0)
-        codes, feedback = [code0], row
+        codes, embedded = [code0], [row]
         cache = FrameCache()
         rows = torch.stack((hidden, row), 1).flatten(0, 1)  # [slots * 2, hidden]
         for step in range(self.steps):
@@ -58,8 +58,9 @@ class CodePredictor(nn.Module):
                 code = sample_top(logits, uniforms[:, step], top_k, top_p)
             rows = self.embedding[step].index_select(0, code)
             codes.append(code)
-            feedback = feedback + rows
-        return torch.stack(codes, 1), feedback
+            embedded.append(rows)
+        # One sum, which rounds once: the reference's, in bfloat16 too.
+        return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
 
     def teacher_forced_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
         """Logits [slots, 15, vocab] of the 15 steps where every code is given.
