@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from conftest import QUESTION_WAV, CheckpointMaker
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
@@ -16,6 +17,7 @@ from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from reference import Reference, ReferenceResult
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+INDEX = "model.safetensors.index.json"
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
 SYSTEM = [{"role": "system", "content": "Be brief."}]
@@ -174,6 +176,24 @@ def test_speech_that_ends_by_codec_eos_is_the_references(
     assert_same(ours, theirs, reference)
     assert len(ours.codes) == frames
     assert ours.talker_finish_reason == "stop"
+
+
+def test_token_0_is_spoken_like_any_other(
+    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Id 0 is "!", no sentinel: here it is made the likeliest where the second token was."""
+    second = omni.generate_text(TEXT, thinker_max_new_tokens=2, **GREEDY).token_ids[1]
+    folder = Path(shutil.copytree(checkpoint, tmp_path / "exclaiming"))
+    name = "thinker.lm_head.weight"
+    shard = folder / json.loads((folder / INDEX).read_text())["weight_map"][name]
+    tensors = load_file(shard)
+    tensors[name][0] = 1.5 * tensors[name][second]
+    save_file(tensors, shard)
+    reference = Reference(folder)
+    with Qwen3Omni.load(folder, dtype="float32") as other:
+        ours, theirs = reply_to_the_limit(other, reference, TEXT, tokens=4, talker_max_new_tokens=9)
+    assert 0 in ours.token_ids
+    assert_same(ours, theirs, reference)
 
 
 def test_every_talker_row_is_the_references(
