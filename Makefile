@@ -36,7 +36,7 @@ bench: $(VENV)/installed
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) demo.wav
 
-$(CHECKPOINT)/config.json: $(VENV)/installed
+$(CHECKPOINT)/config.json: $(VENV)/installed $(wildcard src/qwen3_omni_neuron/tiny/*.py)
 	$(VENV)/bin/qwen3-omni-neuron tiny-checkpoint $(CHECKPOINT)
 
 $(VENV)/installed: pyproject.toml requirements/newest.txt

@@ -80,7 +80,7 @@ def _add_tiny(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_tiny)
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", default="tiny", help="tiny (1.5 M parameters) or small (150 M)")
+    parser.add_argument("--size", default="tiny", help="tiny (1.4 M parameters) or small (155 M)")
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
 
 

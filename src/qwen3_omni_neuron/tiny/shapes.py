@@ -46,7 +46,7 @@ class TinyShape:
 
 
 SHAPES = {
-    # 1.5 M parameters: every part, every odd case (the window of code2wav is exceeded by a
+    # 1.4 M parameters: every part, every odd case (the window of code2wav is exceeded by a
     # second of speech, the shared expert's width is not the routed experts').
     "tiny": TinyShape(
         thinker_hidden=64,

@@ -22,7 +22,7 @@ def write_tiny_checkpoint(
 ) -> Path:
     """Write a checkpoint of the released layout with random weights into `folder`.
 
-    size: "tiny" (1.5 M parameters), "small" (150 M, the released head sizes), or sizes of your own.
+    size: "tiny" (1.4 M parameters), "small" (155 M, the released head sizes), or sizes of your own.
     dtype: "bfloat16", as released, or "float32".
     The same seed gives the same bytes. Returns the folder.
     Raises OptionError for an unknown size or dtype, or a negative seed.
