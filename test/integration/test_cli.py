@@ -11,7 +11,10 @@ import soundfile
 from conftest import QUESTION_WAV
 from qwen3_omni_neuron.cli import main
 
-SHORT = ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"]
+SHORT = [
+    *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
+    *("--thinker-do-sample", "false", "--talker-do-sample", "false"),
+]
 
 
 def test_speak_writes_text_and_a_wav(

@@ -288,7 +288,8 @@ def test_streams_side_by_side_do_not_touch_each_other(omni: Qwen3Omni) -> None:
 
 
 def test_timings_hold_together(omni: Qwen3Omni) -> None:
-    t = omni.generate_audio(TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=5).timings
+    limits = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 5}
+    t = omni.generate_audio(TEXT, **GREEDY, **limits).timings
     assert t.ttfb_s is not None
     assert t.rtf is not None
     assert 0 < t.ttft_s < t.ttfb_s <= t.total_s
@@ -302,7 +303,7 @@ def test_timings_hold_together(omni: Qwen3Omni) -> None:
 def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
     with Qwen3Omni.load(checkpoint, dtype=dtype) as omni:
         result = omni.generate_audio(
-            SPOKEN, seed=0, thinker_max_new_tokens=4, talker_max_new_tokens=5
+            SPOKEN, thinker_max_new_tokens=4, talker_max_new_tokens=5, **GREEDY
         )
     assert result.audio.shape == (4 * 1920 - 555,)
     assert result.audio.dtype == np.float32

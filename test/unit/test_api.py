@@ -14,7 +14,8 @@ from qwen3_omni_neuron.errors import (
 )
 
 HELLO = [{"role": "user", "content": "Hello"}]
-SHORT = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3}
+# Greedy code 0: a sampled one might end the speech, by a chance that differs between machines.
+SHORT = {"thinker_max_new_tokens": 2, "talker_max_new_tokens": 3, "talker_do_sample": False}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_prompt_longer_than_the_cache_is_refused_with_both_numbers(checkpoint:
     with Qwen3Omni.load(checkpoint, context_length=40) as omni:
         with pytest.raises(PromptTooLongError, match=r"has \d+ tokens and the KV cache 40"):
             omni.stream([{"role": "user", "content": "x" * 60}])
-        fits = omni.generate_audio(HELLO, talker_max_new_tokens=2, seed=0)
+        fits = omni.generate_audio(HELLO, talker_max_new_tokens=2, thinker_do_sample=False)
         prompt = len(omni.conversation.prompt(HELLO))
     # The reply ends where the cache does, and says so.
     assert len(fits.token_ids) == 40 - prompt
@@ -83,7 +84,7 @@ def test_a_prompt_may_fill_the_cache_but_for_one_position(checkpoint: Path, over
             with pytest.raises(PromptTooLongError, match="has 40 tokens"):
                 omni.stream(filler)
             return
-        result = omni.generate_audio(filler, talker_max_new_tokens=3, seed=0)
+        result = omni.generate_audio(filler, talker_max_new_tokens=3, talker_do_sample=False)
     assert len(result.token_ids) == 1
     assert len(result.codes) == 2
 
@@ -127,7 +128,7 @@ def test_a_closed_model_says_so(checkpoint: Path) -> None:
 
 
 def test_generate_audio_loads_speaks_and_closes(checkpoint: Path) -> None:
-    result = generate_audio(HELLO, checkpoint, dtype="float32", seed=1, **SHORT)
+    result = generate_audio(HELLO, checkpoint, dtype="float32", **SHORT)
     assert len(result.audio) == 2 * 1920 - 555
     with pytest.raises(Qwen3OmniError, match="unknown option 'sped'"):
         generate_audio(HELLO, checkpoint, sped=1)
