@@ -74,6 +74,12 @@ class Qwen3Omni:
             raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
+        if dtype == "auto" and config.dtype not in DTYPES:
+            raise OptionError(
+                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype one of "
+                f"{', '.join(DTYPES)}."
+            )
+        weight_dtype = DTYPES[config.dtype if dtype == "auto" else dtype]
         limit = config.thinker.text.max_positions
         if context_length is None:
             context_length = min(limit, DEFAULT_CONTEXT_LENGTH)
@@ -82,7 +88,6 @@ class Qwen3Omni:
                 f"context_length is 2 to {limit} for this checkpoint, got {context_length}."
             )
         conversation = Conversation(folder, config)
-        weight_dtype = DTYPES[config.dtype if dtype == "auto" else dtype]
         models = load_models(Checkpoint(folder), config, weight_dtype, context_length)
         engines = build_engines(
             models, config, conversation.newline_id, max_concurrency, context_length

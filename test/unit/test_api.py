@@ -1,5 +1,7 @@
 """The public face: what is refused, with what words, and what stays usable after."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +136,17 @@ def test_generate_audio_loads_speaks_and_closes(checkpoint: Path) -> None:
         generate_audio(HELLO, checkpoint, sped=1)
 
 
-def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_path: Path) -> None:
-    import json
-    import shutil
+def test_a_checkpoint_in_a_precision_that_is_not_run_says_what_to_pass(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    raw = json.loads((checkpoint / "config.json").read_text())
+    raw["dtype"] = "float16"
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(OptionError, match="is in float16, which is not run; load it with dtype"):
+        Qwen3Omni.load(tmp_path)
 
+
+def test_without_a_talker_there_is_text_and_a_clear_no(checkpoint: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
     raw = json.loads((folder / "config.json").read_text())
     raw["enable_audio_output"] = False

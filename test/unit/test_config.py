@@ -1,7 +1,6 @@
 """config.json and generation_config.json as dataclasses."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,6 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
     expected = GenerationDefaults(do_sample=True, temperature=0.7, top_k=20, top_p=0.8)
     assert read_generation_defaults(checkpoint) == expected
     assert read_generation_defaults(tmp_path) == GenerationDefaults(do_sample=False)
-    shutil.copy(checkpoint / "generation_config.json", tmp_path)
 
 
 def released_code2wav(**sizes: Any) -> Code2WavConfig:

@@ -33,7 +33,7 @@ MOST_FRAMES = 4096
 
 @dataclass(frozen=True)
 class Models:
-    """The modules of model/ with their  The speech ones are None in a text-only one."""
+    """The modules of model/ with their weights; the speech ones are None in a text-only one."""
 
     thinker: Thinker
     audio_encoder: AudioEncoder
