@@ -76,7 +76,7 @@ class Qwen3Omni:
         config = read_config(folder)
         if dtype == "auto" and config.dtype not in DTYPES:
             raise OptionError(
-                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype one of "
+                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
                 f"{', '.join(DTYPES)}."
             )
         weight_dtype = DTYPES[config.dtype if dtype == "auto" else dtype]
