@@ -7,8 +7,11 @@
     │   ├── AudioError           a clip that can't be read or heard
     │   ├── OptionError          unknown or out-of-range option, unknown speaker
     │   └── PromptTooLongError   more tokens than the KV cache holds
-    ├── BusyError                every slot is in use
+    ├── BucketError (ValueError) a call of a size that no engine was compiled for
+    ├── BusyError                every slot is in use, and the queue is full
+    ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model was closed
+    ├── EngineDiedError          a process that ran a part of the model ended by itself
     └── OutputError (OSError)    a file that can't be written
 
 A message says what happened, the numbers, and what to do next.
@@ -43,12 +46,24 @@ class PromptTooLongError(InputError):
     """The prompt needs more positions than the KV cache has."""
 
 
+class BucketError(Qwen3OmniError, ValueError):
+    """A call is of a size that the engine was not compiled for."""
+
+
 class BusyError(Qwen3OmniError):
-    """Every slot is in use by another request."""
+    """Every slot is in use by another request, and as many as may are waiting for one."""
+
+
+class LateError(Qwen3OmniError, TimeoutError):
+    """A request's first token, or what comes next, took longer than its deadline allows."""
 
 
 class ClosedError(Qwen3OmniError):
     """The model was closed."""
+
+
+class EngineDiedError(Qwen3OmniError):
+    """A process that ran a part of the model ended by itself. The model has to be loaded again."""
 
 
 class OutputError(Qwen3OmniError, OSError):

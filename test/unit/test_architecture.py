@@ -17,7 +17,8 @@ LAYERS = [
     {"weights", "sampling", "conversation", "tiny"},
     {"options"},
     {"runtime"},
-    {"cpu"},
+    {"cpu", "process"},
+    {"engines"},
     {"api"},
     {"__init__"},
     {"cli"},
@@ -90,6 +91,19 @@ def test_nothing_but_neuron_imports_neuron(file: Path) -> None:
 def test_the_runtime_knows_no_models(file: Path) -> None:
     for name in imports(file):
         assert not name.startswith(("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu"))
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "process").glob("*.py")), ids=lambda f: f.name)
+def test_a_process_serves_whatever_engine_it_is_given(file: Path) -> None:
+    known = ("errors", "prompt", "runtime.protocols", "process.")
+    for name in imports(file):
+        if name.startswith(NAME):
+            assert name.removeprefix(f"{NAME}.").startswith(known)
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "cpu").glob("*.py")), ids=lambda f: f.name)
+def test_an_engine_does_not_know_whose_process_it_is_in(file: Path) -> None:
+    assert not any(name.startswith(f"{NAME}.process") for name in imports(file))
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))

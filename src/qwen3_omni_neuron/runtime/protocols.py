@@ -1,9 +1,14 @@
 """What the runtime asks of an engine, whatever it runs on.
 
-An engine works on slots, the lines of its KV cache; it knows nothing of requests. Tensors are on
-the host.
+An engine works on slots, the lines of its KV cache or of its streaming state; it knows nothing of
+requests. It takes several slots in one call, chooses the compiled bucket and pads inside. Tensors
+are on the host.
+
+Each engine is called from one thread at a time. A call that raises has moved no slot: the runtime
+may make it again with fewer slots, to find the one that is at fault.
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,17 +20,8 @@ from qwen3_omni_neuron.prompt import Prompt
 
 
 @dataclass(frozen=True)
-class TalkerOutput:
-    """logits [1, codec vocab] of code 0, and the post-norm hidden state [1, talker hidden] that
-    the code predictor starts from."""
-
-    logits: Tensor
-    hidden: Tensor
-
-
-@dataclass(frozen=True)
 class PredictorSampling:
-    """How codes 1 to 15 are drawn: uniforms float32 [15] in [0, 1), None for greedy."""
+    """How codes 1 to 15 of a frame are drawn: uniforms float32 [15] in [0, 1), None for greedy."""
 
     uniforms: NDArray[np.float32] | None
     top_k: int
@@ -39,56 +35,94 @@ class Thinker(Protocol):
     context_length: int
 
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Fill a slot. Returns the last row's logits [1, vocab] and the accept layer's hidden
-        states [S, hidden]."""
+        """Fill a slot from its beginning.
+
+        Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
+        hidden] at the prompt's audio, image and video positions, in order.
+        """
         ...
 
-    def step(self, slot: int, token_id: int) -> Tensor:
-        """Append one token. Returns logits [1, vocab]."""
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot. Returns logits [len(slots), vocab]."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the engine holds. Calls that come later, or are under way, may raise."""
         ...
 
 
 class Talker(Protocol):
-    """Reads text rows, writes codec frames. `text_row` is kept out of the path of a frame."""
+    """Reads text tokens, writes codec frames.
 
+    Of each slot it keeps the KV cache, the last hidden state and the last frame's feedback.
+    """
+
+    slots: int
     context_length: int
 
-    def text_row(self, token_id: int) -> Tensor:
-        """text_projection(embedding) [1, hidden]; computed at most once a token id."""
+    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+        """Do what can be done of a slot's prompt before the thinker has answered.
+
+        Returns how many rows the whole prompt has, the first generated token's included.
+        Raises PromptTooLongError where they leave no position for a frame.
+        """
         ...
 
-    def prompt_rows(self, prompt: Prompt, accepted: Tensor, speaker_id: int) -> Tensor:
-        """All rows of the talker's prompt [rows, hidden] but the last, which needs the first
-        generated token. accepted: the thinker's accept-layer hidden states [S, hidden]."""
-        ...
-
-    def prefill(self, slot: int, rows: Tensor, first_token: int) -> TalkerOutput:
-        """Fill a slot with the prompt's rows and the row of the first generated token."""
-        ...
-
-    def step(self, slot: int, row: Tensor) -> TalkerOutput:
-        """Append one frame's row [1, hidden]: feedback plus text row."""
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        """Do the rest. accepted: as `Thinker.prefill` returns it; first_token: the first generated
+        one. Returns logits [1, codec vocab] of code 0."""
         ...
 
     def predict(
-        self, hidden: Tensor, code0: int, sampling: PredictorSampling
-    ) -> tuple[Tensor, Tensor]:
-        """The frame of a step. Returns codes int64 [1, 16] and the feedback [1, hidden]."""
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        """Write the frame that begins with code 0. Returns codes int64 [len(slots), 16]."""
+        ...
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append the slot's last frame and the row of one text token to each slot. Returns logits
+        [len(slots), codec vocab] of code 0."""
+        ...
+
+    def close(self) -> None:
+        """As `Thinker.close`."""
         ...
 
 
 class Vocoder(Protocol):
-    """Reads frames, writes sound."""
+    """Reads frames, writes sound.
 
-    def decode(self, codes: Tensor) -> NDArray[np.float32]:
-        """One full decode. codes: int64 [frames, 16]. Returns float32 [samples], 24 kHz."""
+    chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
+    the last one of a stream may be shorter, after which its slot can only be started anew.
+    """
+
+    slots: int
+    chunk_frames: tuple[int, ...]
+    frame_samples: int
+    latency_samples: int
+
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """Decode the first chunks of streams. codes: int64 [frames, 16] a slot. Returns float32
+        [frames * frame_samples - latency_samples] a slot, 24 kHz, in [-1, 1]."""
+        ...
+
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """Decode the next chunks of streams: float32 [frames * frame_samples] a slot."""
+        ...
+
+    def close(self) -> None:
+        """As `Thinker.close`."""
         ...
 
 
 @dataclass(frozen=True)
 class Engines:
-    """What a pipeline drives. talker and vocoder are None where the checkpoint can't speak."""
+    """What a pipeline drives. talker and vocoder are None where the checkpoint can't speak.
+
+    enter_thread: what a thread does first that is to call an engine.
+    """
 
     thinker: Thinker
     talker: Talker | None
     vocoder: Vocoder | None
+    enter_thread: Callable[[], None] = lambda: None

@@ -1,0 +1,397 @@
+"""Engines in processes of their own: what is said arrives, and every way to end ends."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fake_engines_for_processes import (
+    FakeTalker,
+    FakeThinker,
+    FakeVocoder,
+    broken_engine,
+    engine_that_dies,
+    slow_engine,
+)
+from qwen3_omni_neuron.errors import (
+    CheckpointError,
+    ClosedError,
+    EngineDiedError,
+    OptionError,
+    PromptTooLongError,
+)
+from qwen3_omni_neuron.process.block import FIRST_BYTES, SharedBlock
+from qwen3_omni_neuron.process.client import RemoteThinker, remote_engines
+from qwen3_omni_neuron.process.engine_process import EngineProcess
+from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
+
+AT_ONCE_S = 1.0
+START_S = 60.0  # a first import of torch, of a machine that does other things
+CORES = {"NEURON_RT_VISIBLE_CORES": "4-7"}
+Process = Callable[..., EngineProcess]
+
+
+@pytest.fixture
+def start() -> Iterator[Process]:
+    """Starts processes, which the test's end closes."""
+    started = []
+
+    def start_one(factory: Callable[[], Any] = FakeThinker, **options: Any) -> EngineProcess:
+        started.append(EngineProcess("thinker", factory, **options))
+        return started[-1]
+
+    yield start_one
+    for process in started:
+        process.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[EngineProcess]:
+    """A thinker's process that the tests leave as it was."""
+    process = EngineProcess("thinker", FakeThinker)
+    process.wait_ready(START_S)
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[Engines]:
+    started = [
+        EngineProcess("thinker", functools.partial(FakeThinker, slots=4), env=CORES, threads=1),
+        EngineProcess("talker", FakeTalker),
+        EngineProcess("vocoder", FakeVocoder),
+    ]
+    yield remote_engines(*started, timeout_s=START_S)
+    for process in started:
+        process.close()
+
+
+def bits(tensor: Tensor) -> list[int]:
+    return tensor.contiguous().view(-1).view(torch.uint8).tolist()
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+    torch.float8_e4m3fn,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7), (150, 150)], ids=str)
+def test_a_tensor_comes_back_as_it_was_sent(
+    shared: EngineProcess, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    sent = (torch.randn(shape) * 50).to(dtype)
+    back = shared.call("echo", sent)
+    assert back.dtype == dtype and back.shape == sent.shape
+    assert bits(back) == bits(sent)
+    back.zero_()  # its own memory, and writable
+
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda x: x.mT,
+    "strided": lambda x: x[::2, 1::3],
+    "expanded": lambda x: x[:1].expand(4, -1),
+    "requires_grad": lambda x: x.clone().requires_grad_(),
+    "flipped": lambda x: x.flip(0),
+}
+
+
+@pytest.mark.parametrize("rows", [9, 400])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_view_arrives_with_its_values(
+    shared: EngineProcess, view: Callable[[Tensor], Tensor], dtype: torch.dtype, rows: int
+) -> None:
+    sent = view(torch.randn(rows, 60).to(dtype))
+    back = shared.call("echo", sent)
+    assert torch.equal(back, sent) and back.is_contiguous() and not back.requires_grad
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        np.arange(12, dtype=np.float32).reshape(3, 4),
+        np.arange(90_000, dtype=np.float32).reshape(300, 300).T,
+        np.arange(90_000, dtype=np.int16)[::3],
+        np.zeros((0, 3)),
+        np.array(2.5),
+        np.array(["2020-01-01"], dtype="datetime64[D]"),
+        np.array(["text", None], dtype=object),
+    ],
+    ids=lambda a: f"{a.dtype}{a.shape}",
+)
+def test_an_array_comes_back_as_it_was_sent(shared: EngineProcess, sent: np.ndarray) -> None:
+    back = shared.call("echo", sent)
+    assert back.dtype == sent.dtype
+    np.testing.assert_array_equal(back, sent)
+
+
+def test_nested_values_and_a_sparse_tensor_come_back(shared: EngineProcess) -> None:
+    sparse = torch.eye(3).to_sparse()
+    sent = {"a": [torch.ones(2), (np.zeros(20_000), None)], "text": "ä" * 200_000, "s": sparse}
+    back = shared.call("echo", sent)
+    assert torch.equal(back["a"][0], torch.ones(2)) and back["a"][1][0].shape == (20_000,)
+    assert back["text"] == sent["text"] and torch.equal(back["s"].to_dense(), torch.eye(3))
+
+
+def test_values_outlive_the_messages_that_follow(shared: EngineProcess) -> None:
+    first = [shared.call("echo", torch.full((n,), 1.0)) for n in (10, 50_000)]
+    shared.call("echo", torch.full((50_000,), 2.0))
+    assert all(bool((kept == 1).all()) for kept in first)
+
+
+def test_a_message_larger_than_the_block_makes_it_grow(shared: EngineProcess) -> None:
+    for factor in (1, 3, 2, 7):
+        sent = torch.randint(0, 255, (factor * FIRST_BYTES + 5,), dtype=torch.uint8)
+        assert torch.equal(shared.call("echo", sent), sent)
+    assert torch.equal(shared.call("echo", torch.ones(9)), torch.ones(9))
+
+
+def test_engines_answer_through_their_protocols(engines: Engines) -> None:
+    thinker, talker, vocoder = engines.thinker, engines.talker, engines.vocoder
+    assert talker is not None and vocoder is not None
+    assert (thinker.slots, thinker.context_length) == (4, 128)
+    assert (talker.slots, talker.context_length) == (2, 64)
+    assert (vocoder.slots, vocoder.chunk_frames) == (3, (1, 4))
+    assert (vocoder.frame_samples, vocoder.latency_samples) == (10, 5)
+    ids = torch.arange(6)
+    prompt = Prompt(ids, ids.expand(3, 6), (torch.ones(128, 300), torch.ones(128, 7)))
+    logits, hidden = thinker.prefill(2, prompt)
+    assert torch.equal(logits, 2 * ids[None])
+    assert torch.equal(hidden, ids.expand(3, 6).float() + 128 * 307)
+    assert thinker.step([0, 3], [11, 12]).tolist() == [[0, 11], [3, 12]]
+    assert talker.prepare(0, prompt, 1000) == 1006
+    assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[6, 6, 6]]
+    drawn = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
+    greedy = PredictorSampling(None, 50, 0.8)
+    assert talker.predict([0, 1], [7, 8], [drawn, greedy]).tolist() == [
+        [7] + 15 * [25],
+        [8] + 15 * [0],
+    ]
+    assert talker.step([1], [5]).tolist() == [[5]]
+    frames = [torch.full((4, 16), 3), torch.full((4, 16), 4)]
+    assert [s.shape for s in vocoder.start([0, 1], frames)] == [(35,), (35,)]
+    assert [set(s.tolist()) for s in vocoder.step([0, 1], frames)] == [{3.0}, {4.0}]
+    with pytest.raises(PromptTooLongError, match="65 rows, 64 fit"):
+        talker.prepare(0, Prompt(torch.zeros(65), torch.zeros(3, 65)), 0)
+
+
+def test_an_exception_keeps_its_type_and_brings_its_traceback(shared: EngineProcess) -> None:
+    with pytest.raises(OptionError, match="speaker is 'Nobody'") as caught:
+        shared.call("refuse", "option")
+    assert "fake_engines_for_processes.py" in str(caught.value.__cause__)
+    with pytest.raises(ConnectionResetError, match="a file server"):
+        shared.call("refuse", "connection")
+    with pytest.raises(RuntimeError, match=r"UnpicklableError: code 7 at here") as caught_other:
+        shared.call("refuse", "other")
+    assert "in refuse" in str(caught_other.value.__cause__)
+    assert shared.call("echo", 1) == 1
+
+
+def test_what_cannot_be_pickled_is_refused_and_harms_nothing(shared: EngineProcess) -> None:
+    with pytest.raises(Exception, match="lambda"):
+        shared.call("echo", lambda: None)
+    with pytest.raises(Exception, match="lambda"):
+        shared.call("unpicklable")
+    with pytest.raises(AttributeError, match="no_such_method"):
+        shared.call("no_such_method")
+    assert shared.call("echo", 1) == 1
+
+
+def test_calls_from_several_threads_take_turns(shared: EngineProcess) -> None:
+    wrong = []
+
+    def work(number: int) -> None:
+        for _ in range(50):
+            back = shared.call("echo", torch.full((9000,), number))
+            if not bool((back == number).all()):
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert wrong == []
+
+
+def test_environment_threads_and_path_of_the_process(engines: Engines) -> None:
+    thinker = engines.thinker
+    assert isinstance(thinker, RemoteThinker)
+    assert thinker.process.call("environment") == ("4-7", 1, sys.path)
+    assert "NEURON_RT_VISIBLE_CORES" not in os.environ
+
+
+DEATHS = {
+    "exit": "ended with exit status 3",
+    "kill": "was ended by SIGKILL",
+    "segfault": "was ended by SIGSEGV",
+}
+
+
+def test_a_death_in_a_call_is_told_at_once_with_its_last_words(start: Process) -> None:
+    processes = {how: start() for how in DEATHS}
+    for how, process in processes.items():
+        process.wait_ready(START_S)
+        begin = time.monotonic()
+        with pytest.raises(EngineDiedError) as caught:
+            process.call("die", how)
+        with pytest.raises(EngineDiedError) as again:
+            process.call("echo", 1)
+        assert time.monotonic() - begin < AT_ONCE_S
+        words = str(caught.value)
+        assert f"The thinker engine (process {process.pid}) {DEATHS[how]}" in words
+        assert "Load the model again" in words and "about to leave" in words
+        assert ("Segmentation fault" in words) == (how == "segfault")
+        assert str(again.value) == words
+
+
+def test_a_death_between_two_calls_is_told_by_the_next_one(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        process.call("echo", torch.zeros(100_000))
+
+
+def test_close_ends_a_call_that_stalls(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    ended: list[tuple[float, BaseException]] = []
+
+    def stalled_call() -> None:
+        try:
+            process.call("stall", 600)
+        except ClosedError as error:
+            ended.append((time.monotonic(), error))
+
+    thread = threading.Thread(target=stalled_call)
+    thread.start()
+    time.sleep(0.2)
+    begin = time.monotonic()
+    closers = [threading.Thread(target=process.close) for _ in range(3)]
+    for closer in closers:
+        closer.start()
+    for waiting in (thread, *closers):
+        waiting.join(10)
+        assert not waiting.is_alive()
+    assert time.monotonic() - begin < 3
+    assert ended and ended[0][0] - begin < AT_ONCE_S
+    assert is_gone(process.pid)
+    process.close()
+    with pytest.raises(ClosedError, match="Load the model again"):
+        process.call("echo", 1)
+
+
+def test_close_lets_the_engine_close(start: Process, tmp_path: Path) -> None:
+    note = tmp_path / "note"
+    process = start(functools.partial(FakeThinker, note=str(note)))
+    RemoteThinker(process, START_S).close()
+    assert note.read_text() == "closed"
+
+
+def test_what_fails_while_building_is_raised_here(start: Process) -> None:
+    processes = [start(broken_engine), start(engine_that_dies), start(FakeThinker)]
+    with pytest.raises(CheckpointError, match=r"config\.json is missing") as caught:
+        processes[0].wait_ready(START_S)
+    assert "in broken_engine" in str(caught.value.__cause__)
+    assert is_gone(processes[0].pid)
+    with pytest.raises(EngineDiedError, match=r"exit status 4(.|\n)*no cores left"):
+        remote_engines(processes[2], processes[1], None, START_S)
+    assert is_gone(processes[1].pid) and is_gone(processes[2].pid)
+    with pytest.raises(Exception, match="lambda"):
+        start(lambda: None)
+
+
+def test_an_engine_that_is_not_ready_in_time_is_ended(start: Process) -> None:
+    process = start(functools.partial(slow_engine, 600.0))
+    with pytest.raises(EngineDiedError, match=r"was not ready within 0\.5 s"):
+        process.wait_ready(0.5)
+    assert is_gone(process.pid)
+
+
+def test_an_interrupt_of_the_terminal_is_left_to_the_parent(start: Process) -> None:
+    process = start()
+    os.kill(process.pid, signal.SIGINT)  # while it is importing
+    process.wait_ready(START_S)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.call("echo", 1) == 1
+    # Here it interrupts the call, whose answer the next one must not take for its own.
+    timer = threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        process.call("stall", 600)
+    timer.join()
+    with pytest.raises(ClosedError, match="interrupted"):
+        process.call("echo", 1)
+
+
+def test_calls_hold_no_descriptors(shared: EngineProcess) -> None:
+    def descriptors() -> int:
+        return len(list(Path(f"/proc/{os.getpid()}/fd").iterdir()))
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("no /proc here")
+    shared.call("echo", torch.zeros(100))
+    before = descriptors()
+    for _ in range(200):
+        shared.call("echo", torch.zeros(30_000))
+    assert descriptors() == before
+
+
+def test_a_killed_parent_leaves_no_orphan() -> None:
+    with script("a_parent()", stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2 and not any(map(is_gone, pids))
+        parent.kill()
+        parent.wait(10)
+    deadline = time.monotonic() + 10
+    while not all(map(is_gone, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_process_that_was_lost_or_forgotten_leaves_neither_words_nor_itself() -> None:
+    done = script("a_whole_life()", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    words, errors = done.communicate(timeout=2 * START_S)
+    assert errors == "" and done.returncode == 0
+    assert is_gone(int(words))
+
+
+def test_shared_memory_has_no_name_to_be_left_under() -> None:
+    block = SharedBlock.create()
+    assert os.fstat(block.fileno()).st_nlink == 0
+    block.close()
+
+
+def script(line: str, **options: Any) -> subprocess.Popen:
+    """Another Python that runs one line of the fakes' module."""
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom fake_engines_for_processes import *\n"
+    return subprocess.Popen([sys.executable, "-c", code + line], **options)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not by whoever inherited it."""
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return True
+    except FileNotFoundError:  # no /proc here, or the process is gone by now
+        return False
+    return state == "Z"
