@@ -14,8 +14,12 @@ from qwen3_omni_neuron.cpu.load import Models, load_models
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from reference import Reference
 
+# Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
+torch.set_num_threads(1)
+
 QUESTION_WAV = Path(__file__).parent.parent / "examples" / "question.wav"
 CheckpointMaker = Callable[[int], Path]
+BothMaker = Callable[[int], tuple[Qwen3Omni, Reference]]
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +33,23 @@ def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMa
         return made[seed]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def both_of_seed(checkpoint_of_seed: CheckpointMaker) -> Iterator[BothMaker]:
+    """Ours and the oracle over one tiny checkpoint, in float32, by its seed."""
+    made: dict[int, tuple[Qwen3Omni, Reference]] = {}
+
+    def make(seed: int) -> tuple[Qwen3Omni, Reference]:
+        if seed not in made:
+            folder = checkpoint_of_seed(seed)
+            omni = Qwen3Omni.load(folder, dtype="float32", max_concurrency=3)
+            made[seed] = omni, Reference(folder)
+        return made[seed]
+
+    yield make
+    for omni, _ in made.values():
+        omni.close()
 
 
 @pytest.fixture(scope="session")
@@ -48,12 +69,12 @@ def models(checkpoint: Path, config: OmniConfig) -> Models:
 
 
 @pytest.fixture(scope="session")
-def reference(checkpoint: Path) -> Reference:
+def reference(both_of_seed: BothMaker) -> Reference:
     """The oracle in float32."""
-    return Reference(checkpoint)
+    return both_of_seed(1)[1]
 
 
 @pytest.fixture(scope="session")
-def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
-    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as loaded:
-        yield loaded
+def omni(both_of_seed: BothMaker) -> Qwen3Omni:
+    """Ours in float32, with three slots."""
+    return both_of_seed(1)[0]

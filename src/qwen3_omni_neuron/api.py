@@ -1,38 +1,42 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
+import inspect
 import secrets
-import threading
-import time
-from collections.abc import Iterator
+import weakref
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
+from qwen3_omni_neuron.checkpoint import resolve_checkpoint
 from qwen3_omni_neuron.config import (
     GenerationDefaults,
     OmniConfig,
 )
 from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation, Messages
-from qwen3_omni_neuron.cpu.load import build_engines, load_models
-from qwen3_omni_neuron.errors import BusyError, ClosedError, OptionError, PromptTooLongError
-from qwen3_omni_neuron.events import Event, Finished, SpeechResult
+from qwen3_omni_neuron.cpu.load import EngineSpec
+from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
+from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt import Prompt
-from qwen3_omni_neuron.runtime.pipeline import Pipeline, Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.protocols import Engines
+from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 TARGETS = ("cpu",)
 DEFAULT_CONTEXT_LENGTH = 8192
+FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
 
 class Qwen3Omni:
     """A loaded model: `load` it, ask it, `close` it (or use it in a `with` block).
 
-    Requests don't share state: they may come from several threads, one slot each.
+    Requests may come from several threads. They share the engines' steps and nothing else: each
+    gives what it gives alone.
     """
 
     def __init__(
@@ -41,14 +45,14 @@ class Qwen3Omni:
         defaults: GenerationDefaults,
         conversation: Conversation,
         engines: Engines,
+        max_queued: int,
     ):
         """Made by `load`."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length = engines.thinker.context_length
-        self._slots = engines.thinker.slots
-        self._lock = threading.Lock()  # guards _pipeline and _free_slots
-        self._pipeline: Pipeline | None = Pipeline(engines, config)
-        self._free_slots = list(range(self._slots))
+        self._pipeline = Pipeline(engines, config, max_queued)
+        # Threads and processes end with the model, also where nobody closes it.
+        self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
 
     @staticmethod
     def load(
@@ -57,13 +61,17 @@ class Qwen3Omni:
         dtype: str = "auto",
         max_concurrency: int = 8,
         context_length: int | None = None,
+        max_queued: int = 256,
+        placement: str = "shared",
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. target: "cpu". dtype: "auto" (the checkpoint's),
         "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time.
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
-        where that is less); prompt and reply must fit.
+        where that is less); prompt and reply must fit. max_queued: requests that may wait for a
+        slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
+        in this process, or "split", thinker, talker and vocoder each in a process of its own.
         Raises CheckpointError for a checkpoint that can't be used, OptionError for an argument.
         """
         if target not in TARGETS:
@@ -72,6 +80,10 @@ class Qwen3Omni:
             raise OptionError(f"dtype is auto or one of {', '.join(DTYPES)}, got {dtype!r}.")
         if max_concurrency < 1:
             raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
+        if placement not in PLACEMENTS:
+            raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
+        if max_queued < 0:
+            raise OptionError(f"max_queued is 0 or more, got {max_queued}.")
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         if dtype == "auto" and config.dtype not in DTYPES:
@@ -88,11 +100,12 @@ class Qwen3Omni:
                 f"context_length is 2 to {limit} for this checkpoint, got {context_length}."
             )
         conversation = Conversation(folder, config)
-        models = load_models(Checkpoint(folder), config, weight_dtype, context_length)
-        engines = build_engines(
-            models, config, conversation.newline_id, max_concurrency, context_length
+        spec = EngineSpec(
+            folder, config, weight_dtype, conversation.newline_id, max_concurrency, context_length
         )
-        return Qwen3Omni(config, read_generation_defaults(folder), conversation, engines)
+        defaults = read_generation_defaults(folder)
+        engines = load_engines(spec, placement)
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
     def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:
         """Answer a conversation in text and speech: the collected `stream`."""
@@ -102,22 +115,23 @@ class Qwen3Omni:
         """Answer a conversation in text alone: the same result, with no audio in it."""
         return _collect(self._start(messages, options, speak=False))
 
-    def stream(self, messages: Messages, **options: Any) -> Iterator[Event]:
+    def stream(self, messages: Messages, **options: Any) -> SpeechStream:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
         messages: dicts with "role" and "content", a string or a list of text and audio items (see
         conversation.Conversation.prompt). options: see options.RequestOptions.
-        Every token of the returned text is spoken, the last one too where a limit cut the reply;
-        the reference leaves that one out.
-        Raises MessageError, AudioError, OptionError or PromptTooLongError at once, and BusyError
-        or ClosedError when the first event is asked for.
+        The request starts now, or is queued for a slot; closing the stream cancels it. Every token
+        of the returned text is spoken, the last one too where a limit cut the reply; the reference
+        leaves that one out.
+        Raises MessageError, AudioError, OptionError, PromptTooLongError, BusyError or ClosedError;
+        what ends the request later, such as a LateError, is raised by its next event.
         """
         return self._start(messages, options, speak=True)
 
     def close(self) -> None:
-        """Give the memory back. Requests that still run end; later ones get a ClosedError."""
-        with self._lock:
-            self._pipeline = None
+        """End what still runs with a ClosedError, the threads, and the engines."""
+        self._finalizer.detach()
+        self._pipeline.close()
 
     def __enter__(self) -> "Qwen3Omni":
         return self
@@ -125,8 +139,8 @@ class Qwen3Omni:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, messages: Messages, given: dict[str, Any], speak: bool) -> Iterator[Event]:
-        arrived_s = time.perf_counter()
+    def _start(self, messages: Messages, given: dict[str, Any], speak: bool) -> SpeechStream:
+        arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         talker = None
         if speak:
@@ -135,6 +149,7 @@ class Qwen3Omni:
                 options.talker_sampling(),
                 options.predictor_sampling(),
                 options.talker_max_new_tokens,
+                None if options.chunk_frames is None else tuple(options.chunk_frames),
             )
         prompt = self.conversation.prompt(messages)
         self._check_length(prompt)
@@ -146,8 +161,15 @@ class Qwen3Omni:
             self.conversation.decode,
         )
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        request = Request(thinker, talker, seed, arrived_s)
-        return self._events(request)
+        request = Request(
+            thinker,
+            talker,
+            seed,
+            arrived_s,
+            options.first_token_timeout_s,
+            options.wait_timeout_s,
+        )
+        return SpeechStream(self._pipeline, request, owner=self)
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:
@@ -158,40 +180,21 @@ class Qwen3Omni:
                 f"{self._config.thinker.text.max_positions})."
             )
 
-    def _take_slot(self) -> tuple[Pipeline, int]:
-        with self._lock:
-            if self._pipeline is None:
-                raise ClosedError("this model was closed; load it again.")
-            if not self._free_slots:
-                raise BusyError(
-                    f"all {self._slots} slots are in use. Finish or close a stream first, or load "
-                    "with a larger max_concurrency."
-                )
-            return self._pipeline, self._free_slots.pop()
-
-    def _events(self, request: Request) -> Iterator[Event]:
-        # Taken by the first event asked for: an iterator that is dropped unused holds no slot.
-        pipeline, slot = self._take_slot()
-        try:
-            yield from pipeline.run(request, slot)
-        finally:
-            with self._lock:
-                self._free_slots.append(slot)
-
 
 def generate_audio(messages: Messages, model_path: str | Path, **options: Any) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close it.
 
     options: those of `Qwen3Omni.load`, and those of a request.
     """
-    load_names = ("target", "dtype", "max_concurrency", "context_length")
+    load_names = tuple(inspect.signature(Qwen3Omni.load).parameters)
     load_options = {name: options.pop(name) for name in load_names if name in options}
     with Qwen3Omni.load(model_path, **load_options) as omni:
         return omni.generate_audio(messages, **options)
 
 
-def _collect(events: Iterator[Event]) -> SpeechResult:
-    for event in events:
-        if isinstance(event, Finished):
-            return event.result
-    raise AssertionError("a stream ends with Finished")
+def _collect(stream: SpeechStream) -> SpeechResult:
+    with stream:
+        for event in stream:
+            if isinstance(event, Finished):
+                return event.result
+    raise ClosedError("the stream was closed before it had finished.")

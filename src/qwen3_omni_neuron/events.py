@@ -15,12 +15,13 @@ FinishReason = Literal["stop", "length", "no_speech"]
 class Timings:
     """Seconds since the request arrived, and what follows from them.
 
-    ttft_s: to the first text token; ttfb_s: to the first audio sample (None without speech);
-    total_s: to the last event; audio_s: duration of the audio; rtf: arrival of the last sample
-    over audio_s, below 1 is faster than real time (None without speech); prompt_tokens,
-    text_tokens, frames: how many.
+    queued_s: until there was a free slot; ttft_s: to the first text token; ttfb_s: to the first
+    audio sample (None without speech); total_s: to the last event; audio_s: duration of the audio;
+    rtf: arrival of the last sample over audio_s, below 1 is faster than real time (None without
+    speech); prompt_tokens, text_tokens, frames: how many.
     """
 
+    queued_s: float
     ttft_s: float
     ttfb_s: float | None
     total_s: float

@@ -17,6 +17,11 @@ class RequestOptions:
     Limits count tokens: the thinker's its EOS included, the talker's codec_eos included. As in
     the reference, the talker token that meets its limit is never decoded, so N tokens give N - 1
     frames. Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
+
+    Beyond the reference: chunk_frames, sizes of the first audio chunks in frames, the last of them
+    for all that follow (None: as small and as large as a player can bear, see runtime.schedule);
+    first_token_timeout_s, from the request's arrival, its time in the queue included; and
+    wait_timeout_s, between any two of its tokens, frames or chunks.
     """
 
     speaker: str = "Ethan"
@@ -37,6 +42,9 @@ class RequestOptions:
     predictor_do_sample: bool = True
     predictor_top_k: int = 50
     predictor_top_p: float = 0.8
+    chunk_frames: Sequence[int] | None = None
+    first_token_timeout_s: float = 600.0
+    wait_timeout_s: float = 120.0
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "RequestOptions":
@@ -113,9 +121,10 @@ def _check(name: str, value: Any) -> None:
     if name == "speaker":
         problem = "" if isinstance(value, str) else "must be a name"
     elif name == "thinker_eos_token_id":
-        ids = [value] if isinstance(value, int) else list(value)
-        if not all(isinstance(i, int) and i >= 0 for i in ids):
+        if not _all_integers([value] if isinstance(value, int) else value, least=0):
             problem = "must be a token id or a list of them"
+    elif name == "chunk_frames":
+        problem = "" if _all_integers(value, least=1) else "must be a list of sizes in frames"
     elif name.endswith(("do_sample", "use_audio_in_video")):
         problem = "" if isinstance(value, bool) else "must be True or False"
     elif isinstance(value, bool) or not isinstance(value, int | float):
@@ -130,3 +139,12 @@ def _check(name: str, value: Any) -> None:
         problem = "must be above 0"
     if problem:
         raise OptionError(f"{name} {problem}, got {value!r}.")
+
+
+def _all_integers(values: Any, least: int) -> bool:
+    """Whether it is a list, not empty, of integers of `least` or more."""
+    return (
+        isinstance(values, Sequence)
+        and len(values) > 0
+        and all(isinstance(i, int) and not isinstance(i, bool) and i >= least for i in values)
+    )

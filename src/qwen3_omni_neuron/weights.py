@@ -22,6 +22,7 @@ from qwen3_omni_neuron.config import (
 from qwen3_omni_neuron.errors import CheckpointError
 
 Region = tuple[slice | int, ...]
+EMBEDDING = "thinker.model.embed_tokens.weight"
 LISTED_NAMES = 12  # names that an error spells out; the rest are counted
 
 
@@ -98,9 +99,14 @@ def _fill(target: Tensor, piece: Piece, stored: Tensor) -> None:
     region.copy_(stored)
 
 
+def embedding_pieces() -> Pieces:
+    """Of the thinker's token embedding, on its own."""
+    yield "weight", [Piece(EMBEDDING)]
+
+
 def thinker_pieces(c: ThinkerConfig) -> Pieces:
     """Of model.thinker.Thinker."""
-    yield "embedding.weight", [Piece("thinker.model.embed_tokens.weight")]
+    yield "embedding.weight", [Piece(EMBEDDING)]
     yield from _decoder("decoder", "thinker.model", c.text)
     yield "head.weight", [Piece("thinker.lm_head.weight")]
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from conftest import QUESTION_WAV, CheckpointMaker
+from conftest import QUESTION_WAV, BothMaker
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from reference import Reference, ReferenceResult
@@ -68,14 +68,10 @@ def reply_to_the_limit(
     ids=["text", "system", "audio", "system-audio", "earlier-turns"],
 )
 def test_a_reply_cut_by_its_limits_is_the_references(
-    checkpoint_of_seed: CheckpointMaker, seed: int, messages: Any
+    both_of_seed: BothMaker, seed: int, messages: Any
 ) -> None:
-    folder = checkpoint_of_seed(seed)
-    reference = Reference(folder)
-    with Qwen3Omni.load(folder, dtype="float32") as omni:
-        ours, theirs = reply_to_the_limit(
-            omni, reference, messages, tokens=6, talker_max_new_tokens=12
-        )
+    omni, reference = both_of_seed(seed)
+    ours, theirs = reply_to_the_limit(omni, reference, messages, tokens=6, talker_max_new_tokens=12)
     assert_same(ours, theirs, reference)
     assert len(ours.codes) == 11
     assert ours.thinker_finish_reason == ours.talker_finish_reason == "length"
@@ -93,15 +89,13 @@ def test_every_speaker_is_the_references(
 
 def test_speakers_give_different_logits(omni: Qwen3Omni) -> None:
     """Codes would be too coarse: random weights hardly listen to one row among many."""
-    assert omni._pipeline is not None
-    talker, thinker = omni._pipeline._talker, omni._pipeline._thinker
-    assert talker is not None
+    engines = omni._pipeline._engines
     prompt = omni.conversation.prompt(TEXT)
-    _, accepted = thinker.prefill(0, prompt)
-    logits = [
-        talker.prefill(0, talker.prompt_rows(prompt, accepted, speaker_id), 5).logits
-        for speaker_id in omni._config.talker.speaker_ids.values()  # type: ignore[union-attr]
-    ]
+    _, accepted = engines.thinker.prefill(0, prompt)
+    logits = []
+    for speaker_id in omni._config.talker.speaker_ids.values():
+        engines.talker.prepare(0, prompt, speaker_id)
+        logits.append(engines.talker.prefill(0, accepted, 5))
     assert not torch.allclose(logits[0], logits[1], atol=1e-3)
     assert not torch.allclose(logits[1], logits[2], atol=1e-3)
 
@@ -169,7 +163,7 @@ def test_speech_that_ends_by_codec_eos_is_the_references(
     frames = next(i for i in range(3, 20) if code0[i] not in code0[:i])
     folder = with_codec_eos(checkpoint, code0[frames], tmp_path)
     reference = Reference(folder)
-    with Qwen3Omni.load(folder, dtype="float32") as other:
+    with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1) as other:
         ours, theirs = reply_to_the_limit(
             other, reference, TEXT, tokens=5, talker_max_new_tokens=30
         )
@@ -190,42 +184,43 @@ def test_token_0_is_spoken_like_any_other(
     tensors[name][0] = 1.5 * tensors[name][second]
     save_file(tensors, shard)
     reference = Reference(folder)
-    with Qwen3Omni.load(folder, dtype="float32") as other:
+    with Qwen3Omni.load(folder, dtype="float32", max_concurrency=1) as other:
         ours, theirs = reply_to_the_limit(other, reference, TEXT, tokens=4, talker_max_new_tokens=9)
     assert 0 in ours.token_ids
     assert_same(ours, theirs, reference)
 
 
+@pytest.mark.parametrize(
+    "messages", [SYSTEM + TEXT, SYSTEM + EARLIER], ids=["text", "earlier-turns-and-clips"]
+)
 def test_every_talker_row_is_the_references(
-    omni: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    omni: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
-    """Prompt rows and decode rows: text row k at step k, tts_eos once, then tts_pad."""
-    talker = omni._pipeline._talker  # type: ignore[union-attr]
+    """Prompt rows and decode rows: text row k at step k, tts_eos once, then tts_pad.
+
+    A prompt without media goes in before the thinker has answered, and its last row as a step."""
+    talker = omni._pipeline._engines.talker
     rows: list[torch.Tensor] = []
-    prefill, step = talker.prefill, talker.step
-    first_row: list[torch.Tensor] = []
+    fill, advance = talker._fill, talker._advance
 
-    def spy_prefill(slot: int, prompt_rows: torch.Tensor, first_token: int) -> Any:
-        codec = talker._talker.codec_embedding.weight[talker._codec_bos]
-        first_row.append(torch.cat((prompt_rows, talker.text_row(first_token) + codec)))
-        return prefill(slot, prompt_rows, first_token)
+    def spy_fill(slot: int, prompt_rows: torch.Tensor) -> Any:
+        rows.append(prompt_rows)
+        return fill(slot, prompt_rows)
 
-    def spy_step(slot: int, row: torch.Tensor) -> Any:
+    def spy_advance(slots: Any, row: torch.Tensor) -> Any:
         rows.append(row)
-        return step(slot, row)
+        return advance(slots, row)
 
-    monkeypatch.setattr(talker, "prefill", spy_prefill)
-    monkeypatch.setattr(talker, "step", spy_step)
-    _, theirs = reply_to_the_limit(
-        omni, reference, SYSTEM + EARLIER, tokens=4, talker_max_new_tokens=10
-    )
-    assert first_row[0].shape == theirs.talker_rows[0].shape
-    torch.testing.assert_close(first_row[0], theirs.talker_rows[0], atol=1e-5, rtol=1e-5)
-    for number, row in enumerate(rows):
-        expected = theirs.talker_rows[1 + number]
-        assert torch.allclose(row, expected, atol=1e-5), f"decode row {number} differs"
+    monkeypatch.setattr(talker, "_fill", spy_fill)
+    monkeypatch.setattr(talker, "_advance", spy_advance)
+    _, theirs = reply_to_the_limit(omni, reference, messages, tokens=4, talker_max_new_tokens=10)
+    ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.
-    assert len(rows) == 9
+    prompt = len(theirs.talker_rows[0])
+    assert len(ours) == prompt + 9
+    for number, row in enumerate(ours):
+        where = f"prompt row {number}" if number < prompt else f"decode row {number - prompt}"
+        assert torch.allclose(row, expected[number], atol=1e-5), f"{where} differs"
 
 
 def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) -> None:
@@ -295,13 +290,15 @@ def test_timings_hold_together(omni: Qwen3Omni) -> None:
     assert 0 < t.ttft_s < t.ttfb_s <= t.total_s
     assert t.frames == 4
     assert t.audio_s == pytest.approx((4 * 1920 - 555) / 24000)
-    assert t.rtf == pytest.approx(t.ttfb_s / t.audio_s)
+    assert t.rtf is not None
+    assert t.ttfb_s / t.audio_s <= t.rtf <= t.total_s / t.audio_s
+    assert 0 <= t.queued_s < t.ttft_s
     assert t.text_tokens == 3
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "auto"])
 def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
-    with Qwen3Omni.load(checkpoint, dtype=dtype) as omni:
+    with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         result = omni.generate_audio(
             SPOKEN, thinker_max_new_tokens=4, talker_max_new_tokens=5, **GREEDY
         )

@@ -13,9 +13,10 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import Models, load_models
-from qwen3_omni_neuron.cpu.text_rows import TextRows
+from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.model.audio_encoder import pack_windows
-from qwen3_omni_neuron.model.kv_cache import KvCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.norm import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import rotate
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
@@ -75,22 +76,24 @@ def test_thinker_positions_over_three_axes(
 def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
     models: Models, config: OmniConfig
 ) -> None:
-    """Each row of the batch is what the slot gives alone, idle garbage in the cache or not."""
-    lengths = [5, 17, 9]
-    cache = KvCache.zeros(config.thinker.text, 3, 32, torch.float32)
+    """Each row of the batch is what the slot gives alone, whatever lies in the rest of the cache,
+    and whichever slots take part."""
+    lengths, lines = [5, 17, 9], [3, 0, 4]
+    cache = KvCache.zeros(config.thinker.text, 5, 32, torch.float32)
     cache.keys.fill_(1e3)
     cache.values.fill_(-1e3)
     prompts = [random_ids(n) for n in lengths]
-    for slot, ids in enumerate(prompts):
+    for line, ids in zip(lines, prompts, strict=True):
         models.thinker.prefill(
             models.thinker.embedding(ids),
             torch.arange(len(ids)).expand(3, -1),
-            cache.lines(slot, slot + 1),
+            cache.lines(line, line + 1),
         )
     where = torch.tensor(lengths)
     token = torch.tensor([7, 8, 9])
-    window = cache.window(max(lengths) + 1)
-    logits, _ = models.thinker.decode(token, where, where, window.keys, window.values)
+    slots = SlotCache(cache.window(max(lengths) + 1), torch.tensor(lines), where)
+    logits = models.thinker.decode(token, where, slots)
+    assert (cache.keys[:, 1:3] == 1e3).all(), "a step writes into its own slots alone"
     for slot, ids in enumerate(prompts):
         alone = KvCache.zeros(config.thinker.text, 1, 32, torch.float32)
         whole = torch.cat((ids, token[slot : slot + 1]))
@@ -101,13 +104,14 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
 
 
 @torch.no_grad()
-def test_experts_of_one_row_and_of_many_agree(models: Models) -> None:
+def test_experts_of_one_row_of_few_and_of_many_agree(models: Models) -> None:
+    """Three ways to the same sum: the chosen ones, every one, and each with those that chose it."""
     ffn = models.thinker.decoder.layers[0].ffn
-    x, residual = torch.randn(5, 64), torch.randn(5, 64)
+    x, residual = torch.randn(40, 64), torch.randn(40, 64)
     together = ffn.add_to(residual, x)
-    for row in range(5):
-        one = slice(row, row + 1)
-        torch.testing.assert_close(ffn.add_to(residual[one], x[one]), together[one], **CLOSE)
+    for rows in (1, 2, FEW_ROWS):
+        some = slice(3, 3 + rows)
+        torch.testing.assert_close(ffn.add_to(residual[some], x[some]), together[some], **CLOSE)
 
 
 @torch.no_grad()
@@ -174,10 +178,8 @@ def test_talker_prefill_and_decode(
     models.talker.prefill(rows[:9], torch.arange(9).expand(3, -1), cache)
     for step in range(9, 14):
         at = torch.tensor([step])
-        window = cache.window(step + 1)
-        logits, hidden = models.talker.decode(
-            rows[step : step + 1], at, at, window.keys, window.values
-        )
+        line = LineCache(cache.window(step + 1), at)
+        logits, hidden = models.talker.decode(rows[step : step + 1], at, line)
         torch.testing.assert_close(hidden[0], expected[step], **CLOSE)
         torch.testing.assert_close(
             logits[0], reference.model.talker.codec_head(expected[step]), **CLOSE
@@ -188,27 +190,15 @@ def test_talker_prefill_and_decode(
 def test_projections_and_their_table(models: Models, reference: Reference) -> None:
     assert models.text_projection is not None
     assert models.hidden_projection is not None
-    table = TextRows(models.thinker.embedding.weight, models.text_projection)
-    ids = torch.tensor([0, 5, 5, 300])
+    table = text_row_table(models.thinker.embedding.weight, models.text_projection)
+    ids = torch.tensor([0, 5, 300, len(table) - 1])
     embedded = reference.thinker_model.embed_tokens(ids)
     expected = reference.model.talker.text_projection(embedded)
-    torch.testing.assert_close(table(ids), expected, **CLOSE)
+    torch.testing.assert_close(table[ids], expected, **CLOSE)
     hidden = torch.randn(6, 64)
     torch.testing.assert_close(
         models.hidden_projection(hidden), reference.model.talker.hidden_projection(hidden), **CLOSE
     )
-
-
-@torch.no_grad()
-def test_a_text_row_is_projected_once(models: Models) -> None:
-    assert models.text_projection is not None
-    calls: list[int] = []
-    hook = models.text_projection.register_forward_hook(lambda _, x, __: calls.append(len(x[0])))
-    table = TextRows(models.thinker.embedding.weight, models.text_projection)
-    for ids in ([4, 9, 4], [9], [4, 11]):
-        table(torch.tensor(ids))
-    hook.remove()
-    assert calls == [2, 1]
 
 
 @pytest.fixture(scope="module")

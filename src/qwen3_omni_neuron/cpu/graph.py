@@ -25,8 +25,10 @@ def trace_graph(
 ) -> Callable[..., Any]:
     """Trace `function`, a method of `owner` or a partial of it, on an example of its inputs.
 
-    Every shape but the KV window's is static, as it is in a compiled graph, and what the tracer
-    warns of (a branch on a shape) is meant. Weights are held by reference, not copied.
+    An axis that `function` reads as a Python number is static, as it is in a compiled graph, and
+    what the tracer warns of (a branch on a shape) is meant. An axis that it never reads so, such
+    as the KV window or a chunk of the vocoder's, may be of any length in later calls. Weights are
+    held by reference, not copied.
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", category=torch.jit.TracerWarning)

@@ -1,13 +1,16 @@
-"""From a checkpoint to engines on the CPU."""
+"""From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from torch import nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.talker import CpuTalker
-from qwen3_omni_neuron.cpu.text_rows import TextRows
+from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
@@ -22,6 +25,7 @@ from qwen3_omni_neuron.weights import (
     audio_encoder_pieces,
     code2wav_pieces,
     code_predictor_pieces,
+    embedding_pieces,
     load_parts,
     projection_pieces,
     talker_pieces,
@@ -29,14 +33,35 @@ from qwen3_omni_neuron.weights import (
 )
 
 MOST_FRAMES = 4096
+STAGES = ("thinker", "talker", "vocoder")
 
 
 @dataclass(frozen=True)
-class Models:
-    """The modules of model/ with their weights; the speech ones are None in a text-only one."""
+class EngineSpec:
+    """What engines are built from; small, so that it can be sent to a process of its own.
 
-    thinker: Thinker
-    audio_encoder: AudioEncoder
+    newline_id: the token of the line break after a role. slots: how many requests at a time.
+    context_length: positions of a thinker slot's KV cache.
+    """
+
+    folder: Path
+    config: OmniConfig
+    dtype: torch.dtype
+    newline_id: int
+    slots: int
+    context_length: int
+
+
+@dataclass
+class Models:
+    """The modules of model/ with their weights; None for a stage that was not loaded.
+
+    embedding: the thinker's table, which the talker's text rows are projected from.
+    """
+
+    thinker: Thinker | None = None
+    audio_encoder: AudioEncoder | None = None
+    embedding: nn.Embedding | None = None
     talker: Talker | None = None
     text_projection: ResizeMlp | None = None
     hidden_projection: ResizeMlp | None = None
@@ -44,44 +69,49 @@ class Models:
     code2wav: Code2Wav | None = None
 
 
-def load_models(
-    checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype, context_length: int
-) -> Models:
-    """Read the weights once, converted to `dtype` as they are copied.
+def build_engines(spec: EngineSpec) -> Engines:
+    """All engines in this process. Raises CheckpointError (see weights.load_parts)."""
+    models = load_models(
+        Checkpoint(spec.folder), spec.config, spec.dtype, spec.context_length, STAGES
+    )
+    thinker = _thinker(models, spec)
+    if models.talker is None or models.code2wav is None:
+        return Engines(thinker, None, None)
+    return Engines(thinker, _talker(models, spec), _vocoder(models, spec))
 
-    context_length: positions of a thinker slot's KV cache.
-    Raises CheckpointError (see weights.load_parts).
+
+def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
+    """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
+    models = load_models(
+        Checkpoint(spec.folder), spec.config, spec.dtype, spec.context_length, (stage,)
+    )
+    if stage == "thinker":
+        return _thinker(models, spec)
+    return _talker(models, spec) if stage == "talker" else _vocoder(models, spec)
+
+
+def load_models(
+    checkpoint: Checkpoint,
+    config: OmniConfig,
+    dtype: torch.dtype,
+    context_length: int,
+    stages: Collection[str] = STAGES,
+) -> Models:
+    """Read the weights of some stages once, converted to `dtype` as they are copied.
+
+    context_length: positions of a thinker slot's KV cache. Talker and vocoder are left out where
+    the checkpoint has none. Raises CheckpointError (see weights.load_parts).
     """
-    accept_layer = config.talker.accept_hidden_layer if config.talker else 0
     with torch.device("meta"):
-        thinker = Thinker(config.thinker, accept_layer, context_length)
-        encoder = AudioEncoder(config.thinker.audio)
-        parts = [
-            Part(
-                thinker,
-                thinker_pieces(config.thinker),
-                ("thinker.model.", "thinker.lm_head."),
-            ),
-            Part(
-                encoder,
-                audio_encoder_pieces(config.thinker.audio),
-                ("thinker.audio_tower.",),
-            ),
-        ]
-        if config.talker is None or config.code2wav is None:
-            models = Models(thinker, encoder)
-        else:
-            talker = Talker(config.talker, talker_context_length(config.talker, context_length))
-            models = Models(
-                thinker,
-                encoder,
-                talker,
-                ResizeMlp(config.talker),
-                ResizeMlp(config.talker),
-                CodePredictor(config.talker, talker.codec_embedding),
-                Code2Wav(config.code2wav),
-            )
-            parts += _speech_parts(models, config)
+        models = Models()
+        parts: list[Part] = []
+        if "thinker" in stages:
+            parts += _thinker_parts(models, config, context_length)
+        if "talker" in stages and config.talker is not None:
+            parts += _talker_parts(models, config, config.talker, context_length)
+        if "vocoder" in stages and config.code2wav is not None:
+            models.code2wav = Code2Wav(config.code2wav)
+            parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
     load_parts(parts, checkpoint, dtype)
     return models
 
@@ -92,38 +122,60 @@ def talker_context_length(config: TalkerConfig, context_length: int) -> int:
     return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
 
 
-def build_engines(
-    models: Models, config: OmniConfig, newline_id: int, slots: int, context_length: int
-) -> Engines:
-    """Engines over loaded models. newline_id: the token of the line break after a role."""
-    thinker = CpuThinker(
-        config.thinker, models.thinker, models.audio_encoder, slots, context_length
-    )
-    if models.talker is None:
-        return Engines(thinker, None, None)
-    assert config.talker and models.text_projection and models.hidden_projection
-    assert models.code_predictor and models.code2wav
-    talker = CpuTalker(
-        config,
-        models.talker,
-        models.code_predictor,
-        TextRows(models.thinker.embedding.weight, models.text_projection),
-        models.hidden_projection,
-        newline_id,
-        slots,
-        talker_context_length(config.talker, context_length),
-    )
-    return Engines(thinker, talker, CpuVocoder(models.code2wav))
-
-
-def _speech_parts(models: Models, config: OmniConfig) -> list[Part]:
-    assert config.talker is not None and config.code2wav is not None
-    assert models.talker and models.text_projection and models.hidden_projection
-    assert models.code_predictor and models.code2wav
+def _thinker_parts(models: Models, config: OmniConfig, context_length: int) -> list[Part]:
+    c = config.thinker
+    accept_layer = config.talker.accept_hidden_layer if config.talker else 0
+    models.thinker = Thinker(c, accept_layer, context_length)
+    models.embedding = models.thinker.embedding
+    models.audio_encoder = AudioEncoder(c.audio)
     return [
-        Part(models.talker, talker_pieces(config.talker), ("talker.",)),
+        Part(models.thinker, thinker_pieces(c), ("thinker.model.", "thinker.lm_head.")),
+        Part(models.audio_encoder, audio_encoder_pieces(c.audio), ("thinker.audio_tower.",)),
+    ]
+
+
+def _talker_parts(
+    models: Models, config: OmniConfig, c: TalkerConfig, context_length: int
+) -> list[Part]:
+    parts = []
+    if models.embedding is None:
+        text = config.thinker.text
+        models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+        parts.append(Part(models.embedding, embedding_pieces(), ()))
+    models.talker = Talker(c, talker_context_length(c, context_length))
+    models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
+    models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
+    return [
+        *parts,
+        Part(models.talker, talker_pieces(c), ("talker.",)),
         Part(models.text_projection, projection_pieces("text_projection"), ()),
         Part(models.hidden_projection, projection_pieces("hidden_projection"), ()),
-        Part(models.code_predictor, code_predictor_pieces(config.talker), ()),
-        Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)),
+        Part(models.code_predictor, code_predictor_pieces(c), ()),
     ]
+
+
+def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
+    assert models.thinker and models.audio_encoder
+    return CpuThinker(
+        spec.config, models.thinker, models.audio_encoder, spec.slots, spec.context_length
+    )
+
+
+def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
+    assert models.talker and models.code_predictor and models.embedding and spec.config.talker
+    assert models.text_projection and models.hidden_projection
+    return CpuTalker(
+        spec.config,
+        models.talker,
+        models.code_predictor,
+        text_row_table(models.embedding.weight, models.text_projection),
+        models.hidden_projection,
+        spec.newline_id,
+        spec.slots,
+        talker_context_length(spec.config.talker, spec.context_length),
+    )
+
+
+def _vocoder(models: Models, spec: EngineSpec) -> CpuVocoder:
+    assert models.code2wav
+    return CpuVocoder(models.code2wav, spec.slots)

@@ -1,15 +1,16 @@
 """The talker with its code predictor on the CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.cpu.slots import Numbers, Slots
-from qwen3_omni_neuron.cpu.text_rows import TextRows
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.talker import Talker
@@ -22,15 +23,29 @@ from qwen3_omni_neuron.model.talker_prompt import (
 )
 from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.prompt import Prompt
-from qwen3_omni_neuron.runtime.protocols import PredictorSampling, TalkerOutput
+from qwen3_omni_neuron.runtime.protocols import PredictorSampling
 
 DEFAULT_TOP_K = 50
+GREEDY = None  # in the place of a top_k
+
+
+@dataclass(frozen=True)
+class _Awaited:
+    """A talker prompt that lacks what the thinker makes of the media.
+
+    rows: [rows, hidden], the media ones not filled yet. media: bool [rows], which those are.
+    heard: bool, which of the thinker's media positions lie in user segments.
+    """
+
+    rows: Tensor
+    media: Tensor
+    heard: Tensor
 
 
 class CpuTalker:
     """Serves runtime.protocols.Talker over model.talker, model.code_predictor and the projections.
 
-    newline_id: the token of the line break after a role.
+    text_rows: [vocab, hidden], see text_rows. newline_id: the token of the line break after a role.
     """
 
     def __init__(
@@ -38,7 +53,7 @@ class CpuTalker:
         config: OmniConfig,
         talker: Talker,
         predictor: CodePredictor,
-        text_rows: TextRows,
+        text_rows: Tensor,
         hidden_projection: ResizeMlp,
         newline_id: int,
         slots: int,
@@ -46,79 +61,127 @@ class CpuTalker:
     ):
         assert config.talker is not None
         self._groups, self._codec_bos = config.talker.code_groups, config.talker.codec_bos_id
-        self.context_length = context_length
+        self.slots, self.context_length = slots, context_length
         self._config, self._talker, self._predictor = config, talker, predictor
         self._text_rows, self._hidden_projection = text_rows, hidden_projection
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
-        self._dtype = talker.codec_head.weight.dtype
         self._number = Numbers(config.talker.text.vocab_size)
         row = talker.codec_embedding.weight[:1]
         self._slots = Slots(
-            config.talker.text, talker, talker.decode, row, slots, context_length, self._dtype
+            config.talker.text, talker, talker.decode, row, slots, context_length, row.dtype
         )
-        self._greedy = trace_graph(predictor, predictor, row, self._number(1))
-        self._by_top_k: dict[int, Callable[..., tuple[Tensor, Tensor]]] = {}
-        self._sampled(DEFAULT_TOP_K)  # now, rather than on the path of somebody's first frame
+        self._awaited: dict[int, _Awaited] = {}
+        self._hidden = [row] * slots  # of the last step: the code predictor starts from it
+        self._feedback = [row] * slots  # of the last frame: the next step starts from it
+        self._by_top_k: dict[int | None, Callable[..., tuple[Tensor, Tensor]]] = {}
+        for top_k in (GREEDY, DEFAULT_TOP_K):  # now, rather than on the path of a first frame
+            self._predict_graph(top_k)
 
     @torch.inference_mode()
-    def text_row(self, token_id: int) -> Tensor:
-        return self._text_rows(torch.tensor([token_id]))
-
-    @torch.inference_mode()
-    def prompt_rows(self, prompt: Prompt, accepted: Tensor, speaker_id: int) -> Tensor:
+    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+        media = media_mask(prompt.token_ids, self._config)
         user = user_positions(prompt.token_ids, self._config)
-        ids = prompt.token_ids[user]
-        media = media_mask(ids, self._config)
-        rows = torch.empty(len(ids), self._talker.codec_embedding.embedding_dim, dtype=self._dtype)
-        rows[~media] = self._text_rows(ids[~media])
-        rows[media] = self._hidden_projection(accepted[user[media]])
-        assistant = self._text_rows(self._text_prefix)
+        in_user = torch.zeros_like(media).index_fill(0, user, True)
+        assistant = self._text_rows[self._text_prefix]
         assistant[3:] += self._codec_rows(speaker_id)[:-1]
-        return torch.cat((rows, assistant))
-
-    @torch.inference_mode()
-    def prefill(self, slot: int, rows: Tensor, first_token: int) -> TalkerOutput:
-        first = self.text_row(first_token) + self._talker.codec_embedding.weight[self._codec_bos]
-        rows = torch.cat((rows, first))
-        if len(rows) >= self.context_length:
+        rows = torch.cat((self._text_rows[prompt.token_ids[user]], assistant))
+        if len(rows) + 1 >= self.context_length:
             raise PromptTooLongError(
-                f"the talker's prompt has {len(rows)} rows and its KV cache {self.context_length} "
-                "positions. Shorten the conversation."
+                f"the talker's prompt has {len(rows) + 1} rows and its KV cache "
+                f"{self.context_length} positions. Shorten the conversation."
             )
-        positions = rope_positions(len(rows))
-        logits, hidden = self._talker.prefill(rows, positions, self._slots.line(slot))
-        self._slots.filled(slot, positions)
-        return TalkerOutput(logits, hidden)
+        if media[user].any():
+            mask = torch.zeros(len(rows), dtype=torch.bool)
+            mask[: len(user)] = media[user]
+            self._awaited[slot] = _Awaited(rows, mask, in_user[media])
+        else:
+            self._awaited.pop(slot, None)
+            self._fill(slot, rows)
+        return len(rows) + 1
 
     @torch.inference_mode()
-    def step(self, slot: int, row: Tensor) -> TalkerOutput:
-        return TalkerOutput(*self._slots.step(slot, row))
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        codec_bos = self._talker.codec_embedding.weight[self._codec_bos]
+        last = self._text_rows[first_token : first_token + 1] + codec_bos
+        awaited = self._awaited.pop(slot, None)
+        if awaited is None:
+            return self._advance((slot,), last)
+        rows = awaited.rows.masked_scatter(
+            awaited.media[:, None], self._hidden_projection(accepted[awaited.heard])
+        )
+        return self._fill(slot, torch.cat((rows, last)))
 
     @torch.inference_mode()
     def predict(
-        self, hidden: Tensor, code0: int, sampling: PredictorSampling
-    ) -> tuple[Tensor, Tensor]:
-        code = self._number(code0)
-        if sampling.uniforms is None:
-            return self._greedy(hidden, code)
-        uniforms = torch.from_numpy(sampling.uniforms)[None]
-        return self._sampled(sampling.top_k)(hidden, code, uniforms, torch.tensor([sampling.top_p]))
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        if len(slots) == 1:
+            codes, self._feedback[slots[0]] = self._predict_alike(slots, code0, sampling)
+            return codes
+        codes = torch.empty((len(slots), self._groups), dtype=torch.int64)
+        by_graph: dict[int | None, list[int]] = {}
+        for index, how in enumerate(sampling):
+            by_graph.setdefault(_graph_key(how), []).append(index)
+        for indices in by_graph.values():
+            alike = [slots[i] for i in indices]
+            codes[indices], feedback = self._predict_alike(
+                alike, [code0[i] for i in indices], [sampling[i] for i in indices]
+            )
+            for slot, row in zip(alike, feedback.split(1), strict=True):
+                self._feedback[slot] = row
+        return codes
 
-    def _sampled(self, top_k: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The code predictor's graph for one top_k, which is a shape inside it."""
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        if len(slots) == 1:
+            token = token_ids[0]
+            return self._advance(slots, self._feedback[slots[0]] + self._text_rows[token])
+        feedback = torch.cat([self._feedback[slot] for slot in slots])
+        return self._advance(slots, feedback + self._text_rows[list(token_ids)])
+
+    def close(self) -> None:
+        """Nothing to give back but memory, which goes with the engine."""
+
+    def _fill(self, slot: int, rows: Tensor) -> Tensor:
+        """Prefill a slot. Returns the last row's logits [1, vocab]."""
+        positions = rope_positions(len(rows))
+        logits, self._hidden[slot] = self._talker.prefill(rows, positions, self._slots.line(slot))
+        self._slots.filled(slot, positions)
+        return logits
+
+    def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
+        """Append one row a slot. Returns logits [len(slots), vocab]."""
+        logits, hidden = self._slots.step(slots, rows)
+        for slot, row in zip(slots, hidden.split(1), strict=True):
+            self._hidden[slot] = row
+        return logits
+
+    def _predict_alike(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> tuple[Tensor, Tensor]:
+        """One graph for slots that sample alike. Returns codes [n, 16] and feedback [n, hidden]."""
+        if len(slots) == 1:
+            hidden, code = self._hidden[slots[0]], self._number(code0[0])
+        else:
+            hidden, code = torch.cat([self._hidden[s] for s in slots]), torch.tensor(code0)
+        graph = self._predict_graph(_graph_key(sampling[0]))
+        if sampling[0].uniforms is None:
+            return graph(hidden, code)
+        uniforms = torch.from_numpy(
+            np.stack([how.uniforms for how in sampling if how.uniforms is not None])
+        )
+        return graph(hidden, code, uniforms, torch.tensor([how.top_p for how in sampling]))
+
+    def _predict_graph(self, top_k: int | None) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The code predictor's graph for one top_k, which is a shape inside it, or for greedy."""
         if top_k not in self._by_top_k:
-            row, uniforms = (
-                self._talker.codec_embedding.weight[:1],
-                torch.zeros(1, self._groups - 1),
-            )
-            self._by_top_k[top_k] = trace_graph(
-                self._predictor,
-                partial(self._predictor, top_k=top_k),
-                row,
-                self._number(1),
-                uniforms,
-                torch.tensor([0.8]),
-            )
+            # Two slots, so that the number of slots is no constant in the graph.
+            example = [self._talker.codec_embedding.weight[:2], torch.tensor([0, 1])]
+            function: Callable[..., tuple[Tensor, Tensor]] = self._predictor
+            if top_k is not GREEDY:
+                example += [torch.zeros(2, self._groups - 1), torch.tensor([0.8, 0.8])]
+                function = partial(self._predictor, top_k=top_k)
+            self._by_top_k[top_k] = trace_graph(self._predictor, function, *example)
         return self._by_top_k[top_k]
 
     def _codec_rows(self, speaker_id: int) -> Tensor:
@@ -126,3 +189,7 @@ class CpuTalker:
         assert self._config.talker is not None
         ids = codec_prefix_ids(self._config.talker, speaker_id)
         return self._talker.codec_embedding(torch.tensor(ids))
+
+
+def _graph_key(sampling: PredictorSampling) -> int | None:
+    return GREEDY if sampling.uniforms is None else sampling.top_k

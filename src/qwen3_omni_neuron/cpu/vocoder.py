@@ -1,21 +1,103 @@
 """code2wav on the CPU."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.model.code2wav import Code2Wav, State
+
+CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
 
 
 class CpuVocoder:
-    """Serves runtime.protocols.Vocoder over model.code2wav."""
+    """Serves runtime.protocols.Vocoder over model.code2wav: a streaming state a slot.
 
-    def __init__(self, code2wav: Code2Wav):
-        self._code2wav = code2wav
+    Two graphs, of a first chunk and of a later one, serve every chunk size and number of slots.
+    A slot whose chunk was padded keeps no state: what it heard last was padding.
+    """
+
+    def __init__(
+        self, code2wav: Code2Wav, slots: int, chunk_frames: tuple[int, ...] = CHUNK_FRAMES
+    ):
+        """chunk_frames: ascending."""
+        self.slots = slots
+        self.chunk_frames = chunk_frames
+        self.frame_samples = code2wav.config.frame_samples
+        self.latency_samples = code2wav.config.latency_samples
+        self._states: dict[int, State] = {}
+
+        def step(codes: Tensor, *state: Tensor) -> tuple[Tensor, State]:
+            return code2wav.step(codes, state)
+
+        codes = torch.zeros(1, code2wav.config.code_groups, chunk_frames[0], dtype=torch.int64)
+        with torch.inference_mode():
+            _, state = code2wav.start(codes)
+        self._start = trace_graph(code2wav, code2wav.start, codes)
+        self._step = trace_graph(code2wav, step, codes, *state)
 
     @torch.inference_mode()
-    def decode(self, codes: Tensor) -> NDArray[np.float32]:
-        if not len(codes):
-            return np.zeros(0, dtype=np.float32)
-        return self._code2wav(codes.t()[None])[0].float().numpy()
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """As the protocol has it. Raises BucketError for a chunk of no frames or of too many."""
+        batch = self._pad(codes)
+        samples, state = self._start(batch)
+        return self._finish(slots, codes, samples, state, self.latency_samples)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """As `start`. Every slot was started, and its last chunk was not padded."""
+        batch = self._pad(codes)
+        lost = [slot for slot in slots if slot not in self._states]
+        assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
+        samples, state = self._step(batch, *_join([self._states[slot] for slot in slots]))
+        return self._finish(slots, codes, samples, state, 0)
+
+    def close(self) -> None:
+        self._states.clear()
+
+    def _pad(self, codes: Sequence[Tensor]) -> Tensor:
+        """[frames, groups] a slot -> [slots, groups, T], T the smallest bucket that holds all."""
+        shortest, longest = min(map(len, codes)), max(map(len, codes))
+        if not 1 <= shortest <= longest <= self.chunk_frames[-1]:
+            raise BucketError(
+                f"A chunk has 1 to {self.chunk_frames[-1]} frames, got "
+                f"{longest if shortest else shortest}. "
+                f"Cut it into chunks of {', '.join(map(str, self.chunk_frames))} frames."
+            )
+        bucket = next(size for size in self.chunk_frames if size >= longest)
+        padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
+        return torch.stack(padded).transpose(1, 2)
+
+    def _finish(
+        self,
+        slots: Sequence[int],
+        codes: Sequence[Tensor],
+        samples: Tensor,
+        state: State,
+        late: int,
+    ) -> list[NDArray[np.float32]]:
+        """Put the new states into their slots, and cut the sound of the padding off."""
+        audio = samples.float().numpy()
+        frames = (audio.shape[1] + late) // self.frame_samples
+        chunks = list(zip(slots, codes, audio, _part(state), strict=True))
+        for slot in slots:
+            self._states.pop(slot, None)
+        self._states |= {s: left for s, chunk, _, left in chunks if len(chunk) == frames}
+        return [row[: len(chunk) * self.frame_samples - late] for _, chunk, row, _ in chunks]
+
+
+def _join(states: list[State]) -> State:
+    """States of one stream each -> the state of all of them. One alone is taken as it is."""
+    if len(states) == 1:
+        return states[0]
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+
+def _part(state: State) -> list[State]:
+    """The reverse of _join."""
+    return list(zip(*(tensor.split(1) for tensor in state), strict=True))

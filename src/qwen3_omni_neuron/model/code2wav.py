@@ -9,9 +9,26 @@ from qwen3_omni_neuron.model.feed_forward import FeedForward
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, rotate
+from qwen3_omni_neuron.model.streaming_conv import (
+    CausalConv,
+    History,
+    PointwiseConv,
+    TransposedConv,
+)
 
 UNIT_DILATIONS = (1, 3, 9)
-FEW_CHANNELS = 4
+
+State = tuple[Tensor, ...]
+"""What a stream of frames leaves for its next chunk: a plain value that nothing else refers to.
+
+Every tensor is batch-first, so states of streams are joined and parted along axis 0, and its shape
+and dtype stay the same from the first chunk on. In the order of the layers:
+- int64 [streams], how many frames were decoded;
+- each attention layer's last sliding_window - 1 (71) keys, rotated, then as many values, each
+  [streams, kv_heads, 71, head_dim], of which the last min(71, frames decoded) are valid;
+- each causal convolution's last (kernel - 1) * dilation inputs and, where a transposed
+  convolution's kernel is two strides, its last input: [streams, channels, inputs].
+"""
 
 
 class Code2Wav(nn.Module):
@@ -49,24 +66,62 @@ class Code2Wav(nn.Module):
         codes: int64 [streams, code_groups, T]. Returns samples [streams, T * frame_samples -
         latency_samples] in [-1, 1].
         """
+        return self.start(codes)[0]
+
+    def start(self, codes: Tensor) -> tuple[Tensor, State]:
+        """Decode the first chunk of streams: forward, and the state that `step` goes on from."""
+        position = torch.zeros_like(codes[:, 0, 0])
+        return self._decode(codes, position, History(None))
+
+    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+        """Decode the next chunk of streams, each at its own position.
+
+        Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
+        samples of all chunks, one after the other, are those of one forward over all frames.
+        Raises IndexError for a frame beyond max_positions (released: 8000, 640 s).
+        """
+        position, *past = state
+        return self._decode(codes, position, History(past))
+
+    def prime(self, codes: Tensor) -> State:
+        """The state of streams that go on from a prefix, such as the codes of a voice prompt,
+        without its sound.
+
+        The next `step` begins with the latency_samples that the prefix still owes: cut them. What
+        is left is what one forward over prefix and frames gives from T * frame_samples on, of
+        the length that the first chunk of an unprimed stream has.
+        """
+        return self.start(codes)[1]
+
+    def _decode(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
+        frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
-        frames = x.shape[1]
-        rotation = self.rotary.span(0, frames)
-        mask = window_mask(frames, self.config.sliding_window)
+        positions = position[:, None] + torch.arange(frames, device=codes.device)
+        rotation = self.rotary.at(positions.flatten())
+        mask = window_mask(position, frames, self.config.sliding_window)
         for layer in self.layers:
-            x = layer(x, rotation, mask)
+            x = layer(x, rotation, mask, history)
         x = self.norm(x).transpose(1, 2)  # [streams, hidden, T]
         for stage in self.upsample:
-            x = stage(x)
-        x = self.conv_in(x)
+            x = stage(x, history)
+        x = self.conv_in(x, history)
         for block in self.blocks:
-            x = block(x)
-        return self.conv_out(self.act_out(x)).squeeze(1).clamp(-1, 1)
+            x = block(x, history)
+        samples = self.conv_out(self.act_out(x), history).squeeze(1).clamp(-1, 1)
+        return samples, (position + frames, *history.left)
 
 
-def window_mask(frames: int, window: int) -> Tensor:
-    """bool [T, T]: frame i sees frames i - window + 1 to i."""
-    return torch.ones(frames, frames, dtype=torch.bool).tril().triu(1 - window)
+def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
+    """bool [streams, 1, T, window - 1 + T]: which keys the frames of a chunk see.
+
+    position: int64 [streams], the frames before the chunk. The first window - 1 keys are those
+    before it, so frame i sees keys i to i + window - 1, the last of which is its own. At position
+    p only p of those before it are there: with a window of 72 and p = 2, keys 69 and on.
+    """
+    key = torch.arange(window - 1 + frames, device=position.device)
+    first = key[:frames, None]  # [T, 1]
+    there = (window - 1 - position)[:, None, None, None]
+    return (key >= torch.maximum(first, there)) & (key < first + window)
 
 
 class VocoderLayer(nn.Module):
@@ -78,6 +133,7 @@ class VocoderLayer(nn.Module):
     def __init__(self, c: Code2WavConfig):
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
+        self.reach = c.sliding_window - 1
         self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
         self.qkv = Linear(c.hidden_size, (c.heads + 2 * c.kv_heads) * c.head_dim)
         self.out = Linear(c.heads * c.head_dim, c.hidden_size)
@@ -86,74 +142,22 @@ class VocoderLayer(nn.Module):
         self.ffn = FeedForward(c.hidden_size, c.ffn_width)
         self.ffn_scale = nn.Parameter(torch.ones(c.hidden_size))
 
-    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
-        """x: [streams, T, hidden]; mask: bool, broadcast to [streams, heads, T, T]."""
+    def forward(self, x: Tensor, rotation: Rotation, mask: Tensor, history: History) -> Tensor:
+        """x: [streams, T, hidden]; rotation: of streams * T rows; mask: see window_mask."""
         streams, frames, _ = x.shape
         rows = x.flatten(0, 1)  # [streams * T, hidden]
-        qkv = self.qkv(self.attention_norm(rows)).view(streams, frames, -1, self.head_dim)
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        qkv = self.qkv(self.attention_norm(rows)).unflatten(1, (-1, self.head_dim))
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
         qk = cast(rotate(widen(qk), rotation), x.dtype)
-        q, k = qk.split((self.heads, self.kv_heads), 2)
-        q, k, v = (t.transpose(1, 2) for t in (q, k, v))  # [streams, heads, T, head_dim]
+        q, k = qk.split((self.heads, self.kv_heads), 1)
+        # [streams * T, heads, head_dim] -> [streams, heads, T, head_dim]
+        q, k, v = (t.unflatten(0, (streams, frames)).transpose(1, 2) for t in (q, k, v))
+        k, v = history.extend(k, self.reach), history.extend(v, self.reach)
         mixed = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
         mixed = mixed.transpose(1, 2).reshape(streams * frames, -1)
         rows = rows + self.attention_scale * self.out(mixed)
         rows = rows + self.ffn_scale * self.ffn(self.ffn_norm(rows))
         return rows.view_as(x)
-
-
-class CausalConv(nn.Conv1d):
-    """A convolution that sees its input and what came before. [streams, channels, T] -> same T.
-
-    Source: transformers Qwen3OmniMoeCausalConvNet.forward, stride 1.
-    """
-
-    def __init__(self, into: int, out: int, kernel: int, dilation: int = 1, groups: int = 1):
-        super().__init__(into, out, kernel, dilation=dilation, groups=groups)
-        self.history = (kernel - 1) * dilation
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.pad(x, (self.history, 0))
-        if self.out_channels > FEW_CHANNELS:
-            return super().forward(x)
-        return self._by_tap(x, x.shape[2] - self.history)
-
-    def _by_tap(self, x: Tensor, length: int) -> Tensor:
-        """All taps as one matrix product, then their shifted sum: for few output channels, where
-        a convolution kernel has little to work on, several times faster."""
-        out, into, taps = self.weight.shape
-        by_tap = self.weight.permute(2, 0, 1).reshape(taps * out, into)
-        products = torch.matmul(by_tap, x).unflatten(1, (taps, out))
-        assert self.bias is not None
-        total = self.bias[:, None] + products[:, 0, :, :length]
-        for tap in range(1, taps):
-            start = tap * self.dilation[0]
-            total += products[:, tap, :, start : start + length]
-        return total
-
-
-class PointwiseConv(nn.Conv1d):
-    """A convolution of kernel 1 as the matrix product that it is: much the faster on a CPU."""
-
-    def __init__(self, into: int, out: int):
-        super().__init__(into, out, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [streams, into, T] -> [streams, out, T]."""
-        assert self.bias is not None
-        return torch.matmul(self.weight[:, :, 0], x).add_(self.bias[:, None])
-
-
-class TransposedConv(nn.ConvTranspose1d):
-    """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
-
-    T in give stride * T - (kernel - stride) out: with a kernel of one stride all of them, with
-    two strides one stride fewer, the look-ahead that makes code2wav late.
-    Source: transformers Qwen3OmniMoeCausalTransConvNet.forward.
-    """
-
-    def __init__(self, into: int, out: int, kernel: int, stride: int):
-        super().__init__(into, out, kernel, stride=stride, padding=kernel - stride)
 
 
 class Upsample(nn.Module):
@@ -171,10 +175,10 @@ class Upsample(nn.Module):
         self.fc2 = nn.Linear(4 * width, width)
         self.scale = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, history: History) -> Tensor:
         """x: [streams, width, T] -> [streams, width, ratio * T]."""
-        x = self.conv(x)
-        y = self.norm(self.depthwise(x).transpose(1, 2))
+        x = self.conv(x, history)
+        y = self.norm(self.depthwise(x, history).transpose(1, 2))
         y = self.scale * self.fc2(F.gelu(self.fc1(y)))
         return x + y.transpose(1, 2)
 
@@ -206,8 +210,8 @@ class ResidualUnit(nn.Module):
         self.act2 = Snake(width)
         self.conv2 = PointwiseConv(width, width)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(self.act2(self.conv1(self.act1(x))))
+    def forward(self, x: Tensor, history: History) -> Tensor:
+        return x + self.conv2(self.act2(self.conv1(self.act1(x), history)))
 
 
 class DecoderBlock(nn.Module):
@@ -222,9 +226,9 @@ class DecoderBlock(nn.Module):
         self.upsample = TransposedConv(into, out, 2 * rate, rate)
         self.units = nn.ModuleList(ResidualUnit(out, d) for d in UNIT_DILATIONS)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [streams, into, T] -> [streams, out, rate * (T - 1)]."""
-        x = self.upsample(self.act(x))
+    def forward(self, x: Tensor, history: History) -> Tensor:
+        """x: [streams, into, T] -> [streams, out, rate * T], of a first chunk rate * (T - 1)."""
+        x = self.upsample(self.act(x), history)
         for unit in self.units:
-            x = unit(x)
+            x = unit(x, history)
         return x

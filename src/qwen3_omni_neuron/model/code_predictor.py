@@ -82,11 +82,11 @@ class CodePredictor(nn.Module):
         Returns [slots, vocab] after the last row.
         """
         if step == 0:
-            slots = int(rows.shape[0]) // 2
             cos, sin = self.rotary.span(0, 2)
+            slots = rows.shape[0] // 2
             rotation = cos.repeat(slots, 1, 1), sin.repeat(slots, 1, 1)
-            x = self.decoder(rows, rotation, cache, slots)[0][1::2]
+            x = self.decoder(rows, rotation, cache, 2)[0][1::2]
         else:
             rotation = self.rotary.span(step + 1, step + 2)
-            x, _ = self.decoder(rows, rotation, cache, int(rows.shape[0]))
+            x, _ = self.decoder(rows, rotation, cache, 1)
         return torch.mm(self.decoder.norm(x), self.head[step].t())

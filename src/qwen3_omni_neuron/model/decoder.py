@@ -1,7 +1,8 @@
 """The decoder stack that thinker, talker and code predictor are made of.
 
-Hidden states are rows [slots * T, hidden], slot by slot: T positions of a prompt in one slot, or
-one new position in each of several.
+Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in
+one slot, or one new position in each of several. Only the span is fixed in a graph, so one graph
+takes any number of slots.
 """
 
 import torch
@@ -40,20 +41,19 @@ class Attention(nn.Module):
         residual: Tensor,
         x: Tensor,
         rotation: Rotation,
-        slots: int,
+        span: int,
         cache: Appendable,
         layer: int,
     ) -> Tensor:
-        """residual + attention(x), both [slots * T, hidden]; rows attend to their slot's cache."""
-        rows = int(x.shape[0])
-        qkv = self.qkv(x).view(rows, -1, self.head_dim)
+        """residual + attention(x), both [slots * span, hidden]: rows attend to their slot."""
+        qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
         qk = cast(rotate(widen(self.qk_norm(qk)), rotation), x.dtype)
         q, k = qk.split((self.heads, self.kv_heads), 1)
-        if rows == slots:
+        if span == 1:
             mixed = self._decode(q, k, v, cache, layer)
         else:
-            mixed = self._prefill(q, k, v, slots, cache, layer)
+            mixed = self._prefill(q, k, v, span, cache, layer)
         return self.out.add_to(residual, mixed)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: Appendable, layer: int) -> Tensor:
@@ -61,30 +61,30 @@ class Attention(nn.Module):
 
         Spelled out: the fused attention costs several times as much on one row.
         """
-        slots, width = int(q.shape[0]), self.head_dim
+        width = self.head_dim
         keys, values = cache.append(layer, k.reshape(-1, 1, width), v.reshape(-1, 1, width))
         # The query heads of one kv head together: [slots * kv_heads, group, head_dim]
-        q = q.reshape(slots * self.kv_heads, -1, width)
+        q = q.reshape(-1, self.heads // self.kv_heads, width)
         # beta 0: what is added to does not count, but must be of the same precision
         zero = cast(self.zero, q.dtype)
         scores = torch.baddbmm(zero, q, keys.transpose(1, 2), beta=0, alpha=self.scale)
         if cache.mask is not None:
-            by_slot = scores.view(slots, -1, int(scores.shape[2]))
-            scores = by_slot.masked_fill(~cache.mask, float("-inf")).view_as(scores)
+            by_slot = scores.unflatten(0, (-1, self.kv_heads))  # [slots, kv_heads, group, window]
+            scores = by_slot.masked_fill(cache.mask, float("-inf")).flatten(0, 1)
         weights = cast(torch.softmax(widen(scores), -1), v.dtype)
-        return torch.bmm(weights, values).view(slots, -1)
+        return torch.bmm(weights, values).view(-1, self.heads * width)
 
     @staticmethod
     def _prefill(
-        q: Tensor, k: Tensor, v: Tensor, slots: int, cache: Appendable, layer: int
+        q: Tensor, k: Tensor, v: Tensor, span: int, cache: Appendable, layer: int
     ) -> Tensor:
-        """T first rows a slot, which see each other causally. Returns [slots * T, ...]."""
-        rows = int(q.shape[0])
-        # [slots * T, heads, head_dim] -> [slots, heads, T, head_dim]
-        q, k, v = (t.unflatten(0, (slots, -1)).transpose(1, 2) for t in (q, k, v))
+        """The first `span` rows of each slot, which see each other causally. Returns
+        [slots * span, heads * head_dim]."""
+        # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
+        q, k, v = (t.unflatten(0, (-1, span)).transpose(1, 2) for t in (q, k, v))
         cache.append(layer, k.flatten(0, 1), v.flatten(0, 1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return mixed.transpose(1, 2).reshape(rows, -1)
+        return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 class DecoderLayer(nn.Module):
@@ -102,9 +102,9 @@ class DecoderLayer(nn.Module):
             self.ffn = MoeFeedForward(c.hidden_size, c.moe)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, slots: int, cache: Appendable, layer: int
+        self, x: Tensor, rotation: Rotation, span: int, cache: Appendable, layer: int
     ) -> Tensor:
-        x = self.attention.add_to(x, self.attention_norm(x), rotation, slots, cache, layer)
+        x = self.attention.add_to(x, self.attention_norm(x), rotation, span, cache, layer)
         return self.ffn.add_to(x, self.ffn_norm(x))
 
 
@@ -121,10 +121,10 @@ class Decoder(nn.Module):
         x: Tensor,
         rotation: Rotation,
         cache: Appendable,
-        slots: int = 1,
+        span: int,
         accept_layer: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Run the layers. x: [slots * T, hidden].
+        """Run the layers. x: [slots * span, hidden].
 
         Returns the hidden states after the last layer, not yet normed, and hidden_states[
         accept_layer] as the reference counts them: the output of layer accept_layer - 1, the
@@ -132,7 +132,7 @@ class Decoder(nn.Module):
         """
         accepted = x
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, slots, cache, index)
+            x = layer(x, rotation, span, cache, index)
             if index + 1 == accept_layer:
                 accepted = x
         return x, accepted

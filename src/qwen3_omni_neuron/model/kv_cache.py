@@ -1,8 +1,8 @@
-"""KV caches: plain tensors that the caller owns, and the three ways a decoder fills them.
+"""KV caches: plain tensors that the caller owns, and the ways a decoder fills them.
 
 Each way has `append(layer, keys, values)`, which stores the new positions' keys and values
 [slots * kv_heads, T, head_dim] and returns all that the new positions attend to, and `mask`, bool
-[slots, 1, window] or None where all of it is valid.
+[slots, 1, 1, window] of what they must not see, or None where they see all of it.
 """
 
 from dataclasses import dataclass, field
@@ -70,32 +70,47 @@ class PromptCache:
         return keys, values
 
 
-class SlotCache:
-    """Decode: one row a slot, written at that slot's own position, in place.
+class LineCache:
+    """Decode in one slot: one row, written at its position, in place.
 
-    cache: the window up to the longest slot's new row. lengths: int64 [slots], the positions
-    that the new rows are written to.
+    cache: the slot's own line, the window up to the new row. length: int64 [1], the position that
+    the new row is written to.
     """
 
-    def __init__(self, cache: KvCache, lengths: Tensor):
-        self._cache, self._lengths = cache, lengths
-        self._slots = int(lengths.shape[0])
-        self.mask: Tensor | None = None
-        if self._slots > 1:
-            positions = torch.arange(cache.keys.shape[3])
-            self.mask = (positions <= lengths[:, None])[:, None, :]
+    mask = None
+
+    def __init__(self, cache: KvCache, length: Tensor):
+        self._cache, self._length = cache, length
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        all_keys, all_values = self._cache.keys[layer], self._cache.values[layer]
-        if self._slots == 1:
-            all_keys, all_values = all_keys.squeeze(0), all_values.squeeze(0)
-            all_keys.index_copy_(1, self._lengths, keys)
-            all_values.index_copy_(1, self._lengths, values)
-            return all_keys, all_values
-        slots = torch.arange(self._slots)
-        all_keys[slots, :, self._lengths] = keys.view(self._slots, -1, keys.shape[2])
-        all_values[slots, :, self._lengths] = values.view(self._slots, -1, values.shape[2])
-        return all_keys.flatten(0, 1), all_values.flatten(0, 1)
+        all_keys, all_values = self._cache.keys[layer, 0], self._cache.values[layer, 0]
+        all_keys.index_copy_(1, self._length, keys)
+        all_values.index_copy_(1, self._length, values)
+        return all_keys, all_values
+
+
+class SlotCache:
+    """Decode in several slots: one row each, written at that slot's own position, in place.
+
+    cache: all lines, the window up to the longest slot's new row. slots: int64 [n], which lines.
+    lengths: int64 [n], the positions that the new rows are written to.
+    """
+
+    def __init__(self, cache: KvCache, slots: Tensor, lengths: Tensor):
+        self._cache, self._slots, self._lengths = cache, slots, lengths
+        positions = torch.arange(cache.keys.shape[3])
+        self.mask = (positions > lengths[:, None])[:, None, None, :]
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return (
+            self._put(self._cache.keys[layer], keys),
+            self._put(self._cache.values[layer], values),
+        )
+
+    def _put(self, lines: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [n * kv_heads, 1, head_dim]; return the lines [n * kv_heads, window, ...]."""
+        lines[self._slots, :, self._lengths] = rows.view(-1, lines.shape[1], lines.shape[3])
+        return lines.index_select(0, self._slots).flatten(0, 1)
 
 
 @dataclass

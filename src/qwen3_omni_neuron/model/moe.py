@@ -9,6 +9,8 @@ from qwen3_omni_neuron.model.feed_forward import FeedForward, gated
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.norm import cast, widen
 
+FEW_ROWS = 16  # up to here a matrix costs what reading it costs
+
 
 class MoeFeedForward(nn.Module):
     """Routed experts plus, where the config has one, the gated shared expert.
@@ -19,7 +21,7 @@ class MoeFeedForward(nn.Module):
 
     def __init__(self, hidden_size: int, c: MoeConfig):
         super().__init__()
-        self.experts_per_token = c.experts_per_token
+        self.experts, self.experts_per_token = c.experts, c.experts_per_token
         self.normalize_weights = c.normalize_weights
         self.router = Linear(hidden_size, c.experts)
         self.gate_up = nn.Parameter(torch.empty(c.experts, 2 * c.expert_width, hidden_size))
@@ -34,8 +36,11 @@ class MoeFeedForward(nn.Module):
         if self.shared is not None:
             residual = self.shared.add_to(residual, x)
         weights, chosen = self.route(x)
-        if int(x.shape[0]) == 1:
+        rows = int(x.shape[0])
+        if rows == 1:
             return self._one_row(residual, x, weights, chosen[0])
+        if rows <= FEW_ROWS:
+            return self._by_every_expert(residual, x, weights, chosen)
         return self._by_expert(residual, x, weights, chosen)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,6 +61,22 @@ class MoeFeedForward(nn.Module):
         hidden = gated(hidden) * weights.t()  # [k, width]
         down = self.down.index_select(0, chosen).flatten(0, 1)  # [k * width, hidden]
         return torch.addmm(residual, hidden.view(1, -1), down)
+
+    def _by_every_expert(
+        self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor
+    ) -> Tensor:
+        """A decode step of several slots: every expert sees every row, and counts where chosen.
+
+        The same operations whichever experts are chosen, so a graph can hold them; and a few rows
+        cost a matrix little more than one does: reading it is what takes time.
+        """
+        hidden = torch.matmul(x, self.gate_up.transpose(1, 2))  # [experts, rows, 2 width]
+        by_expert = torch.zeros_like(x[:, :1]).repeat(1, self.experts)
+        by_expert = by_expert.scatter(1, chosen, weights)  # [rows, experts]
+        hidden = gated(hidden) * by_expert.t().unsqueeze(2)
+        # [experts, rows, width] -> [rows, experts * width]: all experts are one wide feed-forward
+        hidden = hidden.transpose(0, 1).flatten(1)
+        return torch.addmm(residual, hidden, self.down.flatten(0, 1))
 
     def _by_expert(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Many rows: each expert that any of them chose runs once, over all that chose it."""

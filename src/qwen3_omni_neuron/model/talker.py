@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import Decoder
-from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, PromptCache
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
@@ -30,18 +30,16 @@ class Talker(nn.Module):
         [1, vocab] and the post-norm hidden state [1, hidden] of the last row: the code
         predictor's first input.
         """
-        x, _ = self.decoder(rows, self.rotary.at_axes(positions), PromptCache(cache))
+        rotation = self.rotary.at_axes(positions)
+        x, _ = self.decoder(rows, rotation, PromptCache(cache), len(rows))
         hidden = self.decoder.norm(x[-1:])
         return self.codec_head(hidden), hidden
 
-    def decode(
-        self, rows: Tensor, positions: Tensor, lengths: Tensor, keys: Tensor, values: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Run one frame a slot. rows: [slots, hidden], codec feedback plus text row; the rest as
-        in `Thinker.decode`. Returns codec logits [slots, vocab] and post-norm hidden states
+    def decode(self, rows: Tensor, positions: Tensor, cache: Appendable) -> tuple[Tensor, Tensor]:
+        """Run one frame a slot. rows: [slots, hidden], codec feedback plus text row; positions:
+        int64 [slots]. Returns codec logits [slots, vocab] and post-norm hidden states
         [slots, hidden].
         """
-        cache = SlotCache(KvCache(keys, values), lengths)
-        x, _ = self.decoder(rows, self.rotary.at(positions), cache, int(rows.shape[0]))
+        x, _ = self.decoder(rows, self.rotary.at(positions), cache, 1)
         hidden = self.decoder.norm(x)
         return self.codec_head(hidden), hidden

@@ -1,203 +1,159 @@
-"""One request from prompt to sound: thinker, talker with code predictor, vocoder."""
+"""Requests on engines: slots, the queue for them, and the three stages."""
 
-import time
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+import logging
+import threading
+from collections import deque
+from typing import Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import BusyError, ClosedError
+from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.runtime.clock import Clock
+from qwen3_omni_neuron.runtime.live import LiveRequest
+from qwen3_omni_neuron.runtime.output import Output
+from qwen3_omni_neuron.runtime.protocols import Engines, Vocoder
+from qwen3_omni_neuron.runtime.request import Request, TalkerRequest
+from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
+from qwen3_omni_neuron.runtime.stage import Stage, Task
+from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
+from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
+from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
+from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
-from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
-from qwen3_omni_neuron.events import (
-    SAMPLE_RATE,
-    AudioChunk,
-    Event,
-    Finished,
-    FinishReason,
-    SpeechResult,
-    TextDelta,
-    Timings,
-)
-from qwen3_omni_neuron.prompt import Prompt
-from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
-from qwen3_omni_neuron.sampling import RequestRandom, Sampler, SamplingParams, draw
-from qwen3_omni_neuron.text import TextStream
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class ThinkerRequest:
-    """What the thinker is to do."""
-
-    prompt: Prompt
-    sampling: SamplingParams
-    max_new_tokens: int
-    eos_ids: frozenset[int]
-    decode_text: Callable[[list[int]], str]
-
-
-@dataclass(frozen=True)
-class TalkerRequest:
-    """What the talker is to do."""
-
-    speaker_id: int
-    sampling: SamplingParams
-    predictor_sampling: SamplingParams
-    max_new_tokens: int
-
-
-@dataclass(frozen=True)
-class Request:
-    """A request. talker None: text alone is asked for. arrived_s: time.perf_counter() when it
-    came, before the conversation was read."""
-
-    thinker: ThinkerRequest
-    talker: TalkerRequest | None
-    seed: int
-    arrived_s: float
-
-
-@dataclass
-class _Reply:
-    """What has been made so far."""
-
-    token_ids: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    thinker_finish: FinishReason = "length"
-    talker_finish: FinishReason = "no_speech"
-    first_token_s: float = 0.0
-    first_sample_s: float | None = None
+Seats = list[tuple[Stage[Any], Task]]  # where a request is to go once it has a slot
 
 
 class Pipeline:
-    """Runs requests on engines, each in a slot of its own."""
+    """Runs up to `slots` requests at once, each in the same slot of every engine.
 
-    def __init__(self, engines: Engines, config: OmniConfig):
-        self._thinker, self._talker, self._vocoder = (
-            engines.thinker,
-            engines.talker,
-            engines.vocoder,
-        )
-        self._config = config
+    One lock guards everything that threads share: the fields here, in the stages, in the requests.
+    It is held for a few lines at a time, never during an engine's call. max_queued: requests that
+    may wait for a slot.
+    """
 
-    def run(self, request: Request, slot: int) -> Iterator[Event]:
-        """Events of one request: text as it is written, then the audio, then Finished."""
-        reply, random = _Reply(), RequestRandom(request.seed)
-        accepted = yield from self._think(request.thinker, slot, reply, random)
-        spoken = [i for i in reply.token_ids if i not in request.thinker.eos_ids]
-        codes = torch.zeros((0, self._config.code_groups), dtype=torch.int64)
-        audio = np.zeros(0, dtype=np.float32)
-        if request.talker and spoken:
-            codes = self._talk(request, request.talker, slot, accepted, spoken, reply, random)
-        if len(codes) and self._vocoder:
-            audio = self._vocoder.decode(codes)
-            reply.first_sample_s = time.perf_counter()
-            yield AudioChunk(audio, 0, len(codes))
-        yield Finished(_result(request, reply, codes, audio))
+    def __init__(
+        self, engines: Engines, config: OmniConfig, max_queued: int, clock: Clock | None = None
+    ):
+        self.clock, self.code_groups = clock or Clock(), config.code_groups
+        self._engines, self._config, self._max_queued = engines, config, max_queued
+        # Reentrant: a stream that is collected as garbage cancels itself, wherever that happens.
+        self._lock = threading.RLock()
+        self._free_slots = list(range(engines.thinker.slots))
+        self._queue: deque[tuple[LiveRequest, Seats]] = deque()
+        self._running: set[LiveRequest] = set()
+        self._closed = False
+        shared = (self.clock, self._lock, engines.enter_thread, self._on_release)
+        self._thinker = ThinkerStage(engines.thinker, *shared)
+        self._stages: list[Stage[Any]] = [self._thinker]
+        if engines.talker is not None and engines.vocoder is not None:
+            assert config.talker is not None
+            self._vocoder = VocoderStage(engines.vocoder, *shared, self._wake)
+            on_frame = self._vocoder.changed.notify_all
+            self._talker = TalkerStage(engines.talker, config.talker, *shared, on_frame)
+            self._stages += [self._talker, self._vocoder]
+        for stage in self._stages:
+            stage.start()
 
-    def _think(
-        self, request: ThinkerRequest, slot: int, reply: _Reply, random: RequestRandom
-    ) -> Generator[Event, None, Tensor]:
-        """Write text. Returns the accept layer's hidden states of the prompt."""
-        prompt = request.prompt
-        logits, accepted = self._thinker.prefill(slot, prompt)
-        sampler = Sampler(request.sampling, logits.shape[-1], prompt.token_ids)
-        text = TextStream(request.decode_text)
-        limit = min(request.max_new_tokens, self._thinker.context_length - len(prompt))
-        while True:
-            token_id = sampler.next(logits, random.thinker)
-            reply.token_ids.append(token_id)
-            if len(reply.token_ids) == 1:
-                reply.first_token_s = time.perf_counter()
-            delta = text.push(token_id)
-            if token_id in request.eos_ids:
-                reply.thinker_finish = "stop"
-            ended = reply.thinker_finish == "stop" or len(reply.token_ids) == limit
-            if ended:
-                rest = text.finish()
-                delta = (delta[0] + rest[0], delta[1] + rest[1])
-            if delta[1]:
-                reply.text.append(delta[0])
-                yield TextDelta(*delta)
-            if ended:
-                return accepted
-            logits = self._thinker.step(slot, token_id)
+    def submit(self, request: Request) -> tuple[LiveRequest, int]:
+        """Start a request, or queue it behind those that came before.
 
-    def _talk(
-        self,
-        request: Request,
-        options: TalkerRequest,
-        slot: int,
-        accepted: Tensor,
-        spoken: list[int],
-        reply: _Reply,
-        random: RequestRandom,
-    ) -> Tensor:
-        """Speak the text tokens of a reply, its end marker left out. Returns codes [frames, 16].
-
-        Step k adds the row of token k + 1 while there is one, then tts_eos once, then tts_pad.
+        Returns it, and how many are in the queue before it. Raises OptionError for chunk sizes
+        that the vocoder does not have, BusyError when the queue is full, ClosedError.
         """
-        talker, config = self._talker, self._config.talker
-        assert talker is not None and config is not None, "options.speaker_id checks this"
-        trailing = [talker.text_row(i) for i in (*spoken[1:], self._config.tts_eos_id)]
-        pad_row = talker.text_row(self._config.tts_pad_id)
-        rows = talker.prompt_rows(request.thinker.prompt, accepted, options.speaker_id)
-        output = talker.prefill(slot, rows, spoken[0])
-        sampler = Sampler(
-            options.sampling, config.text.vocab_size, suppressed=config.suppressed_ids
+        live, seats = self._seat(request)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this model was closed; load it again.")
+            ahead = sum(not queued.ended for queued, _ in self._queue)
+            if not self._free_slots and ahead >= self._max_queued:
+                raise BusyError(
+                    f"all {len(self._running)} slots are in use, and {ahead} requests wait for "
+                    "one. Finish or close a stream first, or load with a larger max_concurrency "
+                    "or max_queued."
+                )
+            self._queue.append((live, seats))
+            self._admit()
+            if live.marks.admitted_s is None:
+                logger.info("a request is queued behind %d others", ahead)
+                return live, ahead
+        return live, 0
+
+    def cancel(self, live: LiveRequest) -> None:
+        """End a request that nobody wants any more: each stage drops it at its next step."""
+        with self._lock:
+            live.end()
+
+    def close(self, join_timeout_s: float | None = None) -> None:
+        """End all requests with a ClosedError, the threads, and the engines.
+
+        A thread that is in an engine's call ends after it; join_timeout_s bounds the wait for it.
+        """
+        with self._lock:
+            self._closed = True
+            error = ClosedError("the model was closed while the request ran.")
+            for live in [*self._running, *(queued for queued, _ in self._queue)]:
+                live.end(error)
+            for stage in self._stages:
+                stage.close()
+        for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
+            if engine is not None:
+                engine.close()
+        for stage in self._stages:
+            stage.join(join_timeout_s)
+
+    def _seat(self, request: Request) -> tuple[LiveRequest, Seats]:
+        """A request with its tasks, which start when it gets a slot."""
+        reader = self._thinker if request.talker is None else self._talker
+        text = TokenBuffer(
+            reader.changed, self._wake, self._config.tts_eos_id, self._config.tts_pad_id
         )
-        limit = min(options.max_new_tokens, talker.context_length - len(rows))
-        frames: list[Tensor] = []
-        reply.talker_finish = "length"
-        while True:
-            code0 = sampler.next(output.logits, random.talker)
-            if code0 == config.codec_eos_id:
-                reply.talker_finish = "stop"
-                break
-            if len(frames) + 1 >= limit:
-                break
-            draws = _predictor_sampling(options.predictor_sampling, config, random)
-            codes, feedback = talker.predict(output.hidden, code0, draws)
-            step = len(frames)
-            frames.append(codes)
-            output = talker.step(
-                slot, feedback + (trailing[step] if step < len(trailing) else pad_row)
-            )
-        return torch.cat(frames) if frames else torch.zeros((0, config.code_groups)).long()
+        output = Output(self.clock.condition(self._lock), self._wake)
+        live = LiveRequest(request, text, output, self._wake)
+        context_length = self._engines.thinker.context_length
+        seats: Seats = [(self._thinker, ThinkerTask(live, context_length))]
+        if request.talker is None:
+            text.abandon()
+        else:
+            assert self._engines.vocoder is not None and self._config.talker is not None
+            talker = TalkerTask(live, request.talker, self._config.talker)
+            schedule = _schedule(request.talker, self._engines.vocoder)
+            seats += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
+        return live, seats
+
+    def _admit(self) -> None:
+        """Give free slots to the first in the queue. The lock is held."""
+        while self._queue and (self._free_slots or self._queue[0][0].ended):
+            live, seats = self._queue.popleft()
+            if live.ended:
+                continue
+            live.slot = self._free_slots.pop()
+            live.marks.admitted_s = self.clock.now()
+            self._running.add(live)
+            for stage, task in seats:
+                stage.add(task)
+
+    def _on_release(self, live: LiveRequest) -> None:
+        """A stage has let go of a request. The lock is held."""
+        if live.holders == 0:
+            live.end()
+            self._running.discard(live)
+            self._free_slots.append(live.slot)
+            self._admit()
+
+    def _wake(self) -> None:
+        """Let every stage look again: something ended, or there is room again."""
+        with self._lock:
+            for stage in self._stages:
+                stage.changed.notify_all()
 
 
-def _result(
-    request: Request, reply: _Reply, codes: Tensor, audio: NDArray[np.float32]
-) -> SpeechResult:
-    audio_s = len(audio) / SAMPLE_RATE
-    now = time.perf_counter()
-    first = reply.first_sample_s
-    timings = Timings(
-        ttft_s=reply.first_token_s - request.arrived_s,
-        ttfb_s=None if first is None else first - request.arrived_s,
-        total_s=now - request.arrived_s,
-        audio_s=audio_s,
-        rtf=None if first is None else (first - request.arrived_s) / audio_s,
-        prompt_tokens=len(request.thinker.prompt),
-        text_tokens=len(reply.token_ids),
-        frames=len(codes),
+def _schedule(wanted: TalkerRequest, vocoder: Vocoder) -> Schedule:
+    if wanted.chunk_frames is not None:
+        return FixedSchedule(wanted.chunk_frames, vocoder.chunk_frames)
+    return AdaptiveSchedule(
+        vocoder.chunk_frames,
+        vocoder.frame_samples / SAMPLE_RATE,
+        vocoder.latency_samples / SAMPLE_RATE,
     )
-    return SpeechResult(
-        text="".join(reply.text),
-        token_ids=reply.token_ids,
-        codes=codes.numpy(),
-        audio=audio,
-        sample_rate=SAMPLE_RATE,
-        thinker_finish_reason=reply.thinker_finish,
-        talker_finish_reason=reply.talker_finish,
-        timings=timings,
-        seed=request.seed,
-    )
-
-
-def _predictor_sampling(
-    params: SamplingParams, config: TalkerConfig, random: RequestRandom
-) -> PredictorSampling:
-    uniforms = draw(random.talker, config.code_groups - 1) if params.do_sample else None
-    return PredictorSampling(uniforms, params.top_k, params.top_p)

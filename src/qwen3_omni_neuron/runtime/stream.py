@@ -1,0 +1,143 @@
+"""The caller's end of a request: its events, one by one."""
+
+from collections.abc import Iterator
+from types import TracebackType
+
+import numpy as np
+import torch
+
+from qwen3_omni_neuron.events import (
+    SAMPLE_RATE,
+    AudioChunk,
+    Event,
+    Finished,
+    SpeechResult,
+    TextDelta,
+    Timings,
+)
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.text import TextStream
+
+
+class SpeechStream(Iterator[Event]):
+    """TextDelta and AudioChunk as they are made, and Finished at the end.
+
+    The request runs from the start, whether events are taken or not; a caller that takes none
+    holds up its own request alone. `close` (or leaving a `with` block, or dropping the stream)
+    cancels what is left of it. Any stage's error is raised by the next event asked for.
+    queued_behind: requests that waited for a slot before this one when it came.
+
+    owner: kept alive as long as the stream is.
+    """
+
+    def __init__(self, pipeline: Pipeline, request: Request, owner: object):
+        self._live, self.queued_behind = pipeline.submit(request)
+        self._pipeline, self._owner = pipeline, owner
+        self._clock = pipeline.clock
+        self._text = TextStream(request.thinker.decode_text)
+        self._texts: list[str] = []
+        self._chunks: list[AudioChunk] = []
+        self._done = False
+
+    def __next__(self) -> Event:
+        """The next event. Raises what ended the request (LateError where a deadline passed)."""
+        if self._done:
+            raise StopIteration
+        try:
+            event = self._next_event()
+        except BaseException:
+            self.close()
+            raise
+        self._done = isinstance(event, Finished)
+        return event
+
+    def close(self) -> None:
+        """Cancel the request. Its slots are free after at most one more step of each stage."""
+        self._done = True
+        self._pipeline.cancel(self._live)
+
+    def cancel(self) -> None:
+        """The same as `close`."""
+        self.close()
+
+    def __enter__(self) -> "SpeechStream":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_done"):  # not where the request was refused
+            self.close()
+
+    def _next_event(self) -> Event:
+        while True:
+            item = self._next_item()
+            if item is None and self._done:
+                raise StopIteration  # closed by another thread
+            if isinstance(item, AudioChunk):
+                self._chunks.append(item)
+                return item
+            delta = self._text.finish() if item is None else self._text.push(item)
+            if delta[1]:
+                self._texts.append(delta[0])
+                return TextDelta(*delta)
+            if item is None:
+                return Finished(self._result())
+
+    def _next_item(self) -> int | AudioChunk | None:
+        """The next token or chunk; None when all have been taken."""
+        live = self._live
+        changed = live.output.changed
+        with changed:
+            while True:
+                if live.error is not None:
+                    raise live.error
+                item = live.output.take()
+                if item is not None or live.ended:
+                    return item
+                remaining_s = live.deadline_s - self._clock.now()
+                if remaining_s <= 0:
+                    live.end(live.late())
+                else:
+                    changed.wait(remaining_s)
+
+    def _result(self) -> SpeechResult:
+        live = self._live
+        audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
+        codes = torch.zeros((0, self._pipeline.code_groups), dtype=torch.int64)
+        if live.codes:
+            codes = torch.stack(live.codes)
+        return SpeechResult(
+            text="".join(self._texts),
+            token_ids=live.token_ids,
+            codes=codes.numpy(),
+            audio=audio,
+            sample_rate=SAMPLE_RATE,
+            thinker_finish_reason=live.thinker_finish,
+            talker_finish_reason=live.talker_finish,
+            timings=self._timings(len(audio) / SAMPLE_RATE),
+            seed=live.request.seed,
+        )
+
+    def _timings(self, audio_s: float) -> Timings:
+        live, marks, arrived_s = self._live, self._live.marks, self._live.request.arrived_s
+        assert marks.admitted_s is not None and marks.first_token_s is not None
+        first, last = marks.first_sample_s, marks.last_sample_s
+        return Timings(
+            queued_s=marks.admitted_s - arrived_s,
+            ttft_s=marks.first_token_s - arrived_s,
+            ttfb_s=None if first is None else first - arrived_s,
+            total_s=self._clock.now() - arrived_s,
+            audio_s=audio_s,
+            rtf=None if last is None else (last - arrived_s) / audio_s,
+            prompt_tokens=len(live.request.thinker.prompt),
+            text_tokens=len(live.token_ids),
+            frames=len(live.codes),
+        )

@@ -1,0 +1,170 @@
+"""The talker's stage, code predictor included: text tokens in, codec frames out."""
+
+import threading
+from collections.abc import Callable, Sequence
+from enum import Enum, auto
+from functools import partial
+
+from torch import Tensor
+
+from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.events import FinishReason
+from qwen3_omni_neuron.runtime.clock import Clock
+from qwen3_omni_neuron.runtime.live import LiveRequest
+from qwen3_omni_neuron.runtime.protocols import PredictorSampling, Talker
+from qwen3_omni_neuron.runtime.request import TalkerRequest
+from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
+from qwen3_omni_neuron.sampling import Sampler, draw
+
+MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
+
+
+class Phase(Enum):
+    """What a request needs of the talker next."""
+
+    PREPARE = auto()  # its prompt, as far as it is known
+    PREFILL = auto()  # the rest of it, once there is a first token
+    STEP = auto()  # the row of one more text token
+
+
+class TalkerTask(Task):
+    """limit: codec tokens that it may have, the one that ends speech included. row: the text token
+    that its next step appends, taken from the buffer."""
+
+    def __init__(self, live: LiveRequest, wanted: TalkerRequest, config: TalkerConfig):
+        super().__init__(live)
+        self.wanted = wanted
+        self.phase = Phase.PREPARE
+        self.limit = wanted.max_new_tokens
+        self.row: int | None = None
+        self._groups = config.code_groups
+        self._sampler = Sampler(
+            wanted.sampling, config.text.vocab_size, suppressed=config.suppressed_ids
+        )
+
+    def sample(self, logits: Tensor) -> int:
+        """Code 0 of the next frame. logits: [1, vocab]."""
+        return self._sampler.next(logits, self.live.random.talker)
+
+    def predictor_sampling(self) -> PredictorSampling:
+        """The random numbers of one frame's other codes."""
+        how = self.wanted.predictor_sampling
+        uniforms = draw(self.live.random.talker, self._groups - 1) if how.do_sample else None
+        return PredictorSampling(uniforms, how.top_k, how.top_p)
+
+    @property
+    def has_room(self) -> bool:
+        return self.live.waiting_frames < MOST_WAITING_FRAMES
+
+
+class TalkerStage(Stage[TalkerTask]):
+    """Between two frames it prepares one request and prefills one, where they have come.
+
+    A request whose next text row is not there yet is left out of the step: it waits, and nothing
+    of it moves.
+    """
+
+    def __init__(
+        self,
+        engine: Talker,
+        config: TalkerConfig,
+        clock: Clock,
+        lock: threading.RLock,
+        enter_thread: Callable[[], None],
+        on_release: Callable[[LiveRequest], None],
+        on_frame: Callable[[], None],
+    ):
+        """on_frame: wakes the vocoder; called with the lock held."""
+        super().__init__("talker", clock, lock, enter_thread, on_release)
+        self._engine, self._config, self._on_frame = engine, config, on_frame
+
+    def _select(self) -> Work | None:
+        for task in [task for task in self._tasks if task.phase is Phase.PREFILL]:
+            if task.row is None and task.live.text.ready:
+                task.row = task.live.text.take_first()
+                if task.row is None:
+                    self._finish(task, "no_speech")
+        first = next(
+            (t for t in self._tasks if t.phase is Phase.PREFILL and t.row is not None), None
+        )
+        stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_room]
+        for task in stepping:
+            if task.row is None and task.live.text.ready:
+                task.row = task.live.text.take()
+        stepping = [task for task in stepping if task.row is not None]
+        new = next((task for task in self._tasks if task.phase is Phase.PREPARE), None)
+        if first is None and new is None and not stepping:
+            return None
+        return partial(self._work, first, stepping, new)
+
+    def _work(
+        self, first: TalkerTask | None, stepping: list[TalkerTask], new: TalkerTask | None
+    ) -> None:
+        speaking: list[tuple[TalkerTask, Tensor]] = []
+        if first is not None:
+            speaking += self._call((first,), self._prefill)
+        if stepping:
+            speaking += self._call(stepping, self._step)
+        self._speak(speaking)
+        if new is not None:
+            for task, rows in self._call((new,), self._prepare):
+                task.limit = min(task.limit, self._engine.context_length - rows + 1)
+                task.phase = Phase.PREFILL
+
+    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[int]:
+        return [
+            self._engine.prepare(t.slot, t.live.request.thinker.prompt, t.wanted.speaker_id)
+            for t in tasks
+        ]
+
+    def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
+        logits = []
+        for task in tasks:
+            assert task.live.accepted is not None and task.row is not None
+            logits.append(self._engine.prefill(task.slot, task.live.accepted, task.row))
+        return logits
+
+    def _step(self, tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
+        rows = [task.row for task in tasks if task.row is not None]
+        return self._engine.step([task.slot for task in tasks], rows).split(1)
+
+    def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
+        """From logits to frames: code 0 is sampled here, the others by the code predictor."""
+        code0: dict[TalkerTask, int] = {}
+        draws: dict[TalkerTask, PredictorSampling] = {}
+        for task, logits in speaking:
+            if task.live.ended:
+                continue  # closed during the step: no code predictor for it
+            task.phase, task.row = Phase.STEP, None
+            code = task.sample(logits)
+            ended = code == self._config.codec_eos_id
+            if ended or len(task.live.codes) + 1 >= task.limit:
+                with self._lock:
+                    self._finish(task, "stop" if ended else "length")
+            else:
+                code0[task], draws[task] = code, task.predictor_sampling()
+        if not code0:
+            return
+
+        def predict(tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
+            return self._engine.predict(
+                [task.slot for task in tasks],
+                [code0[task] for task in tasks],
+                [draws[task] for task in tasks],
+            ).unbind()
+
+        for task, codes in self._call(list(code0), predict):
+            with self._lock:
+                now = self._clock.now()
+                task.live.marks.progress_s = now
+                task.live.frame_times.append(now)
+                task.live.codes.append(codes)
+                self._on_frame()
+
+    def _finish(self, task: TalkerTask, why: FinishReason) -> None:
+        """No frame comes any more. The lock is held."""
+        if task in self._tasks:
+            task.live.talker_finish, task.live.speech_ended = why, True
+            task.live.text.abandon()
+            self._release(task)
+            self._on_frame()

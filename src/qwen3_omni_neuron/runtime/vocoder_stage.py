@@ -1,0 +1,107 @@
+"""The vocoder's stage: codec frames in, audio chunks out."""
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
+from qwen3_omni_neuron.runtime.clock import Clock
+from qwen3_omni_neuron.runtime.live import LiveRequest, frame_pace
+from qwen3_omni_neuron.runtime.protocols import Vocoder
+from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
+from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
+
+
+class VocoderTask(Task):
+    """decoded, samples: frames and samples that are behind it. chunk: frames that it takes next."""
+
+    def __init__(self, live: LiveRequest, schedule: Schedule):
+        super().__init__(live)
+        self.schedule = schedule
+        self.decoded = self.samples = self.chunk = 0
+
+
+class VocoderStage(Stage[VocoderTask]):
+    """Decodes the chunks that are due, those of one size as one batch."""
+
+    def __init__(
+        self,
+        engine: Vocoder,
+        clock: Clock,
+        lock: threading.RLock,
+        enter_thread: Callable[[], None],
+        on_release: Callable[[LiveRequest], None],
+        on_room: Callable[[], None],
+    ):
+        """on_room: wakes the talker, whose frames were taken; called with the lock held."""
+        super().__init__("vocoder", clock, lock, enter_thread, on_release)
+        self._engine, self._on_room = engine, on_room
+        self._call_s = 0.0  # what the last call took
+        self._frame_s: float | None = None  # the pace of the last frames, of any request
+
+    def _select(self) -> Work | None:
+        groups: dict[tuple[bool, int], list[VocoderTask]] = {}
+        for task in list(self._tasks):
+            live = task.live
+            pending = len(live.codes) - task.decoded
+            if live.speech_ended and not pending:
+                self._release(task)
+                continue
+            wanted = self._wanted(task, pending)
+            if (
+                pending
+                and live.output.has_room_for_chunk
+                and (pending >= wanted or live.speech_ended)
+            ):
+                task.chunk = min(pending, wanted)
+                bucket = next(b for b in self._engine.chunk_frames if b >= task.chunk)
+                groups.setdefault((task.decoded == 0, bucket), []).append(task)
+        return partial(self._work, groups) if groups else None
+
+    def _wanted(self, task: VocoderTask, pending: int) -> int:
+        """Frames of the task's next chunk, a compiled chunk size."""
+        self._frame_s = frame_pace(task.live.frame_times) or self._frame_s
+        first_s = task.live.marks.first_sample_s
+        buffered_s = None
+        if first_s is not None:
+            buffered_s = task.samples / SAMPLE_RATE - (self._clock.now() - first_s)
+        return task.schedule.next_frames(Pace(pending, buffered_s, self._frame_s, self._call_s))
+
+    def _work(self, groups: dict[tuple[bool, int], list[VocoderTask]]) -> None:
+        for (first, _), tasks in groups.items():
+            start_s = self._clock.now()
+            decoded = self._call(tasks, partial(self._decode, first))
+            with self._lock:
+                now = self._clock.now()
+                self._call_s = now - start_s
+                for task, samples in decoded:
+                    self._put(task, samples, now)
+                self._on_room()
+
+    def _decode(self, first: bool, tasks: Sequence[VocoderTask]) -> list[NDArray[np.float32]]:
+        decode = self._engine.start if first else self._engine.step
+        return decode([task.slot for task in tasks], [_chunk(task) for task in tasks])
+
+    def _put(self, task: VocoderTask, samples: NDArray[np.float32], now: float) -> None:
+        """Hand a chunk to the caller. The lock is held."""
+        live = task.live
+        if live.ended:
+            return
+        live.marks.progress_s = live.marks.last_sample_s = now
+        if live.marks.first_sample_s is None:
+            live.marks.first_sample_s = now
+        live.output.put(AudioChunk(samples, task.samples, task.chunk))
+        task.decoded += task.chunk
+        task.samples += len(samples)
+        live.decoded_frames = task.decoded
+        task.schedule.decoded()
+
+
+def _chunk(task: VocoderTask) -> Tensor:
+    """The frames of a task's next chunk, int64 [frames, 16]."""
+    return torch.stack(task.live.codes[task.decoded : task.decoded + task.chunk])

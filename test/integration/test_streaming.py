@@ -1,0 +1,289 @@
+"""Many requests at once, closed early, slowed down, in processes of their own: the real engines."""
+
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import QUESTION_WAV
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
+from qwen3_omni_neuron.events import AudioChunk, Finished
+from qwen3_omni_neuron.process.client import RemoteTalker
+
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+TEXT = [{"role": "user", "content": "What colour is the sky?"}]
+SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
+MIXED = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hello, who are you?"},
+    {"role": "assistant", "content": "A model."},
+    {
+        "role": "user",
+        "content": [
+            {"type": "audio", "audio": (np.sin(np.arange(9000) / 9), 16000)},
+            {"type": "text", "text": "What is this?"},
+        ],
+    },
+]
+
+
+def request(messages: Any, tokens: int, frames: int, **options: Any) -> tuple[Any, dict[str, Any]]:
+    limits = {"thinker_max_new_tokens": tokens, "talker_max_new_tokens": frames + 1}
+    return messages, {**limits, **options}
+
+
+# Different prompts, speakers, lengths and seeds; text alone among them.
+REQUESTS = [
+    request(TEXT, 12, 20, seed=1),
+    request(SPOKEN, 6, 30, seed=2, speaker="Chelsie"),
+    request(MIXED, 20, 9, seed=3, speaker="Aiden", talker_top_k=20, predictor_top_k=10),
+    request(TEXT, 1, 40, **GREEDY),
+    request(SPOKEN, 25, 12, **GREEDY, speaker="Chelsie"),
+    request(MIXED, 3, 3, seed=6, thinker_do_sample=True, thinker_temperature=1.5),
+    request(TEXT, 15, 26, seed=7, predictor_do_sample=False, chunk_frames=[4, 25]),
+    request(SPOKEN, 10, 17, seed=8, talker_repetition_penalty=1.3, chunk_frames=[1]),
+]
+
+
+def at_once(omni: Qwen3Omni, requests: list[Any]) -> list[SpeechResult]:
+    streams = [omni.stream(messages, **options) for messages, options in requests]
+    return [last(stream) for stream in streams]
+
+
+def last(stream: Any) -> SpeechResult:
+    *_, event = stream
+    assert isinstance(event, Finished)
+    return event.result
+
+
+def assert_same(ours: SpeechResult, expected: SpeechResult, tolerance: float) -> None:
+    assert ours.token_ids == expected.token_ids
+    assert ours.codes.tolist() == expected.codes.tolist()
+    assert ours.text == expected.text
+    assert ours.audio.shape == expected.audio.shape
+    if len(expected.audio):
+        worst = int(np.abs(ours.audio - expected.audio).argmax())
+        difference = abs(ours.audio[worst] - expected.audio[worst])
+        assert difference <= tolerance, f"sample {worst} differs by {difference}"
+
+
+@pytest.fixture(scope="module")
+def many(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def alone(many: Qwen3Omni) -> list[SpeechResult]:
+    return [many.generate_audio(messages, **options) for messages, options in REQUESTS]
+
+
+def test_eight_at_once_say_what_each_says_alone(many: Qwen3Omni, alone: list[SpeechResult]) -> None:
+    for order in (list(range(8)), [5, 2, 7, 0, 3, 6, 1, 4]):
+        together = at_once(many, [REQUESTS[number] for number in order])
+        for number, result in zip(order, together, strict=True):
+            assert_same(result, alone[number], tolerance=1e-5)
+
+
+def test_eight_at_once_and_alone_in_float64(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=8) as omni:
+        alone = [omni.generate_audio(messages, **options) for messages, options in REQUESTS]
+        for result, expected in zip(at_once(omni, REQUESTS), alone, strict=True):
+            assert_same(result, expected, tolerance=1e-6)
+
+
+def test_more_requests_than_slots_say_the_same(checkpoint: Path, alone: list[SpeechResult]) -> None:
+    """A slot that another request has used before, and a batch of other neighbours."""
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as omni:
+        results = at_once(omni, REQUESTS + REQUESTS)
+    for result, expected in zip(results, alone + alone, strict=True):
+        assert_same(result, expected, tolerance=1e-5)
+    assert results[0].timings.queued_s < results[-1].timings.queued_s
+
+
+def test_chunks_follow_each_other_without_a_gap(many: Qwen3Omni) -> None:
+    messages, options = REQUESTS[7]
+    chunks = [e for e in many.stream(messages, **options) if isinstance(e, AudioChunk)]
+    assert [c.frames for c in chunks] == [1] * 17
+    assert chunks[0].first_sample == 0
+    for before, after in itertools.pairwise(chunks):
+        assert after.first_sample == before.first_sample + len(before.samples)
+
+
+def slowly(call: Callable[..., Any], dice: random.Random) -> Callable[..., Any]:
+    def call_later(*args: Any) -> Any:
+        time.sleep(dice.choice((0, 0, 0.001, 0.01)))
+        return call(*args)
+
+    return call_later
+
+
+@pytest.mark.parametrize("slow", ["thinker", "talker", "vocoder", "all"])
+def test_what_is_said_does_not_depend_on_who_is_slow(
+    many: Qwen3Omni, alone: list[SpeechResult], monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Real threads, and engines that take a random time on top of their own."""
+    dice = random.Random(slow)
+    engines = many._pipeline._engines
+    for name, methods in (
+        ("thinker", ("prefill", "step")),
+        ("talker", ("prepare", "prefill", "step", "predict")),
+        ("vocoder", ("start", "step")),
+    ):
+        engine = getattr(engines, name)
+        for method in methods if slow in (name, "all") else ():
+            monkeypatch.setattr(engine, method, slowly(getattr(engine, method), dice))
+    for result, expected in zip(at_once(many, REQUESTS), alone, strict=True):
+        assert_same(result, expected, tolerance=1e-5)
+
+
+def test_the_first_sound_comes_while_the_thinker_still_writes(many: Qwen3Omni) -> None:
+    result = many.generate_audio(
+        TEXT, thinker_max_new_tokens=200, talker_max_new_tokens=20, **GREEDY
+    )
+    t = result.timings
+    assert t.ttfb_s is not None
+    assert t.ttft_s < t.ttfb_s < 0.5 * t.total_s
+
+
+def resident_kib() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def wait_until(condition: Any, seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts what Linux shows in /proc")
+def test_three_hundred_rounds_of_start_and_close_leave_nothing(many: Qwen3Omni) -> None:
+    dice = random.Random(3)
+
+    def round_of(number: int) -> None:
+        messages = (TEXT, SPOKEN, MIXED)[number % 3]
+        stream = many.stream(messages, seed=number, talker_max_new_tokens=50)
+        for _ in range(dice.randrange(4)):
+            next(stream)
+        stream.close()
+
+    def idle() -> bool:
+        return len(many._pipeline._free_slots) == 8
+
+    for number in range(60):
+        round_of(number)
+    wait_until(idle)
+    threads, files = threading.active_count(), open_files()
+    memory = resident_kib()
+    for number in range(300):
+        round_of(number)
+    wait_until(idle)
+    assert threading.active_count() == threads
+    assert open_files() == files
+    assert resident_kib() - memory < 20_000, "KiB more than before 300 rounds"
+    assert not any(stage._tasks for stage in many._pipeline._stages)
+
+
+def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) -> None:
+    threads = threading.active_count()
+    omni = Qwen3Omni.load(checkpoint, max_concurrency=1)
+    stream = omni.stream(TEXT)
+    next(stream)
+    omni.close()
+    with pytest.raises(ClosedError):
+        list(stream)
+    assert threading.active_count() == threads
+    Qwen3Omni.load(checkpoint, max_concurrency=1)
+    wait_until(lambda: threading.active_count() == threads)
+
+
+def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:
+    stream = Qwen3Omni.load(checkpoint, max_concurrency=1).stream(
+        TEXT, thinker_max_new_tokens=3, talker_max_new_tokens=5, **GREEDY
+    )
+    assert len(last(stream).codes) == 4
+
+
+# Engines in processes of their own
+
+
+@pytest.fixture
+def split(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=8, placement="split") as omni:
+        yield omni
+
+
+def process_ids(omni: Qwen3Omni) -> dict[str, int]:
+    engines = omni._pipeline._engines
+    return {name: getattr(engines, name).process.pid for name in ("thinker", "talker", "vocoder")}
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_engines_in_processes_of_their_own_say_the_same(
+    split: Qwen3Omni, alone: list[SpeechResult]
+) -> None:
+    assert isinstance(split._pipeline._engines.talker, RemoteTalker)
+    for result, expected in zip(at_once(split, REQUESTS), alone, strict=True):
+        assert_same(result, expected, tolerance=1e-5)
+    pids = process_ids(split)
+    assert len(set(pids.values()) | {os.getpid()}) == 4
+    split.close()
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni) -> None:
+    """Speech dies with the talker, at once and with its status; text goes on; nothing is left."""
+    options = {"thinker_max_new_tokens": 1000, "talker_max_new_tokens": 2000, **GREEDY}
+    speaking = [split.stream(messages, **options) for messages in (TEXT, SPOKEN)]
+    for stream in speaking:
+        while not isinstance(next(stream), AudioChunk):
+            pass
+    pids = process_ids(split)
+    os.kill(pids["talker"], signal.SIGKILL)
+    killed_s = time.monotonic()
+    for stream in speaking:
+        with pytest.raises(EngineDiedError, match=r"talker engine .* ended by SIGKILL"):
+            list(stream)
+    with pytest.raises(EngineDiedError, match="Load the model again"):
+        split.generate_audio(TEXT, **options)
+    assert time.monotonic() - killed_s < 1.0
+    assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
+    wait_until(lambda: len(split._pipeline._free_slots) == 8)
+    split.close()
+    assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:
+    stream = split.stream(TEXT, talker_max_new_tokens=2000, **GREEDY)
+    while not isinstance(next(stream), AudioChunk):
+        pass
+    pids = process_ids(split)
+    os.kill(pids["vocoder"], signal.SIGSTOP)
+    start_s = time.monotonic()
+    split.close()
+    assert time.monotonic() - start_s < 10.0
+    assert not any(alive(pid) for pid in pids.values())
+    with pytest.raises(ClosedError):
+        list(stream)

@@ -1,0 +1,411 @@
+"""Sound in chunks is the sound of one full decode, sample for sample."""
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, chain, cycle, pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.load import Models, load_models
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
+from reference import Reference
+
+FRAME, LATENCY = 1920, 555
+WINDOW = 12  # of the tiny checkpoint
+SPLITS = {
+    "ones": (1,),
+    "primes": (2, 3, 5, 7, 11, 13),
+    "25s": (25,),
+    "ramp": (1, 2, 4, 8, 16, 25, 25, 25),
+    "one chunk": (10_000,),
+}
+EXACT = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def single(models: Models) -> Code2Wav:
+    assert models.code2wav is not None
+    return models.code2wav
+
+
+@pytest.fixture(scope="module")
+def double(single: Code2Wav) -> Code2Wav:
+    return copy.deepcopy(single).double()
+
+
+@pytest.fixture(scope="module")
+def vocoder(single: Code2Wav) -> CpuVocoder:
+    return CpuVocoder(single, slots=4)
+
+
+def random_codes(frames: int, streams: int = 1, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(1000 * seed + frames)
+    return torch.randint(0, 64, (streams, 16, frames), generator=generator)
+
+
+def cut(frames: int, sizes: Sequence[int]) -> list[int]:
+    """Chunk sizes, taken from `sizes` over and over, that add up to `frames`."""
+    split: list[int] = []
+    for size in cycle(sizes):
+        if sum(split) == frames:
+            return split
+        split.append(min(size, frames - sum(split)))
+    raise AssertionError("no sizes")
+
+
+def stream(code2wav: Code2Wav, codes: Tensor, split: Sequence[int]) -> list[Tensor]:
+    """The sound of each chunk."""
+    first, *rest = codes.split(list(split), 2)
+    samples, state = code2wav.start(first)
+    chunks = [samples]
+    for chunk in rest:
+        samples, state = code2wav.step(chunk, state)
+        chunks.append(samples)
+    return chunks
+
+
+def assert_same(chunks: Sequence[Tensor], expected: Tensor, tolerance: float) -> None:
+    """The chunks, one after the other, are `expected` [streams, samples]."""
+    ours = torch.cat(list(chunks), 1)
+    assert ours.shape == expected.shape
+    wrong = ~((ours - expected).abs() <= tolerance)  # so that NaN is wrong too
+    if wrong.any():
+        sample = int(wrong.any(0).nonzero()[0])
+        at = int(wrong[:, sample].nonzero()[0])
+        ends = list(accumulate(c.shape[1] for c in chunks))
+        chunk = next(i for i, end in enumerate(ends) if sample < end)
+        pytest.fail(
+            f"first of {int(wrong.sum())} wrong samples: stream {at}, sample {sample} (frame "
+            f"{sample / FRAME:.2f}), chunk {chunk} of {len(chunks)}: "
+            f"{ours[at, sample]} instead of {expected[at, sample]}"
+        )
+
+
+def join(states: Sequence[State]) -> State:
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+
+def part(state: State) -> list[State]:
+    return [tuple(t[i : i + 1] for t in state) for i in range(len(state[0]))]
+
+
+@pytest.mark.parametrize("dtype", EXACT, ids=["float64", "float32"])
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+def test_stream_equals_one_full_decode_for_every_split(
+    single: Code2Wav, double: Code2Wav, split: Sequence[int], dtype: torch.dtype
+) -> None:
+    """Over ten attention windows."""
+    code2wav = double if dtype == torch.float64 else single
+    codes = random_codes(10 * WINDOW + 3, streams=2)
+    expected = code2wav(codes)
+    assert expected.shape == (2, codes.shape[2] * FRAME - LATENCY)
+    assert 0.01 < expected.std() < 0.5, "sound that is neither silent nor clipped"
+    chunks = stream(code2wav, codes, cut(codes.shape[2], split))
+    assert_same(chunks, expected, EXACT[dtype])
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(split=st.lists(st.integers(1, 40), min_size=1, max_size=8))
+def test_stream_equals_one_full_decode_for_random_splits(
+    double: Code2Wav, split: list[int]
+) -> None:
+    codes = random_codes(sum(split), seed=1)
+    chunks = stream(double, codes, split)
+    lengths = [n * FRAME for n in split]
+    lengths[0] -= LATENCY
+    assert [c.shape[1] for c in chunks] == lengths
+    assert_same(chunks, double(codes), 1e-9)
+
+
+def test_stream_with_the_released_window(double: Code2Wav) -> None:
+    """72 frames, over more than eight windows."""
+    wide = Code2Wav(dataclasses.replace(double.config, sliding_window=72)).double()
+    wide.load_state_dict(double.state_dict())
+    codes = random_codes(8 * 72 + 25)
+    expected = wide(codes)
+    for name in ("primes", "ramp"):
+        assert_same(stream(wide, codes, cut(codes.shape[2], SPLITS[name])), expected, 1e-9)
+    assert (expected - double(codes)).abs().max() > 1e-3, "the window shows in the sound"
+
+
+def test_window_is_of_a_frame_and_those_before_it() -> None:
+    """Window 3, chunks of 2 frames at positions 0, 1 and 9: keys are 2 of before and the own 2."""
+    mask = window_mask(torch.tensor([0, 1, 9]), frames=2, window=3).int().tolist()
+    assert mask == [
+        [[[0, 0, 1, 0], [0, 0, 1, 1]]],
+        [[[0, 1, 1, 0], [0, 1, 1, 1]]],
+        [[[1, 1, 1, 0], [0, 1, 1, 1]]],
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_state_never_changes_its_shapes(
+    single: Code2Wav, double: Code2Wav, checkpoint: Path, config: OmniConfig, dtype: torch.dtype
+) -> None:
+    """[streams, ...] each: keys and values, convolutions' inputs, one held frame a block."""
+    code2wav = {torch.float64: double, torch.float32: single}.get(dtype)
+    if code2wav is None:
+        code2wav = load_models(Checkpoint(checkpoint), config, dtype, 64).code2wav
+        assert code2wav is not None
+    kinds = set()
+    for split in ((1, 1, 30), (30, 1), (5, 13)):
+        codes = random_codes(sum(split), streams=3)
+        first, *rest = codes.split(split, 2)
+        samples, state = code2wav.start(first)
+        for chunk in rest:
+            kinds.add(tuple((t.shape, t.dtype) for t in state))
+            samples, state = code2wav.step(chunk, state)
+            assert samples.dtype == dtype
+        kinds.add(tuple((t.shape, t.dtype) for t in state))
+        assert state[0].tolist() == [sum(split)] * 3
+    (kind,) = kinds
+    assert kind[0] == ((3,), torch.int64)
+    assert all(shape[0] == 3 and t == dtype for shape, t in kind[1:])
+    sizes = [tuple(shape[1:]) for shape, _ in kind[1:]]
+    units = [[(c, 1), (c // 2, 6), (c // 2, 18), (c // 2, 54)] for c in (32, 16, 8, 4)]
+    assert sizes == [*[(4, 11, 16)] * 4, *[(64, 6)] * 3, *chain(*units), (2, 6)]
+
+
+def test_step_changes_nothing_that_it_is_given(double: Code2Wav) -> None:
+    codes = random_codes(8)
+    _, state = double.start(codes)
+    before = tuple(t.clone() for t in state)
+    once, after = double.step(codes, state)
+    again, _ = double.step(codes, state)
+    assert all(torch.equal(a, b) for a, b in zip(state, before, strict=True))
+    assert torch.equal(once, again)
+    own = {t.untyped_storage().data_ptr() for t in after}
+    assert len(own) == len(after), "no part of a state is a view"
+    assert all(t.untyped_storage().nbytes() == t.nbytes for t in after)
+
+
+def test_streams_that_start_join_and_leave_at_any_time(double: Code2Wav) -> None:
+    """Five streams in calls of whoever is there, each at its own position."""
+    frames, begins, size = [32, 12, 44, 20, 8], [0, 1, 3, 3, 6], 4
+    codes = [random_codes(n, seed=i) for i, n in enumerate(frames)]
+    states: dict[int, State] = {}
+    sound: list[list[Tensor]] = [[] for _ in frames]
+    for tick in range(20):
+        ready = [i for i in range(5) if begins[i] <= tick < begins[i] + frames[i] // size]
+        for step, who in (
+            (False, [i for i in ready if i not in states]),
+            (True, [i for i in ready if i in states]),
+        ):
+            if not who:
+                continue
+            spans = [(tick - begins[i]) * size for i in who]
+            batch = torch.cat(
+                [codes[i][..., s : s + size] for i, s in zip(who, spans, strict=True)]
+            )
+            joined = join([states[i] for i in who]) if step else ()
+            samples, state = double.step(batch, joined) if step else double.start(batch)
+            for i, its_samples, its_state in zip(who, samples, part(state), strict=True):
+                sound[i].append(its_samples[None])
+                states[i] = its_state
+    for i, chunks in enumerate(sound):
+        assert_same(chunks, double(codes[i]), 1e-9)
+
+
+@pytest.mark.parametrize("garbage", [0, 63, "random"])
+def test_padding_frames_change_no_kept_sample(double: Code2Wav, garbage: int | str) -> None:
+    codes = random_codes(15)
+    padded = random_codes(24, seed=7) if garbage == "random" else torch.full((1, 16, 24), garbage)
+    padded[..., :15] = codes
+    expected = double(codes)
+    assert_same([double.start(padded)[0][:, : 15 * FRAME - LATENCY]], expected, 1e-9)
+    first, state = double.start(codes[..., :10])
+    last, _ = double.step(padded[..., 10:], state)
+    assert_same([first, last[:, : 5 * FRAME]], expected, 1e-9)
+
+
+def test_a_broken_stream_breaks_no_other(double: Code2Wav) -> None:
+    codes = random_codes(6)
+    _, state = double.start(random_codes(3))
+    alone, left = double.step(codes, state)
+    broken = tuple(torch.full_like(t, torch.nan) if t.is_floating_point() else t for t in state)
+    samples, states = double.step(codes.repeat(3, 1, 1), join([broken, state, broken]))
+    assert samples[0].isnan().any(), "the broken ones are broken"
+    assert_same([samples[1:2]], alone, 1e-9)
+    for ours, expected in zip(part(states)[1], left, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("garbage", [1e4, -1e15])
+def test_keys_and_values_that_are_not_there_are_not_seen(double: Code2Wav, garbage: float) -> None:
+    """After 3 frames the first 8 of 11 are from before the stream."""
+    _, state = double.start(random_codes(3))
+    expected, _ = double.step(random_codes(6), state)
+    keys_and_values = 1 + 2 * double.config.layers
+    for tensor in state[1:keys_and_values]:
+        assert not tensor[:, :, :8].any() and tensor[:, :, 8:].all()
+        tensor[:, :, :8] = garbage
+    samples, left = double.step(random_codes(6), state)
+    assert_same([samples], expected, 1e-9)
+    for tensor in left[1:keys_and_values]:
+        assert (tensor[:, :, 2:] != garbage).all() and (tensor[:, :, :2] == garbage).all()
+
+
+@pytest.mark.parametrize("prefix", [1, 5, 40])
+@pytest.mark.parametrize("split", ["ones", "ramp"])
+def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, split: str) -> None:
+    """The first 555 samples are the prefix's: cut, the first chunk is as long as any first one."""
+    codes = random_codes(prefix + 30)
+    state = double.prime(codes[..., :prefix])
+    chunks = []
+    for chunk in codes[..., prefix:].split(cut(30, SPLITS[split]), 2):
+        samples, state = double.step(chunk, state)
+        chunks.append(samples)
+    whole = double(codes)
+    assert_same(chunks, whole[:, prefix * FRAME - LATENCY :], 1e-9)
+    chunks[0] = chunks[0][:, LATENCY:]
+    assert chunks[0].shape == double(codes[..., : cut(30, SPLITS[split])[0]]).shape
+    assert_same(chunks, whole[:, prefix * FRAME :], 1e-9)
+
+
+def test_bfloat16_stream(checkpoint: Path, config: OmniConfig, single: Code2Wav) -> None:
+    """As far from float32 as its own full decode is."""
+    code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16, 64).code2wav
+    assert code2wav is not None
+    codes = random_codes(60)
+    exact = single(codes)
+    whole = (code2wav(codes).float() - exact).square().mean().sqrt()
+    ours = torch.cat(stream(code2wav, codes, cut(60, SPLITS["ramp"])), 1)
+    assert ours.dtype == torch.bfloat16
+    assert (ours.float() - exact).square().mean().sqrt() < 1.2 * whole
+    assert whole < 0.1 * exact.std()
+
+
+def test_the_references_chunks_lose_sound_and_ours_lose_none(
+    reference: Reference, single: Code2Wav
+) -> None:
+    """620 frames in the reference's chunks of 300 lack 555 samples at each of two boundaries; ours
+    are its one full decode."""
+    codes = random_codes(620)
+    decoder = reference.model.code2wav
+    whole = decoder(codes)[:, 0]
+    theirs = decoder.chunked_decode(codes, chunk_size=300, left_context_size=25)[:, 0]
+    assert whole.shape[1] == 620 * FRAME - LATENCY
+    assert theirs.shape[1] == whole.shape[1] - 2 * LATENCY
+    at = 300 * FRAME - LATENCY
+    torch.testing.assert_close(theirs[:, :at], whole[:, :at], atol=1e-4, rtol=0)
+    after = theirs[:, at : at + FRAME]
+    skipped = (after - whole[:, at + LATENCY :][:, :FRAME]).abs().mean()
+    in_place = (after - whole[:, at:][:, :FRAME]).abs().mean()
+    assert skipped < 0.1 * in_place, "its second chunk goes on 555 samples too late"
+    for split in ([300, 300, 20], cut(620, SPLITS["25s"])):
+        assert_same(stream(single, codes, split), whole, 1e-4)
+
+
+def rows(codes: Tensor, start: int, stop: int) -> Tensor:
+    """A chunk as the runtime hands it over: [frames, 16]."""
+    return codes[0, :, start:stop].t()
+
+
+def as_chunks(sound: Sequence[np.ndarray]) -> list[Tensor]:
+    assert all(s.dtype == np.float32 for s in sound)
+    return [torch.from_numpy(s)[None] for s in sound]
+
+
+@pytest.mark.parametrize(
+    "split",
+    [*(cut(48, SPLITS[name]) for name in ("ones", "25s", "ramp")), [16, 16, 3], [5], [1], [2, 1]],
+    ids=str,
+)
+def test_vocoder_on_the_cpu(vocoder: CpuVocoder, single: Code2Wav, split: list[int]) -> None:
+    """Through the traced graphs, with a short last chunk."""
+    codes = random_codes(sum(split))
+    sound = []
+    for begin, end in pairwise((0, *accumulate(split))):
+        decode = vocoder.step if sound else vocoder.start
+        sound += decode([2], [rows(codes, begin, end)])
+    assert_same(as_chunks(sound), single(codes), 1e-5)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 5])
+@pytest.mark.parametrize("frames", [1, 3, 30])
+def test_graphs_are_traced_once_for_every_size(
+    vocoder: CpuVocoder, single: Code2Wav, streams: int, frames: int
+) -> None:
+    codes = random_codes(frames, streams)
+    ours, theirs = vocoder._start(codes), single.start(codes)
+    for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    ours, theirs = vocoder._step(codes, *ours[1]), single.step(codes, theirs[1])
+    for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+
+
+def test_vocoder_serves_streams_of_its_slots_together(
+    vocoder: CpuVocoder, single: Code2Wav
+) -> None:
+    """Slots 3 and 0 start together, 1 comes later; 0 ends short beside a full chunk and is used
+    again."""
+    codes = [random_codes(n, seed=n) for n in (7, 16, 12, 20)]
+    sound: dict[int, list[np.ndarray]] = {i: [] for i in range(4)}
+
+    def call(first: bool, **chunks: tuple[int, int, int]) -> None:
+        """s<slot>=(stream, begin, end)"""
+        slots = [int(name[1:]) for name in chunks]
+        given = [rows(codes[i], begin, end) for i, begin, end in chunks.values()]
+        decoded = (vocoder.start if first else vocoder.step)(slots, given)
+        for (i, _, _), samples in zip(chunks.values(), decoded, strict=True):
+            sound[i].append(samples)
+
+    call(True, s3=(3, 0, 4), s0=(0, 0, 4))
+    call(True, s1=(1, 0, 8))
+    call(False, s3=(3, 4, 8), s0=(0, 4, 7))
+    with pytest.raises(AssertionError, match=r"slots \[0\] hold no stream"):
+        call(False, s0=(0, 4, 7))
+    call(True, s0=(2, 0, 8))
+    call(False, s1=(1, 8, 16), s3=(3, 8, 16))
+    call(False, s0=(2, 8, 12), s3=(3, 16, 20))
+    for i, chunks in sound.items():
+        assert_same(as_chunks(chunks), single(codes[i]), 1e-5)
+
+
+def test_a_call_that_raises_moves_no_slot(vocoder: CpuVocoder, single: Code2Wav) -> None:
+    codes = [random_codes(8, seed=1), random_codes(8, seed=2)]
+    sound = [[s] for s in vocoder.start([0, 1], [rows(c, 0, 4) for c in codes])]
+    good, broken = rows(codes[0], 4, 8), torch.full((4, 16), 10**6)
+    for decode in (vocoder.start, vocoder.step):
+        with pytest.raises(BucketError, match=r"1 to 25 frames, got 26.*1, 2, 4, 8, 16, 25"):
+            decode([0], [torch.zeros(26, 16, dtype=torch.int64)])
+        with pytest.raises(BucketError, match="got 0"):
+            decode([0, 1], [good, good[:0]])
+        with pytest.raises((RuntimeError, IndexError)):
+            decode([0, 1], [good, broken])
+        with pytest.raises((RuntimeError, ValueError)):
+            decode([0, 1], [good])
+    with pytest.raises(AssertionError, match="hold no stream"):
+        vocoder.step([0, 9], [good, good])
+    for slot in (0, 1):
+        sound[slot] += vocoder.step([slot], [rows(codes[slot], 4, 8)])
+        assert_same(as_chunks(sound[slot]), single(codes[slot]), 1e-5)
+
+
+def test_close_drops_the_streams(single: Code2Wav) -> None:
+    vocoder = CpuVocoder(single, slots=1, chunk_frames=(2, 4))
+    assert (vocoder.slots, vocoder.chunk_frames) == (1, (2, 4))
+    assert (vocoder.frame_samples, vocoder.latency_samples) == (FRAME, LATENCY)
+    codes = rows(random_codes(4), 0, 4)
+    vocoder.start([0], [codes])
+    vocoder.close()
+    with pytest.raises(AssertionError, match=r"slots \[0\] hold no stream"):
+        vocoder.step([0], [codes])

@@ -1,0 +1,401 @@
+"""The runtime over engines that only take time: what is said, when, and what failures do."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
+from qwen3_omni_neuron.events import AudioChunk, TextDelta
+from simulation import EOS, Simulation, finish, play
+from timed_engines import Sizes, Times
+
+Simulate = Callable[..., Simulation]
+
+TOKENS = [5, 0, 17, 17, 30, 8, 91]
+STAGES = ("thinker", "talker", "vocoder")
+
+
+@pytest.fixture
+def simulate(config: OmniConfig) -> Iterator[Simulate]:
+    """Makes simulations, and closes them."""
+    made: list[Simulation] = []
+
+    def make(*args: Any, **kwargs: Any) -> Simulation:
+        made.append(Simulation(config, *args, **kwargs))
+        return made[-1]
+
+    yield make
+    for simulation in made:
+        simulation.pipeline.close()
+
+
+def stutter(number: int) -> float:
+    return random.Random(number).choice((0.0, 0.001, 0.02, 0.3))
+
+
+def stall_at(step: int) -> Callable[[int], float]:
+    return lambda number: 3.0 if number == step else 0.01
+
+
+TIMINGS = {
+    "all at once": Times(),
+    "thinker slower": Times(0.1, 0.2, 0.01, 0.05, 0.008, 0.01, 0.02),
+    "thinker faster": Times(0.1, 0.001, 0.3, 0.05, 0.05, 0.04, 0.02),
+    "talker's prompt slower than the whole text": Times(0.01, 0.001, 1.0, 1.0, 0.01, 0.01, 0.02),
+    "vocoder slowest": Times(0.1, 0.02, 0.01, 0.05, 0.008, 0.01, 0.5),
+    "thinker stutters": Times(0.1, stutter, 0.01, 0.05, 0.008, 0.01, 0.02),
+    "talker stutters": Times(0.1, 0.02, 0.01, 0.05, stutter, 0.01, 0.02),
+    "both stutter": Times(0.1, stutter, 0.01, 0.05, lambda n: stutter(n + 99), 0.01, 0.02),
+    "thinker stalls early": Times(0.1, stall_at(0), 0.01, 0.05, 0.008, 0.01, 0.02),
+    "thinker stalls late": Times(0.1, stall_at(5), 0.01, 0.05, 0.008, 0.01, 0.02),
+    "talker stalls": Times(0.1, 0.02, 0.01, 0.05, stall_at(3), 0.01, 0.02),
+}
+
+
+@pytest.mark.parametrize("times", TIMINGS.values(), ids=TIMINGS.keys())
+@pytest.mark.parametrize("tokens", range(1, 8))
+def test_streaming_says_what_one_stage_after_the_other_says(
+    simulate: Simulate, times: Times, tokens: int
+) -> None:
+    """Whenever the text ends, and whichever stage waits for which."""
+    simulation = simulate(times)
+    for frames in (1, 3, tokens, tokens + 1, 30):
+        result = finish(simulation.start(TOKENS[:tokens], frames))
+        simulation.assert_right(result, TOKENS[:tokens], frames)
+        assert result.talker_finish_reason == "length"
+    simulation.assert_idle()
+
+
+def test_speech_that_ends_by_itself_stops_there(simulate: Simulate) -> None:
+    simulation = simulate(frames=11)
+    result = finish(simulation.start(TOKENS, 100))
+    simulation.assert_right(result, TOKENS, 11)
+    assert result.talker_finish_reason == "stop"
+
+
+def test_a_talker_that_is_done_first_does_not_hold_up_the_text(simulate: Simulate) -> None:
+    """More tokens than the buffer holds come after its reader has left."""
+    simulation = simulate(Times(thinker_step_s=0.01, vocoder_s=0.01), frames=2)
+    tokens = [n % 300 for n in range(3000)]
+    result = finish(simulation.start(tokens, 10, thinker_limit=4000))
+    assert len(result.token_ids) == 3001
+    assert len(result.codes) == 2
+
+
+def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> None:
+    """The thinker, much faster, waits for room."""
+    simulation = simulate(Times(talker_step_s=0.01))
+    tokens = [n % 300 for n in range(2500)]
+    result = finish(simulation.start(tokens, 2600, thinker_limit=4000))
+    simulation.assert_right(result, tokens, 2600)
+
+
+def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
+    simulation = simulate()
+    result = finish(simulation.start([], 5))
+    assert result.token_ids == [EOS]
+    assert result.talker_finish_reason == "no_speech"
+    assert result.audio.size == 0
+    simulation.assert_idle()
+
+
+def test_text_alone_never_calls_the_talker(simulate: Simulate) -> None:
+    simulation = simulate()
+    result = finish(simulation.start(TOKENS, speak=False))
+    assert result.token_ids == [*TOKENS, EOS]
+    assert not [call for call in simulation.calls if not call.name.startswith("thinker")]
+
+
+# When
+
+
+def test_the_talker_starts_after_the_first_token_and_never_later(simulate: Simulate) -> None:
+    simulation = simulate(TIMINGS["thinker slower"])
+    finish(simulation.start(TOKENS))
+    (prefill,) = simulation.called("talker.prefill")
+    assert prefill.at_s == pytest.approx(0.1)  # when the thinker's prefill is done
+    (prepare,) = simulation.called("talker.prepare")
+    assert prepare.at_s == 0.0, "the known rows are prepared while the thinker prefills"
+
+
+@pytest.mark.parametrize(("sizes", "frames"), [((1, 4), 1), ((2,), 2), ((8, 25), 8)])
+def test_time_to_first_sample_is_these_calls_and_nothing_else(
+    simulate: Simulate, sizes: tuple[int, ...], frames: int
+) -> None:
+    """Thinker prefill, talker prefill, the first frames, one call of the vocoder."""
+    times = Times(0.5, 0.01, 0.3, 0.1, 0.02, 0.03, 0.015)
+    simulation = simulate(times)
+    result = finish(simulation.start(TOKENS, 30, chunk_frames=sizes))
+    expected_s = 0.5 + 0.1 + frames * 0.03 + (frames - 1) * 0.02 + 0.015
+    assert result.timings.ttft_s == pytest.approx(0.5)
+    assert result.timings.ttfb_s == pytest.approx(expected_s)
+
+
+def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
+    simulation = simulate(Times(talker_step_s=0.05))
+    stream = simulation.start(TOKENS, 30, chunk_frames=(1, 2, 8))
+    chunks = [event for event in stream if isinstance(event, AudioChunk)]
+    assert [chunk.frames for chunk in chunks] == [1, 2, 8, 8, 8, 3]
+    first = [chunk.first_sample for chunk in chunks]
+    assert first == [0, *(1920 * n - 555 for n in (1, 3, 11, 19, 27))]
+
+
+def test_a_chunk_size_that_is_not_compiled_is_refused(simulate: Simulate) -> None:
+    simulation = simulate()
+    with pytest.raises(
+        OptionError, match="chunk_frames has 3, and the vocoder decodes chunks of 1"
+    ):
+        simulation.start(TOKENS, chunk_frames=(1, 3))
+    simulation.assert_idle()
+
+
+@pytest.mark.parametrize("vocoder_ms", [1, 10, 30])
+@pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
+def test_a_player_never_runs_dry_while_frames_come_in_time(
+    simulate: Simulate, frame_ms: int, vocoder_ms: int
+) -> None:
+    """The first request does not know the pace; the second one does, and may start earlier."""
+    times = Times(0.1, 0.005, 0, 0.05, frame_ms / 2000, frame_ms / 2000, vocoder_ms / 1000)
+    simulation = simulate(times)
+    for _ in range(2):
+        result, dry, silent_s = play(simulation.start(TOKENS, 150), simulation.clock)
+        assert dry == 0, f"{dry} times, {1000 * silent_s:.0f} ms in all"
+        assert len(result.codes) == 150
+
+
+def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.01, 0.01, 0.005))
+    chunks = [
+        [event.frames for event in simulation.start(TOKENS, 120) if isinstance(event, AudioChunk)]
+        for _ in range(2)
+    ]
+    assert chunks[0][0] == 2
+    assert chunks[1][0] == 1
+    assert max(chunks[1]) == 25, "and they grow"
+    assert sum(chunks[1]) == 120
+
+
+def test_a_talker_that_waits_for_text_does_not_move(simulate: Simulate) -> None:
+    """No step, no code predictor, no frame while the thinker stalls; then on from there."""
+    simulation = simulate(TIMINGS["thinker stalls early"])
+    result = finish(simulation.start(TOKENS, 12))
+    stalled = [c for c in simulation.calls if 0.2 < c.at_s < 3.1 and c.name.startswith("talker")]
+    assert stalled == []
+    assert len([c for c in simulation.called("talker.predict") if c.at_s <= 0.2]) == 1
+    simulation.assert_right(result, TOKENS, 12)
+
+
+def test_requests_are_stepped_as_one_batch(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.01))
+    prompts = [[n, n + 1, n + 2, *TOKENS] for n in range(4)]
+    streams = [simulation.start(tokens, 40) for tokens in prompts]
+    for tokens, stream in zip(prompts, streams, strict=True):
+        simulation.assert_right(finish(stream), tokens, 40)
+    for name in ("thinker.step", "talker.step", "talker.predict"):
+        assert max(len(call.slots) for call in simulation.called(name)) == 4
+    assert len(simulation.called("talker.predict")) < 4 * 40 / 2
+
+
+def test_a_request_that_comes_later_joins_between_two_steps(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.01, 0.02, 0.01, 0.01, 0.02, 0.02, 0.01))
+    early = simulation.start(TOKENS, 60)
+    while simulation.clock.now() < 0.5:
+        next(early)
+    late = finish(simulation.start(TOKENS[::-1], 5))
+    simulation.assert_right(late, TOKENS[::-1], 5)
+    assert late.timings.total_s < 0.5
+    simulation.assert_right(finish(early), TOKENS, 60)
+
+
+# Slots and their queue
+
+
+def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), frames=3, max_queued=3)
+    streams = [simulation.start([n, *TOKENS]) for n in range(4)]
+    with pytest.raises(BusyError, match="all 1 slots are in use, and 3 requests wait"):
+        simulation.start(TOKENS)
+    assert [stream.queued_behind for stream in streams] == [0, 0, 1, 2]
+    results = [finish(stream) for stream in streams]
+    for number, result in enumerate(results):
+        simulation.assert_right(result, [number, *TOKENS], 3)
+        assert result.timings.queued_s == pytest.approx(number)
+    simulation.assert_idle()
+
+
+def test_a_request_that_is_closed_in_the_queue_never_runs(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1))
+    first, second, third = (simulation.start([n]) for n in range(3))
+    second.close()
+    assert list(second) == []
+    finish(first)
+    simulation.assert_right(finish(third), [2], 20)
+    assert len(simulation.called("thinker.prefill")) == 2
+
+
+def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
+    slow = simulation.start(TOKENS, 4000, chunk_frames=(1,))
+    tokens = [n % 300 for n in range(900)]
+    other = finish(simulation.start(tokens, 4000))
+    simulation.assert_right(other, tokens, 4000)
+    made = len(slow._live.codes)
+    assert 32 <= made < 400, "bounded by what its caller, the vocoder and the talker may hold"
+    simulation.assert_right(finish(slow), TOKENS, 4000)
+    simulation.assert_idle()
+
+
+# Cancel, fail, end
+
+
+@pytest.mark.parametrize("events", [0, 1, 4, 9, 15])
+@pytest.mark.parametrize("how", ["close", "cancel", "with", "drop"])
+def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(
+    simulate: Simulate, events: int, how: str
+) -> None:
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, Sizes(slots=2))
+    other = simulation.start(TOKENS, 100)
+    stream = simulation.start(TOKENS[::-1], 100, chunk_frames=(1,))
+    for _ in range(events):
+        next(stream)
+    if how == "with":
+        with stream:
+            pass
+    elif how == "drop":
+        del stream
+    else:
+        getattr(stream, how)()
+    closed_s = simulation.clock.now()
+    simulation.clock.sleep(0.2)  # the longest call and one more
+    assert len(simulation.pipeline._free_slots) == 1
+    slot = simulation.pipeline._free_slots[0]
+    late = [c for c in simulation.calls if slot in c.slots and c.at_s > closed_s + 1e-9]
+    assert late == [], "no stage begins anything for a request that was closed"
+    simulation.assert_right(finish(other), TOKENS, 100)
+    simulation.assert_idle()
+
+
+def test_three_hundred_rounds_of_start_and_close_leave_nothing(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    dice = random.Random(1)
+    for _ in range(300):
+        stream = simulation.start(TOKENS, 30)
+        for _ in range(dice.randrange(12)):
+            next(stream)
+        stream.close()
+    simulation.clock.sleep(1.0)
+    simulation.assert_idle()
+    assert not simulation.pipeline._running
+    assert not simulation.pipeline._queue
+
+
+class EngineBrokeError(Exception):
+    pass
+
+
+CALLS = [
+    "thinker.prefill",
+    "thinker.step",
+    "talker.prepare",
+    "talker.prefill",
+    "talker.step",
+    "talker.predict",
+    "vocoder.start",
+    "vocoder.step",
+]
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
+    simulate: Simulate, name: str, at: int
+) -> None:
+    """Calls for several slots at once, too: the one at fault is found."""
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    streams = [simulation.start([n, *TOKENS], 40, chunk_frames=(1,)) for n in range(3)]
+    seen = 0
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        nonlocal seen
+        if called == name and streams[1]._live.slot in slots:
+            seen += 1
+            once = name.endswith(("prefill", "prepare", "start"))
+            if seen > (0 if once else at):
+                raise EngineBrokeError(f"{name} number {seen}")
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    failed_s = None
+    with pytest.raises(EngineBrokeError, match=name):
+        for _ in streams[1]:
+            pass
+    failed_s = simulation.clock.now()
+    broke = [c for c in simulation.calls if c.name == name and streams[1]._live.slot in c.slots]
+    assert failed_s - broke[-1].at_s < 1.0
+    assert list(streams[1]) == [], "after its error a stream is over"
+    for n in (0, 2):
+        simulation.assert_right(finish(streams[n]), [n, *TOKENS], 40)
+    simulation.assert_idle()
+    simulation.assert_right(finish(simulation.start(TOKENS, 9)), TOKENS, 9)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: str) -> None:
+    """One second after the last thing heard, not when the stall is over."""
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stalled_s: list[float] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == name and not stalled_s:
+            stalled_s.append(simulation.clock.now())
+            simulation.clock.sleep(50.0)
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    hasty = simulation.start(
+        [1, *TOKENS], 40, chunk_frames=(1,), first_token_timeout_s=1.0, wait_timeout_s=1.0
+    )
+    patient = simulation.start([2, *TOKENS], 40)
+    with pytest.raises(LateError, match=r"first_token_timeout_s|wait_timeout_s"):
+        list(hasty)
+    assert simulation.clock.now() - stalled_s[0] <= 1.0 + 1e-6
+    simulation.assert_right(finish(patient), [2, *TOKENS], 40)
+    simulation.assert_idle()
+
+
+def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
+    first = simulation.start(TOKENS)
+    with pytest.raises(LateError, match=r"no first token after 2.0 s; it was still queued"):
+        list(simulation.start(TOKENS, first_token_timeout_s=2.0))
+    finish(first)
+    simulation.assert_idle()
+
+
+def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate()
+    broken = simulation.start(TOKENS)
+    broken._live.frame_times = None  # type: ignore[assignment]
+    with pytest.raises((AttributeError, TypeError)):
+        list(broken)
+    simulation.assert_right(finish(simulation.start(TOKENS)), TOKENS, 20)
+
+
+def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
+    running, queued = simulation.start(TOKENS, 500), simulation.start(TOKENS)
+    assert isinstance(next(running), TextDelta)
+    simulation.pipeline.close()
+    for stream in (running, queued):
+        with pytest.raises(ClosedError, match="closed while the request ran"):
+            list(stream)
+    with pytest.raises(ClosedError, match="load it again"):
+        simulation.start(TOKENS)
+    assert not any(stage._thread.is_alive() for stage in simulation.pipeline._stages)
+    simulation.pipeline.close()
