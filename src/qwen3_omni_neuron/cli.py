@@ -4,15 +4,23 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from qwen3_omni_neuron.errors import OptionError, Qwen3OmniError
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.events import SpeechResult
+    from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from qwen3_omni_neuron.events import SpeechResult
+    from qwen3_omni_neuron.runtime.stream import SpeechStream
+
+STDOUT = "-"
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _DEFAULT_HELP = {"seed": "default: a new one each time"} | dict.fromkeys(
     ("thinker_do_sample", "thinker_temperature", "thinker_top_k", "thinker_top_p"),
@@ -28,6 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parsed.run(parsed)
     except Qwen3OmniError as error:
         print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The player has gone. What is left in stdout's buffer must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
@@ -56,7 +69,12 @@ def _add_speak(parser: argparse.ArgumentParser) -> None:
         "--audio", action="append", default=[], metavar="FILE", help="a spoken part; repeatable"
     )
     parser.add_argument("--system", help="a system message before the question")
-    parser.add_argument("--out", default="speech.wav", metavar="WAV", help="where the speech goes")
+    parser.add_argument(
+        "--out",
+        default="speech.wav",
+        metavar="WAV",
+        help="where the speech goes; - plays it to stdout as it comes, raw 16-bit PCM of 24 kHz",
+    )
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
@@ -64,9 +82,18 @@ def _add_speak(parser: argparse.ArgumentParser) -> None:
         help=f"checkpoint folder or hub id; ${MODEL_VARIABLE} where it is not given",
     )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    parser.add_argument(
+        "--placement", default="shared", help="shared, or split: each stage in its own process"
+    )
+    parser.add_argument(
+        "--chunk-frames",
+        type=_sizes,
+        metavar="N,N,...",
+        help="frames of the first chunks, the last for all that follow; default: adaptive",
+    )
     for option in fields(RequestOptions):
-        if option.name == "thinker_eos_token_id":
-            continue  # for tests and other programs; a person has no use for it
+        if option.name in ("thinker_eos_token_id", "chunk_frames"):
+            continue  # the first is for other programs, the second stands above
         kind = _value_type(option.type)
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
@@ -93,9 +120,9 @@ def _tiny(parsed: argparse.Namespace) -> None:
 
 def _speak(parsed: argparse.Namespace) -> None:
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.events import Finished, TextDelta
+    from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import RequestOptions
-    from qwen3_omni_neuron.wav import WavFile
+    from qwen3_omni_neuron.wav import WavFile, pcm16
 
     if not parsed.text and not parsed.audio:
         raise OptionError("nothing to answer: give a text, or --audio FILE, or both.")
@@ -106,15 +133,38 @@ def _speak(parsed: argparse.Namespace) -> None:
         for option in fields(RequestOptions)
         if (value := getattr(parsed, option.name, None)) is not None
     }
-    with WavFile(Path(parsed.out)) as wav, Qwen3Omni.load(parsed.model, dtype=parsed.dtype) as omni:
-        for event in omni.stream(_messages(parsed), **given):
+    load = {"dtype": parsed.dtype, "placement": parsed.placement, "max_concurrency": 1}
+    with ExitStack() as stack:
+        if parsed.out == STDOUT:
+            sound, text = sys.stdout.buffer, sys.stderr
+
+            def hear(samples: "NDArray[np.float32]") -> None:
+                sound.write(pcm16(samples))
+                sound.flush()
+        else:
+            hear = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
+            text = sys.stdout
+        omni = stack.enter_context(Qwen3Omni.load(parsed.model, **load))
+        result = _follow(omni.stream(_messages(parsed), **given), hear, text)
+    print(_summary(result, parsed.out), file=sys.stderr)
+
+
+def _follow(
+    stream: "SpeechStream", hear: "Callable[[NDArray[np.float32]], None]", text: TextIO
+) -> "SpeechResult":
+    """Print the text and hand on the sound as they come."""
+    from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
+
+    with stream:
+        for event in stream:
             if isinstance(event, TextDelta):
-                print(event.text, end="", flush=True)
+                print(event.text, end="", file=text, flush=True)
+            elif isinstance(event, AudioChunk):
+                hear(event.samples)
             elif isinstance(event, Finished):
                 result = event.result
-        print(flush=True)
-        wav.write(result.audio, result.sample_rate)
-    print(_summary(result, parsed.out), file=sys.stderr)
+    print(file=text, flush=True)
+    return result
 
 
 def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
@@ -145,6 +195,14 @@ def _summary(result: "SpeechResult", out: str) -> str:
 def _value_type(annotation: Any) -> type:
     """int of `int | None`, and so on."""
     return get_args(annotation)[0] if get_args(annotation) else annotation
+
+
+def _sizes(text: str) -> list[int]:
+    """ "1,2,8" as [1, 2, 8]."""
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 1,2,8") from None
 
 
 def _boolean(text: str) -> bool:

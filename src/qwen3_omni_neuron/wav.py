@@ -1,7 +1,9 @@
-"""A WAV file that is there whole, or not at all."""
+"""A WAV file that grows beside its path, and is there whole or not at all."""
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -13,14 +15,16 @@ from qwen3_omni_neuron.errors import OutputError
 
 
 class WavFile:
-    """Claims a path before any work is done for it, writes beside it, and renames at the end.
+    """Claims a path before any work is done for it, grows beside it, and is renamed at the end.
 
     Used in a `with` block: leaving it with an error leaves whatever was at the path as it was.
+    16-bit PCM, mono.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, sample_rate: int):
+        self._path, self._sample_rate = path, sample_rate
         self._temporary = Path()
+        self._file: soundfile.SoundFile | None = None
 
     def __enter__(self) -> "WavFile":
         """Raises OutputError when the path can't be written."""
@@ -37,19 +41,18 @@ class WavFile:
             ) from error
         os.close(handle)
         self._temporary = Path(name)
+        with self._output_errors():
+            self._file = soundfile.SoundFile(
+                self._temporary, "w", self._sample_rate, 1, "PCM_16", format="WAV"
+            )
         return self
 
-    def write(self, samples: NDArray[np.float32], sample_rate: int) -> None:
-        """Write 16-bit PCM. samples: float32 [samples] in [-1, 1]."""
-        try:
-            soundfile.write(self._temporary, samples, sample_rate, subtype="PCM_16", format="WAV")
-            # mkstemp makes a private file; the finished one has the usual permissions.
-            mask = os.umask(0)
-            os.umask(mask)
-            self._temporary.chmod(0o666 & ~mask)
-            self._temporary.replace(self._path)
-        except (OSError, soundfile.SoundFileError) as error:
-            raise OutputError(f"{self._path} can't be written: {error}") from error
+    def write(self, samples: NDArray[np.float32]) -> None:
+        """Append. samples: float32 [samples] in [-1, 1]."""
+        assert self._file is not None, "within a `with` block"
+        with self._output_errors():
+            self._file.write(samples)
+            self._file.flush()
 
     def __exit__(
         self,
@@ -57,4 +60,30 @@ class WavFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._temporary.unlink(missing_ok=True)
+        try:
+            with self._output_errors():
+                if self._file is not None:
+                    self._file.close()
+                if kind is None:
+                    self._rename()
+        finally:
+            self._temporary.unlink(missing_ok=True)
+
+    def _rename(self) -> None:
+        # mkstemp makes a private file; the finished one has the usual permissions.
+        mask = os.umask(0)
+        os.umask(mask)
+        self._temporary.chmod(0o666 & ~mask)
+        self._temporary.replace(self._path)
+
+    @contextmanager
+    def _output_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, soundfile.SoundFileError) as error:
+            raise OutputError(f"{self._path} can't be written: {error}") from error
+
+
+def pcm16(samples: NDArray[np.float32]) -> bytes:
+    """Raw 16-bit PCM, little-endian, as the file has it. samples: float32 in [-1, 1]."""
+    return np.rint(samples * 32767).astype("<i2").tobytes()

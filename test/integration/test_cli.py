@@ -5,11 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import soundfile
 
 from conftest import QUESTION_WAV
 from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.wav import WavFile
 
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
@@ -37,6 +39,52 @@ def test_speak_writes_text_and_a_wav(
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
 
 
+def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Path) -> None:
+    """For a pipe into a player: 16-bit little-endian PCM, those of the WAV, and nothing else."""
+    speak = ["-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--model", str(checkpoint), *SHORT]
+    piped = subprocess.run(
+        [sys.executable, *speak, "--out", "-", "--chunk-frames", "1,2"],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+    )
+    assert piped.returncode == 0, piped.stderr.decode()
+    assert b"TTFB" in piped.stderr
+    assert not list(tmp_path.iterdir())
+    assert main([*speak[2:], "--out", str(tmp_path / "o.wav")]) == 0
+    samples, _ = soundfile.read(tmp_path / "o.wav", dtype="int16")
+    assert np.abs(np.frombuffer(piped.stdout, "<i2") - samples).max() <= 1
+
+
+def test_a_player_that_leaves_ends_the_command_without_a_traceback(
+    checkpoint: Path,
+) -> None:
+    command = f"{sys.executable} -m qwen3_omni_neuron.cli speak Hello --out - --model {checkpoint} "
+    done = subprocess.run(
+        f"{command} {' '.join(SHORT[:2])} --talker-max-new-tokens 400 | head -c 100",
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=False,
+        errors="replace",
+    )
+    assert "nobody reads the output any more" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_wav_grows_beside_its_path_while_the_speech_comes(tmp_path: Path) -> None:
+    out = tmp_path / "o.wav"
+    seen = []
+    with WavFile(out, 24000) as wav:
+        for _ in range(3):
+            wav.write(np.full(1920, 0.25, np.float32))
+            (part,) = tmp_path.iterdir()
+            seen.append(part.stat().st_size)
+    assert seen == [44 + 3840 * n for n in (1, 2, 3)]
+    assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
+    assert soundfile.info(out).frames == 3 * 1920
+
+
 def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "qwen3_omni_neuron.cli", "speak", "Hello", "--out", "o.wav", *SHORT],
@@ -60,6 +108,8 @@ def test_the_model_may_come_from_the_environment(checkpoint: Path, tmp_path: Pat
         (["Hello", "--out", "/nowhere/at/all.wav"], "can't be written"),
         (["Hello", "--out", "."], "is a folder"),
         (["Hello", "--model", "/nowhere"], "does not exist"),
+        (["Hello", "--placement", "here"], "placement is one of shared, split"),
+        (["Hello", "--chunk-frames", "1,3"], "chunk_frames has 3"),
     ],
 )
 def test_a_failure_is_one_line_and_leaves_no_file(
