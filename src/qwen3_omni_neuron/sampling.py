@@ -44,52 +44,76 @@ def draw(generator: np.random.Generator, count: int) -> NDArray[np.float32]:
 
 
 class Sampler:
-    """Draws one sequence's ids from its logits, and remembers them for the repetition penalty.
+    """How one sequence draws its ids: its parameters, its random numbers, and the ids it has had.
 
-    history: ids that count as seen from the start. suppressed: ids that are never drawn.
+    history: ids that count as had from the start.
     """
 
     def __init__(
         self,
         params: SamplingParams,
         vocab_size: int,
+        generator: np.random.Generator,
         history: Tensor | None = None,
-        suppressed: Sequence[int] = (),
     ):
-        self._params = params
-        self._penalties: Tensor | None = None
+        self.params, self.generator = params, generator
+        self.penalties: Tensor | None = None  # [vocab], 1 for an id that it has not had
         if params.repetition_penalty != 1.0:
-            self._penalties = torch.ones(vocab_size)
+            self.penalties = torch.ones(vocab_size)
             if history is not None:
-                self._penalties[history] = params.repetition_penalty
-        self._suppressed: Tensor | None = None
-        if suppressed:
-            self._suppressed = torch.zeros(vocab_size)
-            self._suppressed[list(suppressed)] = float("-inf")
-        self._top_p = torch.tensor([params.top_p])
+                self.penalties[history] = params.repetition_penalty
 
-    def next(self, logits: Tensor, generator: np.random.Generator) -> int:
-        """The next id. logits: [1, vocab]."""
-        scores = self.scores(logits)
-        if self._params.do_sample:
-            uniform = torch.from_numpy(draw(generator, 1))
-            scores = scores / self._params.temperature
-            chosen = int(sample_top(scores, uniform, self._params.top_k, self._top_p))
-        else:
-            chosen = int(scores.argmax())
-        if self._penalties is not None:
-            self._penalties[chosen] = self._params.repetition_penalty
-        return chosen
 
-    def scores(self, logits: Tensor) -> Tensor:
-        """float32 logits after repetition penalty and suppression."""
-        scores = logits.float()
-        if self._penalties is not None:
-            # The reference divides a positive logit and multiplies a negative one: of the two
-            # the lower, where the penalty is above 1, else the higher. Unseen ids have penalty 1.
-            lower = self._params.repetition_penalty > 1
-            pick = torch.minimum if lower else torch.maximum
-            scores = pick(scores * self._penalties, scores / self._penalties)
-        if self._suppressed is not None:
-            scores = scores + self._suppressed
-        return scores
+def suppression(vocab_size: int, ids: Sequence[int]) -> Tensor:
+    """float32 [vocab]: minus infinity at ids that are never drawn, else 0."""
+    return torch.zeros(vocab_size).index_fill(0, torch.tensor(ids).long(), float("-inf"))
+
+
+def draw_ids(
+    samplers: Sequence[Sampler], logits: Tensor, suppressed: Tensor | None = None
+) -> list[int]:
+    """The next id of each of several sequences, drawn together.
+
+    logits: [sequences, vocab]; suppressed: see `suppression`. What a sequence draws does not
+    depend on the others.
+    """
+    scores = processed(samplers, logits, suppressed)
+    ids = [0] * len(samplers)
+    for top_k, rows in _alike(samplers).items():
+        part = scores if len(rows) == len(ids) else scores[rows]
+        chosen = [samplers[row] for row in rows]
+        drawn = part.argmax(-1) if top_k is None else _sample(chosen, part, top_k)
+        for row, sampler, drawn_id in zip(rows, chosen, drawn.tolist(), strict=True):
+            ids[row] = drawn_id
+            if sampler.penalties is not None:
+                sampler.penalties[drawn_id] = sampler.params.repetition_penalty
+    return ids
+
+
+def processed(
+    samplers: Sequence[Sampler], logits: Tensor, suppressed: Tensor | None = None
+) -> Tensor:
+    """float32 logits [sequences, vocab] after repetition penalty and suppression."""
+    scores = logits.float()
+    if any(sampler.penalties is not None for sampler in samplers):
+        none = torch.ones(scores.shape[-1])
+        penalties = torch.stack([none if s.penalties is None else s.penalties for s in samplers])
+        scores = torch.where(scores < 0, scores * penalties, scores / penalties)
+    return scores if suppressed is None else scores + suppressed
+
+
+def _alike(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
+    """Rows that one operation can draw, by their top_k, a shape in it; None for greedy ones."""
+    rows: dict[int | None, list[int]] = {}
+    for row, sampler in enumerate(samplers):
+        key = sampler.params.top_k if sampler.params.do_sample else None
+        rows.setdefault(key, []).append(row)
+    return rows
+
+
+def _sample(samplers: Sequence[Sampler], scores: Tensor, top_k: int) -> Tensor:
+    """Ids int64 [sequences]."""
+    temperatures = torch.tensor([sampler.params.temperature for sampler in samplers])
+    uniforms = np.concatenate([draw(sampler.generator, 1) for sampler in samplers])
+    top_p = torch.tensor([sampler.params.top_p for sampler in samplers])
+    return sample_top(scores / temperatures[:, None], torch.from_numpy(uniforms), top_k, top_p)

@@ -16,7 +16,14 @@ from transformers.generation.logits_process import (
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.sampling import RequestRandom, Sampler, SamplingParams
+from qwen3_omni_neuron.sampling import (
+    RequestRandom,
+    Sampler,
+    SamplingParams,
+    draw_ids,
+    processed,
+    suppression,
+)
 
 VOCAB = 200
 CASES = [(50, 1.0), (50, 0.8), (5, 0.5), (1, 1.0), (0, 0.9), (0, 1.0), (7, 0.01), (500, 0.95)]
@@ -64,8 +71,9 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
         ]
     )
     expected = chain(seen, logits.clone()).softmax(-1)
-    sampler = Sampler(params, VOCAB, history=seen[0], suppressed=suppressed)
-    actual = ours(sampler.scores(logits) / params.temperature, 12, 0.7)
+    sampler = Sampler(params, VOCAB, RequestRandom(0).talker, history=seen[0])
+    scores = processed([sampler], logits, suppression(VOCAB, suppressed))
+    actual = ours(scores / params.temperature, 12, 0.7)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert not actual[0, suppressed].any()
 
@@ -91,10 +99,9 @@ def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
 
 def test_a_sampler_draws_with_temperature_top_k_and_top_p() -> None:
     logits = random_logits(4)
-    sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB)
-    random = RequestRandom(11).thinker
+    sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
     draws = 4000
-    counts = np.bincount([sampler.next(logits, random) for _ in range(draws)], minlength=VOCAB)
+    counts = np.bincount([draw_ids([sampler], logits)[0] for _ in range(draws)], minlength=VOCAB)
     expected = ours(logits / 0.5, 12, 0.9)[0].double().numpy()
     kept = expected * draws >= 5
     rest = max(1 - expected[kept].sum(), 1e-9)
@@ -117,16 +124,44 @@ def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
 
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression() -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
-    sampler = Sampler(SamplingParams(False, repetition_penalty=1.05), 4, suppressed=[2])
-    random = RequestRandom(0).talker
-    assert [sampler.next(logits, random) for _ in range(3)] == [0, 1, 0]
+    params = SamplingParams(False, repetition_penalty=1.05)
+    sampler, suppressed = Sampler(params, 4, RequestRandom(0).talker), suppression(4, [2])
+    assert [draw_ids([sampler], logits, suppressed)[0] for _ in range(3)] == [0, 1, 0]
 
 
 def test_token_0_is_a_token_like_any_other() -> None:
     logits = torch.tensor([[9.0, 1.0]])
-    sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2)
-    random = RequestRandom(0).thinker
-    assert [sampler.next(logits, random) for _ in range(2)] == [0, 1]
+    sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
+    assert [draw_ids([sampler], logits)[0] for _ in range(2)] == [0, 1]
+
+
+def test_sequences_drawn_together_draw_what_each_draws_alone() -> None:
+    """Greedy and sampled, of several temperatures, limits and penalties, with their histories."""
+    kinds = [
+        SamplingParams(True, 0.9, 50, 1.0, 1.05),
+        SamplingParams(False, repetition_penalty=1.3),
+        SamplingParams(True, 1.4, 5, 0.7),
+        SamplingParams(True, 0.4, 50, 0.5, 0.8),
+        SamplingParams(False),
+        SamplingParams(True, 1.0, 0, 0.9, 2.0),
+    ]
+    suppressed = suppression(VOCAB, range(150, VOCAB))
+
+    def samplers() -> list[Sampler]:
+        history = torch.tensor([3, 77])
+        return [
+            Sampler(kind, VOCAB, RequestRandom(seed).talker, history)
+            for seed, kind in enumerate(kinds)
+        ]
+
+    logits = [torch.cat([random_logits(100 * s + n) for n in range(len(kinds))]) for s in range(40)]
+    group = samplers()
+    together = [draw_ids(group, rows, suppressed) for rows in logits]
+    apart = [
+        [draw_ids([one], rows[n : n + 1], suppressed)[0] for rows in logits]
+        for n, one in enumerate(samplers())
+    ]
+    assert together == [list(step) for step in zip(*apart, strict=True)]
 
 
 def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:

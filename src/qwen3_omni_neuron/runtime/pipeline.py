@@ -112,7 +112,8 @@ class Pipeline:
         output = Output(self.clock.condition(self._lock), self._wake)
         live = LiveRequest(request, text, output, self._wake)
         context_length = self._engines.thinker.context_length
-        seats: Seats = [(self._thinker, ThinkerTask(live, context_length))]
+        vocab_size = self._config.thinker.text.vocab_size
+        seats: Seats = [(self._thinker, ThinkerTask(live, vocab_size, context_length))]
         if request.talker is None:
             text.abandon()
         else:

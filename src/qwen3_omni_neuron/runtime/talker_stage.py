@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import TalkerConfig
@@ -14,7 +15,7 @@ from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.runtime.request import TalkerRequest
 from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
-from qwen3_omni_neuron.sampling import Sampler, draw
+from qwen3_omni_neuron.sampling import Sampler, draw, draw_ids, suppression
 
 MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
 
@@ -38,13 +39,7 @@ class TalkerTask(Task):
         self.limit = wanted.max_new_tokens
         self.row: int | None = None
         self._groups = config.code_groups
-        self._sampler = Sampler(
-            wanted.sampling, config.text.vocab_size, suppressed=config.suppressed_ids
-        )
-
-    def sample(self, logits: Tensor) -> int:
-        """Code 0 of the next frame. logits: [1, vocab]."""
-        return self._sampler.next(logits, self.live.random.talker)
+        self.sampler = Sampler(wanted.sampling, config.text.vocab_size, live.random.talker)
 
     def predictor_sampling(self) -> PredictorSampling:
         """The random numbers of one frame's other codes."""
@@ -77,6 +72,7 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: wakes the vocoder; called with the lock held."""
         super().__init__("talker", clock, lock, enter_thread, on_release)
         self._engine, self._config, self._on_frame = engine, config, on_frame
+        self._suppressed = suppression(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
         for task in [task for task in self._tasks if task.phase is Phase.PREFILL]:
@@ -132,11 +128,17 @@ class TalkerStage(Stage[TalkerTask]):
         """From logits to frames: code 0 is sampled here, the others by the code predictor."""
         code0: dict[TalkerTask, int] = {}
         draws: dict[TalkerTask, PredictorSampling] = {}
-        for task, logits in speaking:
-            if task.live.ended:
-                continue  # closed during the step: no code predictor for it
+        # What was closed during the step needs no code predictor.
+        speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
+        if not speaking:
+            return
+        drawn = draw_ids(
+            [task.sampler for task, _ in speaking],
+            torch.cat([logits for _, logits in speaking]),
+            self._suppressed,
+        )
+        for (task, _), code in zip(speaking, drawn, strict=True):
             task.phase, task.row = Phase.STEP, None
-            code = task.sample(logits)
             ended = code == self._config.codec_eos_id
             if ended or len(task.live.codes) + 1 >= task.limit:
                 with self._lock:

@@ -4,31 +4,26 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.protocols import Thinker
 from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
-from qwen3_omni_neuron.sampling import Sampler
+from qwen3_omni_neuron.sampling import Sampler, draw_ids
 
 
 class ThinkerTask(Task):
     """last: the token that the next step appends, None before the prefill."""
 
-    def __init__(self, live: LiveRequest, context_length: int):
+    def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
         super().__init__(live)
         wanted = live.request.thinker
         self.limit = min(wanted.max_new_tokens, context_length - len(wanted.prompt))
-        self.sampler: Sampler | None = None
+        generator, history = live.random.thinker, wanted.prompt.token_ids
+        self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
         self.last: int | None = None
-
-    def sample(self, logits: Tensor) -> int:
-        """The next token. logits: [1, vocab]."""
-        if self.sampler is None:
-            wanted = self.live.request.thinker
-            self.sampler = Sampler(wanted.sampling, logits.shape[-1], wanted.prompt.token_ids)
-        return self.sampler.next(logits, self.live.random.thinker)
 
     @property
     def has_room(self) -> bool:
@@ -59,10 +54,14 @@ class ThinkerStage(Stage[ThinkerTask]):
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
             for task, (logits, accepted) in self._call((new,), self._prefill):
-                self._write(task, task.sample(logits), accepted)
+                self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
         if writing:
-            for task, logits in self._call(writing, self._step):
-                self._write(task, task.sample(logits))
+            stepped = self._call(writing, self._step)
+            if stepped:
+                logits = torch.cat([logits for _, logits in stepped])
+                token_ids = draw_ids([task.sampler for task, _ in stepped], logits)
+                for (task, _), token_id in zip(stepped, token_ids, strict=True):
+                    self._write(task, token_id)
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
         return [self._engine.prefill(task.slot, task.live.request.thinker.prompt) for task in tasks]
