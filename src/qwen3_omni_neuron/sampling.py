@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.model.sampler import sample_top
+from qwen3_omni_neuron.model.sampler import sample_top, top_p_limits
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,9 @@ def processed(
     """float32 logits [sequences, vocab] after repetition penalty and suppression."""
     scores = logits.float()
     if any(sampler.penalties is not None for sampler in samplers):
-        none = torch.ones(scores.shape[-1])
-        penalties = torch.stack([none if s.penalties is None else s.penalties for s in samplers])
+        none = torch.ones(())
+        rows = [none if s.penalties is None else s.penalties for s in samplers]
+        penalties = rows[0] if len(rows) == 1 else torch.stack(torch.broadcast_tensors(*rows))
         scores = torch.where(scores < 0, scores * penalties, scores / penalties)
     return scores if suppressed is None else scores + suppressed
 
@@ -115,5 +116,5 @@ def _sample(samplers: Sequence[Sampler], scores: Tensor, top_k: int) -> Tensor:
     """Ids int64 [sequences]."""
     temperatures = torch.tensor([sampler.params.temperature for sampler in samplers])
     uniforms = np.concatenate([draw(sampler.generator, 1) for sampler in samplers])
-    top_p = torch.tensor([sampler.params.top_p for sampler in samplers])
+    top_p = top_p_limits([sampler.params.top_p for sampler in samplers])
     return sample_top(scores / temperatures[:, None], torch.from_numpy(uniforms), top_k, top_p)

@@ -14,7 +14,7 @@ from transformers.generation.logits_process import (
 )
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top
+from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top, top_p_limits
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.sampling import (
     RequestRandom,
@@ -36,8 +36,8 @@ def random_logits(seed: int) -> torch.Tensor:
 def ours(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """Probabilities [1, VOCAB] that sample_top draws with."""
     values, ids = logits.topk(min(top_k, VOCAB) or VOCAB)
-    kept = kept_probabilities(values, torch.tensor([top_p]))
-    return torch.zeros(1, VOCAB).scatter(1, ids, kept)
+    kept = kept_probabilities(values, top_p_limits([top_p]))
+    return torch.zeros(1, VOCAB).scatter(1, ids, kept / kept.sum())
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), CASES)
@@ -84,7 +84,7 @@ def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
     draws = 20000
     uniforms = torch.rand(draws, generator=torch.Generator().manual_seed(2))
     drawn = sample_top(
-        logits.expand(draws, -1), uniforms, top_k, torch.tensor([top_p]).expand(draws)
+        logits.expand(draws, -1), uniforms, top_k, top_p_limits([top_p]).expand(draws)
     )
     expected = ours(logits, top_k, top_p)[0]
     counts = torch.bincount(drawn, minlength=VOCAB)
@@ -117,7 +117,7 @@ def test_a_sampler_draws_with_temperature_top_k_and_top_p() -> None:
 def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
     logits = random_logits(3)
     ends = torch.tensor([0.0, np.nextafter(np.float32(1), np.float32(0))])
-    drawn = sample_top(logits.expand(2, -1), ends, 20, torch.tensor([0.9, 0.9]))
+    drawn = sample_top(logits.expand(2, -1), ends, 20, top_p_limits([0.9, 0.9]))
     assert (ours(logits, 20, 0.9)[0, drawn] > 0).all()
     assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
 

@@ -1,16 +1,17 @@
 """The slots of one decoder on the CPU: its KV cache, where each slot stands, and its step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
-from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, LineCache, SlotCache
-
-Decode = Callable[[Tensor, Tensor, Appendable], Any]
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.moe import FEW_ROWS
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class Numbers:
@@ -26,15 +27,15 @@ class Numbers:
 class Slots:
     """The lines of a KV cache, each with its length and its next rope position.
 
-    model, decode: a module and its `decode`, traced here for one slot and for several. example:
-    its first input, for one slot. context_length: positions a line holds.
+    model: has `prefill` and `decode`, which are traced here, the latter for one slot and for
+    several. example: the first input of `decode`, for one slot. context_length: positions a line
+    holds.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
-        model: nn.Module,
-        decode: Decode,
+        model: Thinker | Talker,
         example: Tensor,
         slots: int,
         context_length: int,
@@ -45,15 +46,23 @@ class Slots:
         self._next_positions = [0] * slots
         self._number = Numbers(max(context_length, config.max_positions))
 
+        def prefill(rows: Tensor, positions: Tensor, *cache: Tensor) -> tuple[Tensor, Tensor]:
+            return model.prefill(rows, positions, KvCache(*cache))
+
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
-            return decode(row, position, LineCache(KvCache(*cache), length))
+            return model.decode(row, position, LineCache(KvCache(*cache), length))
 
         def decode_many(
             rows: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, *cache: Tensor
         ) -> Any:
-            return decode(rows, positions, SlotCache(KvCache(*cache), slots, lengths))
+            return model.decode(rows, positions, SlotCache(KvCache(*cache), slots, lengths))
 
-        one, window = self._number(1), self._cache.lines(0, 1).window(2)
+        one, line = self._number(1), self._cache.lines(0, 1)
+        # More rows than the experts' decode step takes: see model.moe.
+        rows = torch.zeros(FEW_ROWS + 1, config.hidden_size, dtype=dtype)
+        positions = torch.zeros(3, len(rows), dtype=torch.int64)
+        self._prefill = trace_graph(model, prefill, rows, positions, line.keys, line.values)
+        window = line.window(2)
         self._decode_one = trace_graph(
             model, decode_one, example, one, one, window.keys, window.values
         )
@@ -64,14 +73,14 @@ class Slots:
                 window.keys, window.values,
             )  # fmt: skip
 
-    def line(self, slot: int) -> KvCache:
-        """A slot's own line, for a prefill to fill from position 0."""
-        return self._cache.lines(slot, slot + 1)
-
-    def filled(self, slot: int, positions: Tensor) -> None:
-        """A prefill has filled the slot. positions: int64 [3, S], those of its rows."""
+    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0. rows: [S, hidden]; positions: int64 [3, S]. Returns what
+        the model's `prefill` does."""
+        line = self._cache.lines(slot, slot + 1)
+        outputs = self._prefill(rows, positions, line.keys, line.values)
         self._lengths[slot] = positions.shape[1]
         self._next_positions[slot] = int(positions.max()) + 1
+        return outputs
 
     def step(self, slots: Sequence[int], rows: Tensor) -> Any:
         """Append one row to each slot: token ids int64 [n] or embeddings [n, hidden], as `decode`
@@ -96,7 +105,7 @@ class Slots:
 
     def _step_one(self, slot: int, row: Tensor) -> Any:
         length = self._lengths[slot]
-        window = self.line(slot).window(length + 1)
+        window = self._cache.lines(slot, slot + 1).window(length + 1)
         return self._decode_one(
             row,
             self._number(self._next_positions[slot]),

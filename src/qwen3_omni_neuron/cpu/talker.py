@@ -13,6 +13,7 @@ from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.cpu.slots import Numbers, Slots
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.sampler import top_p_limits
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import (
     ResizeMlp,
@@ -67,9 +68,7 @@ class CpuTalker:
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(config.talker.text.vocab_size)
         row = talker.codec_embedding.weight[:1]
-        self._slots = Slots(
-            config.talker.text, talker, talker.decode, row, slots, context_length, row.dtype
-        )
+        self._slots = Slots(config.talker.text, talker, row, slots, context_length, row.dtype)
         self._awaited: dict[int, _Awaited] = {}
         self._hidden = [row] * slots  # of the last step: the code predictor starts from it
         self._feedback = [row] * slots  # of the last frame: the next step starts from it
@@ -145,8 +144,7 @@ class CpuTalker:
     def _fill(self, slot: int, rows: Tensor) -> Tensor:
         """Prefill a slot. Returns the last row's logits [1, vocab]."""
         positions = rope_positions(len(rows))
-        logits, self._hidden[slot] = self._talker.prefill(rows, positions, self._slots.line(slot))
-        self._slots.filled(slot, positions)
+        logits, self._hidden[slot] = self._slots.prefill(slot, rows, positions)
         return logits
 
     def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
@@ -170,7 +168,7 @@ class CpuTalker:
         uniforms = torch.from_numpy(
             np.stack([how.uniforms for how in sampling if how.uniforms is not None])
         )
-        return graph(hidden, code, uniforms, torch.tensor([how.top_p for how in sampling]))
+        return graph(hidden, code, uniforms, top_p_limits([how.top_p for how in sampling]))
 
     def _predict_graph(self, top_k: int | None) -> Callable[..., tuple[Tensor, Tensor]]:
         """The code predictor's graph for one top_k, which is a shape inside it, or for greedy."""

@@ -30,7 +30,6 @@ class CpuThinker:
         self._slots = Slots(
             config.thinker.text,
             thinker,
-            thinker.decode,
             self._number(1),
             slots,
             context_length,
@@ -42,9 +41,7 @@ class CpuThinker:
         rows = self._thinker.embedding(prompt.token_ids)
         if prompt.audio_mel:
             rows[prompt.token_ids == self._config.thinker.audio_token_id] = self._encode(prompt)
-        line = self._slots.line(slot)
-        logits, accepted = self._thinker.prefill(rows, prompt.positions, line)
-        self._slots.filled(slot, prompt.positions)
+        logits, accepted = self._slots.prefill(slot, rows, prompt.positions)
         return logits, accepted[media_mask(prompt.token_ids, self._config)]
 
     @torch.inference_mode()

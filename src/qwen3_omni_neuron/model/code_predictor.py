@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import TalkerConfig
-from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
 from qwen3_omni_neuron.model.rotary import Rotary
 from qwen3_omni_neuron.model.sampler import sample_top
@@ -42,7 +42,8 @@ class CodePredictor(nn.Module):
         """One frame a slot.
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
-        the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots].
+        the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
+        model.sampler.top_p_limits.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
         of the 16 codes' embeddings.
         """
@@ -85,8 +86,8 @@ class CodePredictor(nn.Module):
             cos, sin = self.rotary.span(0, 2)
             slots = rows.shape[0] // 2
             rotation = cos.repeat(slots, 1, 1), sin.repeat(slots, 1, 1)
-            x = self.decoder(rows, rotation, cache, 2)[0][1::2]
+            x = self.decoder(rows, rotation, cache, (-1, 2))[0][1::2]
         else:
             rotation = self.rotary.span(step + 1, step + 2)
-            x, _ = self.decoder(rows, rotation, cache, 1)
+            x, _ = self.decoder(rows, rotation, cache, DECODE)
         return torch.mm(self.decoder.norm(x), self.head[step].t())

@@ -1,8 +1,8 @@
 """The decoder stack that thinker, talker and code predictor are made of.
 
 Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in
-one slot, or one new position in each of several. Only the span is fixed in a graph, so one graph
-takes any number of slots.
+one slot, or one new position in each of several. A `Layout` says which of the two is fixed in a
+graph; the other is what the rows give, so one graph takes any number of slots, or any prompt.
 """
 
 import torch
@@ -16,6 +16,12 @@ from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
 from qwen3_omni_neuron.model.rotary import Rotation, rotate
+
+Layout = tuple[int, int]
+"""(slots, span) of a decoder's rows, with -1 for the one that is not fixed."""
+
+PROMPT: Layout = (1, -1)
+DECODE: Layout = (-1, 1)
 
 
 class Attention(nn.Module):
@@ -41,7 +47,7 @@ class Attention(nn.Module):
         residual: Tensor,
         x: Tensor,
         rotation: Rotation,
-        span: int,
+        layout: Layout,
         cache: Appendable,
         layer: int,
     ) -> Tensor:
@@ -50,10 +56,10 @@ class Attention(nn.Module):
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
         qk = cast(rotate(widen(self.qk_norm(qk)), rotation), x.dtype)
         q, k = qk.split((self.heads, self.kv_heads), 1)
-        if span == 1:
+        if layout == DECODE:
             mixed = self._decode(q, k, v, cache, layer)
         else:
-            mixed = self._prefill(q, k, v, span, cache, layer)
+            mixed = self._prefill(q, k, v, layout, cache, layer)
         return self.out.add_to(residual, mixed)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: Appendable, layer: int) -> Tensor:
@@ -76,12 +82,12 @@ class Attention(nn.Module):
 
     @staticmethod
     def _prefill(
-        q: Tensor, k: Tensor, v: Tensor, span: int, cache: Appendable, layer: int
+        q: Tensor, k: Tensor, v: Tensor, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """The first `span` rows of each slot, which see each other causally. Returns
+        """The first rows of each slot, which see each other causally. Returns
         [slots * span, heads * head_dim]."""
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
-        q, k, v = (t.unflatten(0, (-1, span)).transpose(1, 2) for t in (q, k, v))
+        q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
         cache.append(layer, k.flatten(0, 1), v.flatten(0, 1))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
@@ -102,9 +108,9 @@ class DecoderLayer(nn.Module):
             self.ffn = MoeFeedForward(c.hidden_size, c.moe)
 
     def forward(
-        self, x: Tensor, rotation: Rotation, span: int, cache: Appendable, layer: int
+        self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        x = self.attention.add_to(x, self.attention_norm(x), rotation, span, cache, layer)
+        x = self.attention.add_to(x, self.attention_norm(x), rotation, layout, cache, layer)
         return self.ffn.add_to(x, self.ffn_norm(x))
 
 
@@ -121,7 +127,7 @@ class Decoder(nn.Module):
         x: Tensor,
         rotation: Rotation,
         cache: Appendable,
-        span: int,
+        layout: Layout,
         accept_layer: int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Run the layers. x: [slots * span, hidden].
@@ -132,7 +138,7 @@ class Decoder(nn.Module):
         """
         accepted = x
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, span, cache, index)
+            x = layer(x, rotation, layout, cache, index)
             if index + 1 == accept_layer:
                 accepted = x
         return x, accepted

@@ -1,5 +1,8 @@
 """Mixture of experts: the router's top k, and the talker's shared expert behind a sigmoid gate."""
 
+import warnings
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -80,13 +83,38 @@ class MoeFeedForward(nn.Module):
 
     def _by_expert(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Many rows: each expert that any of them chose runs once, over all that chose it."""
-        mixed = residual.clone()
-        for expert in chosen.unique().tolist():
-            rows, rank = (chosen == expert).nonzero(as_tuple=True)
-            hidden = gated(F.linear(x[rows], self.gate_up[expert]))
-            out = torch.mm(hidden, self.down[expert])
-            mixed.index_add_(0, rows, out * weights[rows, rank].unsqueeze(1))
-        return mixed
+        by_expert = chosen.flatten().argsort(stable=True)  # (row, rank) pairs, expert by expert
+        rows = by_expert // self.experts_per_token
+        counts = torch.bincount(chosen.flatten(), minlength=self.experts)
+        out = run_experts(x[rows], counts, self.gate_up, self.down)
+        out = out * weights.flatten()[by_expert].unsqueeze(1)
+        return residual.index_add(0, rows, out)
+
+
+def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    with warnings.catch_warnings():
+        # PyTorch points to torch.compile, whose start takes a minute: see cpu.graph.
+        warnings.simplefilter("ignore", category=DeprecationWarning)
+        return torch.jit.script(function)
+
+
+@_scripted
+def run_experts(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """Expert e over the next counts[e] rows of x, [rows, hidden] each way.
+
+    A loop over what the data says is the one thing that a traced graph can't hold: hence a script
+    of its own, which both a graph and Python call.
+    """
+    outs = [x[:0]]
+    start = 0
+    for expert in range(gate_up.shape[0]):
+        count = int(counts[expert])
+        if count > 0:
+            hidden = torch.mm(x[start : start + count], gate_up[expert].t())
+            gate, up = hidden.chunk(2, -1)
+            outs.append(torch.mm(F.silu(gate) * up, down[expert]))
+            start += count
+    return torch.cat(outs)
 
 
 class SharedExpert(nn.Module):

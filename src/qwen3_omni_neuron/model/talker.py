@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import TalkerConfig
-from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
 from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, PromptCache
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
@@ -31,7 +31,7 @@ class Talker(nn.Module):
         predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
-        x, _ = self.decoder(rows, rotation, PromptCache(cache), len(rows))
+        x, _ = self.decoder(rows, rotation, PromptCache(cache), PROMPT)
         hidden = self.decoder.norm(x[-1:])
         return self.codec_head(hidden), hidden
 
@@ -40,6 +40,6 @@ class Talker(nn.Module):
         int64 [slots]. Returns codec logits [slots, vocab] and post-norm hidden states
         [slots, hidden].
         """
-        x, _ = self.decoder(rows, self.rotary.at(positions), cache, 1)
+        x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
         hidden = self.decoder.norm(x)
         return self.codec_head(hidden), hidden

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import ThinkerConfig
-from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
 from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, PromptCache
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
@@ -34,12 +34,12 @@ class Thinker(nn.Module):
         hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
-        x, accepted = self.decoder(rows, rotation, PromptCache(cache), len(rows), self.accept_layer)
+        x, accepted = self.decoder(rows, rotation, PromptCache(cache), PROMPT, self.accept_layer)
         return self.head(self.decoder.norm(x[-1:])), accepted
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:
         """Run one generated token a slot. token_ids, positions: int64 [slots]: the token and its
         rope position. Returns logits [slots, vocab]."""
         rows = self.embedding.weight.index_select(0, token_ids)
-        x, _ = self.decoder(rows, self.rotary.at(positions), cache, 1)
+        x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
         return self.head(self.decoder.norm(x))

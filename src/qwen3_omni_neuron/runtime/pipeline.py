@@ -50,8 +50,9 @@ class Pipeline:
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, *shared, self._wake)
-            on_frame = self._vocoder.changed.notify_all
-            self._talker = TalkerStage(engines.talker, config.talker, *shared, on_frame)
+            self._talker = TalkerStage(
+                engines.talker, config.talker, *shared, self._vocoder.on_frame
+            )
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:
             stage.start()

@@ -67,9 +67,9 @@ class TalkerStage(Stage[TalkerTask]):
         lock: threading.RLock,
         enter_thread: Callable[[], None],
         on_release: Callable[[LiveRequest], None],
-        on_frame: Callable[[], None],
+        on_frame: Callable[[LiveRequest], None],
     ):
-        """on_frame: wakes the vocoder; called with the lock held."""
+        """on_frame: called with the lock held, when a request has a frame more, or its last."""
         super().__init__("talker", clock, lock, enter_thread, on_release)
         self._engine, self._config, self._on_frame = engine, config, on_frame
         self._suppressed = suppression(config.text.vocab_size, config.suppressed_ids)
@@ -161,7 +161,7 @@ class TalkerStage(Stage[TalkerTask]):
                 task.live.marks.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
-                self._on_frame()
+                self._on_frame(task.live)
 
     def _finish(self, task: TalkerTask, why: FinishReason) -> None:
         """No frame comes any more. The lock is held."""
@@ -169,4 +169,4 @@ class TalkerStage(Stage[TalkerTask]):
             task.live.talker_finish, task.live.speech_ended = why, True
             task.live.text.abandon()
             self._release(task)
-            self._on_frame()
+            self._on_frame(task.live)

@@ -18,12 +18,12 @@ from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
 
 
 class VocoderTask(Task):
-    """decoded, samples: frames and samples that are behind it. chunk: frames that it takes next."""
+    """samples: how many are behind it. chunk: frames that it takes next."""
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
         super().__init__(live)
         self.schedule = schedule
-        self.decoded = self.samples = self.chunk = 0
+        self.samples = self.chunk = 0
 
 
 class VocoderStage(Stage[VocoderTask]):
@@ -44,27 +44,35 @@ class VocoderStage(Stage[VocoderTask]):
         self._call_s = 0.0  # what the last call took
         self._frame_s: float | None = None  # the pace of the last frames, of any request
 
+    def on_frame(self, live: LiveRequest) -> None:
+        """A request has a frame more, or none will come: go to work if that makes a chunk due.
+        The lock is held. Asked here, since waking a thread costs more than asking."""
+        task = next((task for task in self._tasks if task.live is live), None)
+        if task is not None and (live.speech_ended or self._due_frames(task)):
+            self.changed.notify_all()
+
     def _select(self) -> Work | None:
         groups: dict[tuple[bool, int], list[VocoderTask]] = {}
         for task in list(self._tasks):
-            live = task.live
-            pending = len(live.codes) - task.decoded
-            if live.speech_ended and not pending:
+            if task.live.speech_ended and not task.live.waiting_frames:
                 self._release(task)
                 continue
-            wanted = self._wanted(task, pending)
-            if (
-                pending
-                and live.output.has_room_for_chunk
-                and (pending >= wanted or live.speech_ended)
-            ):
-                task.chunk = min(pending, wanted)
+            task.chunk = self._due_frames(task)
+            if task.chunk:
                 bucket = next(b for b in self._engine.chunk_frames if b >= task.chunk)
-                groups.setdefault((task.decoded == 0, bucket), []).append(task)
+                groups.setdefault((task.samples == 0, bucket), []).append(task)
         return partial(self._work, groups) if groups else None
 
+    def _due_frames(self, task: VocoderTask) -> int:
+        """Frames of the task's next chunk, 0 where it is not due yet."""
+        live, pending = task.live, task.live.waiting_frames
+        if not pending or not live.output.has_room_for_chunk:
+            return 0
+        wanted = self._wanted(task, pending)
+        return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
+
     def _wanted(self, task: VocoderTask, pending: int) -> int:
-        """Frames of the task's next chunk, a compiled chunk size."""
+        """Frames that the schedule wants in the task's next chunk, a compiled chunk size."""
         self._frame_s = frame_pace(task.live.frame_times) or self._frame_s
         first_s = task.live.marks.first_sample_s
         buffered_s = None
@@ -96,12 +104,12 @@ class VocoderStage(Stage[VocoderTask]):
         if live.marks.first_sample_s is None:
             live.marks.first_sample_s = now
         live.output.put(AudioChunk(samples, task.samples, task.chunk))
-        task.decoded += task.chunk
+        live.decoded_frames += task.chunk
         task.samples += len(samples)
-        live.decoded_frames = task.decoded
         task.schedule.decoded()
 
 
 def _chunk(task: VocoderTask) -> Tensor:
     """The frames of a task's next chunk, int64 [frames, 16]."""
-    return torch.stack(task.live.codes[task.decoded : task.decoded + task.chunk])
+    start = task.live.decoded_frames
+    return torch.stack(task.live.codes[start : start + task.chunk])
