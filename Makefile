@@ -32,6 +32,7 @@ test-nxdi-line: $(NXDI_VENV)/installed
 bench: $(VENV)/installed
 	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
 	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(VENV)/vs_transformers-small.json
+	$(VENV)/bin/python bench/concurrency.py --json $(VENV)/concurrency-tiny.json
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) demo.wav
