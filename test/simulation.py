@@ -1,6 +1,6 @@
 """The real pipeline over engines that only take time, in time that passes by itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,6 +70,7 @@ class Simulation:
         chunk_frames: tuple[int, ...] | None = None,
         first_token_timeout_s: float = 1e6,
         wait_timeout_s: float = 1e6,
+        decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
     ) -> SpeechStream:
         """A request that is answered with `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
@@ -79,7 +80,7 @@ class Simulation:
             GREEDY,
             thinker_limit,
             frozenset((EOS,)),
-            lambda ids: "".join(f"{i} " for i in ids),
+            decode_text,
         )
         talker = TalkerRequest(SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames) if speak else None
         request = Request(

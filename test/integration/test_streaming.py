@@ -253,23 +253,34 @@ def test_engines_in_processes_of_their_own_say_the_same(
     assert not any(alive(pid) for pid in pids.values())
 
 
-def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni) -> None:
-    """Speech dies with the talker, at once and with its status; text goes on; nothing is left."""
+@pytest.mark.parametrize("stage", ["thinker", "talker", "vocoder"])
+def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, stage: str) -> None:
+    """At once, with its status; what needs it no more goes on to its end; nothing is left."""
+    short = {"thinker_max_new_tokens": 4, "talker_max_new_tokens": 120, **GREEDY}
+    expected = split.generate_audio(MIXED, **short)
     options = {"thinker_max_new_tokens": 1000, "talker_max_new_tokens": 2000, **GREEDY}
     speaking = [split.stream(messages, **options) for messages in (TEXT, SPOKEN)]
     for stream in speaking:
         while not isinstance(next(stream), AudioChunk):
             pass
+    written = split.stream(MIXED, **short)
+    while len(written._live.token_ids) < 4:
+        next(written)
     pids = process_ids(split)
-    os.kill(pids["talker"], signal.SIGKILL)
+    os.kill(pids[stage], signal.SIGKILL)
     killed_s = time.monotonic()
     for stream in speaking:
-        with pytest.raises(EngineDiedError, match=r"talker engine .* ended by SIGKILL"):
+        with pytest.raises(EngineDiedError, match=rf"{stage} engine .* ended by SIGKILL"):
             list(stream)
     with pytest.raises(EngineDiedError, match="Load the model again"):
         split.generate_audio(TEXT, **options)
     assert time.monotonic() - killed_s < 1.0
-    assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
+    if stage == "thinker":  # it had written all of this one's text
+        assert_same(last(written), expected, tolerance=1e-5)
+    else:
+        with pytest.raises(EngineDiedError):
+            list(written)
+        assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
     wait_until(lambda: len(split._pipeline._free_slots) == 8)
     split.close()
     assert not any(alive(pid) for pid in pids.values())

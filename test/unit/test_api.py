@@ -9,7 +9,9 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, generate_audio
 from qwen3_omni_neuron.errors import (
+    BusyError,
     ClosedError,
+    LateError,
     OptionError,
     PromptTooLongError,
 )
@@ -112,6 +114,23 @@ def test_a_failed_request_leaves_the_model_usable(
             with pytest.raises(ZeroDivisionError):
                 omni.generate_audio(HELLO, **SHORT)
     assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
+
+
+def test_a_deadline_that_passes_is_raised_by_name(omni: Qwen3Omni) -> None:
+    with pytest.raises(LateError, match=r"no first token after 1e-09 s; the thinker"):
+        omni.generate_audio(HELLO, first_token_timeout_s=1e-9)
+    assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
+
+
+def test_more_requests_than_slots_and_queue_are_refused(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=1) as omni:
+        first, second = omni.stream(HELLO), omni.stream(HELLO)
+        assert (first.queue_position, second.queue_position) == (0, 1)
+        with pytest.raises(BusyError, match="all 1 slots are in use, and 1 requests wait"):
+            omni.stream(HELLO)
+        first.close()
+        second.close()
+        assert len(omni.generate_audio(HELLO, **SHORT).codes) == 2
 
 
 def test_a_closed_model_says_so(checkpoint: Path) -> None:

@@ -102,6 +102,17 @@ def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
     simulation.assert_idle()
 
 
+def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
+    simulate: Simulate,
+) -> None:
+    """What was held back for the rest of the character is handed out when the text ends."""
+    simulation = simulate(Times(talker_step_s=0.05))
+    half = simulation.start(TOKENS, 30, decode_text=lambda ids: "\ufffd" * len(ids))
+    kinds = [type(event) for event in half]
+    assert kinds.count(TextDelta) == 1
+    assert kinds.index(TextDelta) < kinds.index(AudioChunk)
+
+
 def test_text_alone_never_calls_the_talker(simulate: Simulate) -> None:
     simulation = simulate()
     result = finish(simulation.start(TOKENS, speak=False))
@@ -220,7 +231,7 @@ def test_more_requests_than_slots_wait_in_order_and_say_so(simulate: Simulate) -
     streams = [simulation.start([n, *TOKENS]) for n in range(4)]
     with pytest.raises(BusyError, match="all 1 slots are in use, and 3 requests wait"):
         simulation.start(TOKENS)
-    assert [stream.queued_behind for stream in streams] == [0, 0, 1, 2]
+    assert [stream.queue_position for stream in streams] == [0, 1, 2, 3]
     results = [finish(stream) for stream in streams]
     for number, result in enumerate(results):
         simulation.assert_right(result, [number, *TOKENS], 3)

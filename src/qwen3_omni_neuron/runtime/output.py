@@ -10,6 +10,13 @@ MOST_TOKENS = 1024
 MOST_CHUNKS = 32  # of at most 2 s each
 
 
+class TextEnd:
+    """The text is whole: what comes after it is sound."""
+
+
+Item = int | AudioChunk | TextEnd
+
+
 class Output:
     """Tokens and audio chunks of one request, in the order they were made; bounded.
 
@@ -20,7 +27,7 @@ class Output:
 
     def __init__(self, changed: threading.Condition, on_room: Callable[[], None]):
         self.changed, self._on_room = changed, on_room
-        self._items: deque[int | AudioChunk] = deque()
+        self._items: deque[Item] = deque()
         self._chunks = 0
 
     @property
@@ -31,13 +38,13 @@ class Output:
     def has_room_for_chunk(self) -> bool:
         return self._chunks < MOST_CHUNKS
 
-    def put(self, item: int | AudioChunk) -> None:
-        """Append a token id or a chunk. The stage has seen that there is room."""
+    def put(self, item: Item) -> None:
+        """Append a token id, a chunk, or the text's end. The stage has seen that there is room."""
         self._chunks += isinstance(item, AudioChunk)
         self._items.append(item)
         self.changed.notify_all()
 
-    def take(self) -> int | AudioChunk | None:
+    def take(self) -> Item | None:
         """The oldest item, or None."""
         if not self._items:
             return None

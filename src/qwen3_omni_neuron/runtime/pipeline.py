@@ -60,7 +60,7 @@ class Pipeline:
     def submit(self, request: Request) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        Returns it, and how many are in the queue before it. Raises OptionError for chunk sizes
+        Returns it, and its place in the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes
         that the vocoder does not have, BusyError when the queue is full, ClosedError.
         """
         live, seats = self._seat(request)
@@ -78,7 +78,7 @@ class Pipeline:
             self._admit()
             if live.marks.admitted_s is None:
                 logger.info("a request is queued behind %d others", ahead)
-                return live, ahead
+                return live, ahead + 1
         return live, 0
 
     def cancel(self, live: LiveRequest) -> None:

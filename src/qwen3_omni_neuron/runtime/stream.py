@@ -15,6 +15,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
     Timings,
 )
+from qwen3_omni_neuron.runtime.output import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.text import TextStream
@@ -26,13 +27,13 @@ class SpeechStream(Iterator[Event]):
     The request runs from the start, whether events are taken or not; a caller that takes none
     holds up its own request alone. `close` (or leaving a `with` block, or dropping the stream)
     cancels what is left of it. Any stage's error is raised by the next event asked for.
-    queued_behind: requests that waited for a slot before this one when it came.
+    queue_position: its place in the queue for a slot when it came, 0 where it got one at once.
 
     owner: kept alive as long as the stream is.
     """
 
     def __init__(self, pipeline: Pipeline, request: Request, owner: object):
-        self._live, self.queued_behind = pipeline.submit(request)
+        self._live, self.queue_position = pipeline.submit(request)
         self._pipeline, self._owner = pipeline, owner
         self._clock = pipeline.clock
         self._text = TextStream(request.thinker.decode_text)
@@ -81,18 +82,18 @@ class SpeechStream(Iterator[Event]):
             item = self._next_item()
             if item is None and self._done:
                 raise StopIteration  # closed by another thread
+            if item is None:
+                return Finished(self._result())
             if isinstance(item, AudioChunk):
                 self._chunks.append(item)
                 return item
-            delta = self._text.finish() if item is None else self._text.push(item)
+            delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
             if delta[1]:
                 self._texts.append(delta[0])
                 return TextDelta(*delta)
-            if item is None:
-                return Finished(self._result())
 
-    def _next_item(self) -> int | AudioChunk | None:
-        """The next token or chunk; None when all have been taken."""
+    def _next_item(self) -> Item | None:
+        """The next thing that a stage has made; None when all have been taken."""
         live = self._live
         changed = live.output.changed
         with changed:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.live import LiveRequest
+from qwen3_omni_neuron.runtime.output import TextEnd
 from qwen3_omni_neuron.runtime.protocols import Thinker
 from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
 from qwen3_omni_neuron.sampling import Sampler, draw_ids
@@ -88,5 +89,6 @@ class ThinkerStage(Stage[ThinkerTask]):
             else:
                 live.text.put(token_id)
             if live.thinker_finish == "stop" or len(live.token_ids) == task.limit:
+                live.output.put(TextEnd())
                 live.text.close()
                 self._release(task)
