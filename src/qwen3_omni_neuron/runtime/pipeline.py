@@ -60,8 +60,9 @@ class Pipeline:
     def submit(self, request: Request) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        Returns it, and its place in the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes
-        that the vocoder does not have, BusyError when the queue is full, ClosedError.
+        Returns it, and its place in the queue, 0 where it got a slot at once. Raises OptionError
+        for chunk sizes that the vocoder does not have, BusyError when the queue is full,
+        ClosedError.
         """
         live, seats = self._seat(request)
         with self._lock:
