@@ -378,6 +378,36 @@ def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: st
     simulation.assert_idle()
 
 
+def test_a_caller_that_was_away_for_longer_than_the_deadline_is_not_late(
+    simulate: Simulate,
+) -> None:
+    """It held its request up itself; what it has not taken is there, and the rest comes."""
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
+    stream = simulation.start(TOKENS, 4000, chunk_frames=(1,), wait_timeout_s=1.0)
+    next(stream)
+    simulation.clock.sleep(500.0)
+    simulation.assert_right(finish(stream), TOKENS, 4000)
+
+
+@pytest.mark.parametrize("name", ["thinker.step", "talker.predict"])
+def test_a_stall_ends_a_request_whose_caller_does_not_look(simulate: Simulate, name: str) -> None:
+    """The stage after it does not wait for ever, and the slot is free once the stall is over."""
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stalled: list[str] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == name and not stalled:
+            stalled.append(called)
+            simulation.clock.sleep(50.0)
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    stream = simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=2.0)
+    simulation.clock.sleep(10.0)
+    assert isinstance(stream._live.error, LateError)
+    simulation.clock.sleep(50.0)
+    simulation.assert_idle()
+
+
 def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) -> None:
     simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
     first = simulation.start(TOKENS)

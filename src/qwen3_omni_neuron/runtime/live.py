@@ -69,13 +69,17 @@ class LiveRequest:
         """Frames that the vocoder has not decoded."""
         return len(self.codes) - self.decoded_frames
 
-    @property
-    def deadline_s(self) -> float:
-        """When the caller has waited too long, by the clock."""
+    def deadline_s(self, waiting_since_s: float) -> float:
+        """When a wait for it has lasted too long that began at some time, by the clock.
+
+        A call is late by its own length. Progress is not: a caller that was away for long, and has
+        held it up by that, begins to wait anew.
+        """
         if self.marks.first_token_s is None:
             return self.request.arrived_s + self.request.first_token_timeout_s
         calls = [start_s for start_s in self.called_s.values() if start_s is not None]
-        return min([self.marks.progress_s, *calls]) + self.request.wait_timeout_s
+        since_s = max(self.marks.progress_s, waiting_since_s)
+        return min([since_s, *calls]) + self.request.wait_timeout_s
 
     def late(self) -> LateError:
         """What to say when the deadline has passed."""

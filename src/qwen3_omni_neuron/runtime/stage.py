@@ -110,15 +110,21 @@ class Stage(ABC, Generic[AnyTask]):
         """Waits for work. None: the stage is closed."""
         with self._lock:
             while True:
-                for task in [task for task in self._tasks if task.live.ended or self._closing]:
-                    self._release(task)
+                now = self._clock.now()
+                for task in list(self._tasks):
+                    if now >= task.live.deadline_s(now):
+                        task.live.end(task.live.late())
+                    if task.live.ended or self._closing:
+                        self._release(task)
                 if self._closing:
                     return None
                 work = self._select()
                 if work is not None:
                     return work
-                # No deadline: what is late for a request is noticed by its caller, whose wait has.
-                self.changed.wait()
+                # Without a request there is nothing to be late for. With one, another stage may
+                # never come out of a call for it.
+                waits = (task.live.request.wait_timeout_s for task in self._tasks)
+                self.changed.wait(min(waits, default=None))
 
     def _release(self, task: AnyTask) -> None:
         """This stage has done all it will for a request. The lock is held."""

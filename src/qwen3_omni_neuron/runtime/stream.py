@@ -95,7 +95,7 @@ class SpeechStream(Iterator[Event]):
     def _next_item(self) -> Item | None:
         """The next thing that a stage has made; None when all have been taken."""
         live = self._live
-        changed = live.output.changed
+        changed, since_s = live.output.changed, self._clock.now()
         with changed:
             while True:
                 if live.error is not None:
@@ -103,7 +103,7 @@ class SpeechStream(Iterator[Event]):
                 item = live.output.take()
                 if item is not None or live.ended:
                     return item
-                remaining_s = live.deadline_s - self._clock.now()
+                remaining_s = live.deadline_s(since_s) - self._clock.now()
                 if remaining_s <= 0:
                     live.end(live.late())
                 else:

@@ -13,7 +13,7 @@ class TokenBuffer:
     The talker's rows are: every token, tts_eos once when the text has ended, then tts_pad for
     ever. The buffer is bounded, and it closes with the error that ended the text inside, so that
     neither can be seen without the other. A reader that finds nothing waits on `changed`, the
-    condition of its stage, whose lock guards every field; a writer that finds no room is woken by
+    condition of its stage, until the request's deadline; its lock guards every field. A writer that finds no room is woken by
     `on_room`.
     """
 
