@@ -13,8 +13,8 @@ class TokenBuffer:
     The talker's rows are: every token, tts_eos once when the text has ended, then tts_pad for
     ever. The buffer is bounded, and it closes with the error that ended the text inside, so that
     neither can be seen without the other. A reader that finds nothing waits on `changed`, the
-    condition of its stage, until the request's deadline; its lock guards every field. A writer that finds no room is woken by
-    `on_room`.
+    condition of its stage, until the request's deadline; its lock guards every field. A writer that
+    finds no room is woken by `on_room`.
     """
 
     def __init__(
