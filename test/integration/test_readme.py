@@ -46,11 +46,14 @@ def test_the_commands_run(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     shown = commands()
-    assert [words[0] for words in shown] == ["speak", "speak", "tiny-checkpoint"]
+    verbs = ["speak", "speak", "transcribe", "tiny-checkpoint"]
+    assert [words[0] for words in shown] == verbs
     for words in shown:
         arguments = [str(checkpoint) if w.startswith("Qwen/") else w for w in words]
         if words[0] == "speak":
             arguments += ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4"]
+        elif words[0] == "transcribe":
+            arguments += ["--max-new-tokens", "3"]
         assert cli.main(arguments) == 0
     assert (tmp_path / "answer.wav").stat().st_size > 44
     assert (tmp_path / "my-checkpoint" / "config.json").exists()

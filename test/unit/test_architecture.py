@@ -20,6 +20,7 @@ LAYERS = [
     {"cpu", "process"},
     {"engines"},
     {"api"},
+    {"transcription"},
     {"__init__"},
     {"cli"},
 ]

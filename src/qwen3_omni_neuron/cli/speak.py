@@ -1,15 +1,14 @@
-"""The command line: `qwen3-omni-neuron speak | tiny-checkpoint`."""
+"""`qwen3-omni-neuron speak`: a question in, text and speech out."""
 
 import argparse
-import os
 import sys
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
-from qwen3_omni_neuron.errors import OptionError, Qwen3OmniError
+from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, chosen_model
+from qwen3_omni_neuron.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,46 +20,14 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
-MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _DEFAULT_HELP = {"seed": "default: a new one each time"} | dict.fromkeys(
     ("thinker_do_sample", "thinker_temperature", "thinker_top_k", "thinker_top_p"),
     "default: the checkpoint's",
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
-    parser = _parser()
-    parsed = parser.parse_args(arguments)
-    try:
-        parsed.run(parsed)
-    except Qwen3OmniError as error:
-        print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
-        # The player has gone. What is left in stdout's buffer must not be flushed at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
-        return 130
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
-    )
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
-    _add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
-    _add_tiny(
-        verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights")
-    )
-    return parser
-
-
-def _add_speak(parser: argparse.ArgumentParser) -> None:
+def add_speak(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes: its own arguments, and every option of a request."""
     from qwen3_omni_neuron.options import RequestOptions
 
     parser.set_defaults(run=_speak)
@@ -75,16 +42,7 @@ def _add_speak(parser: argparse.ArgumentParser) -> None:
         metavar="WAV",
         help="where the speech goes; - plays it to stdout as it comes, raw 16-bit PCM of 24 kHz",
     )
-    parser.add_argument(
-        "--model",
-        default=os.environ.get(MODEL_VARIABLE),
-        metavar="PATH",
-        help=f"checkpoint folder or hub id; ${MODEL_VARIABLE} where it is not given",
-    )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
-    parser.add_argument(
-        "--placement", default="shared", help="shared, or split: each stage in its own process"
-    )
+    add_model_arguments(parser)
     parser.add_argument(
         "--chunk-frames",
         type=_sizes,
@@ -103,22 +61,8 @@ def _add_speak(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def _add_tiny(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=_tiny)
-    parser.add_argument("folder", metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", default="tiny", help="tiny (1.4 M parameters) or small (155 M)")
-    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
-
-
-def _tiny(parsed: argparse.Namespace) -> None:
-    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-
-    folder = write_tiny_checkpoint(parsed.folder, parsed.seed, parsed.size, parsed.dtype)
-    print(f"wrote a {parsed.size} checkpoint with random weights to {folder}")
-
-
-def _speak(parsed: argparse.Namespace) -> None:
+def _speak(parsed: argparse.Namespace) -> int:
+    """Answer one question. Returns the exit status."""
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import RequestOptions
@@ -126,8 +70,7 @@ def _speak(parsed: argparse.Namespace) -> None:
 
     if not parsed.text and not parsed.audio:
         raise OptionError("nothing to answer: give a text, or --audio FILE, or both.")
-    if not parsed.model:
-        raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
+    model = chosen_model(parsed)
     given = {
         option.name: value
         for option in fields(RequestOptions)
@@ -144,9 +87,10 @@ def _speak(parsed: argparse.Namespace) -> None:
         else:
             hear = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
-        omni = stack.enter_context(Qwen3Omni.load(parsed.model, **load))
+        omni = stack.enter_context(Qwen3Omni.load(model, **load))
         result = _follow(omni.stream(_messages(parsed), **given), hear, text)
     print(_summary(result, parsed.out), file=sys.stderr)
+    return 0
 
 
 def _follow(
@@ -211,7 +155,3 @@ def _boolean(text: str) -> bool:
     if text.lower() in ("false", "0", "no"):
         return False
     raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,40 @@
+"""The command line: `qwen3-omni-neuron speak | transcribe | tiny-checkpoint`, a file a verb."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.cli.tiny import add_tiny
+from qwen3_omni_neuron.cli.transcribe import add_transcribe
+from qwen3_omni_neuron.errors import Qwen3OmniError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return parsed.run(parsed)
+    except Qwen3OmniError as error:
+        print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader has gone. What is left in stdout's buffer must not be flushed at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("qwen3-omni-neuron: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
+    add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
+    add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
+    return parser

@@ -1,0 +1,21 @@
+"""`qwen3-omni-neuron tiny-checkpoint`: the released layout, small and with random weights."""
+
+import argparse
+
+
+def add_tiny(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    parser.set_defaults(run=_tiny)
+    parser.add_argument("folder", metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--size", default="tiny", help="tiny (1.4 M parameters) or small (155 M)")
+    parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
+
+
+def _tiny(parsed: argparse.Namespace) -> int:
+    """Write one. Returns the exit status."""
+    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+    folder = write_tiny_checkpoint(parsed.folder, parsed.seed, parsed.size, parsed.dtype)
+    print(f"wrote a {parsed.size} checkpoint with random weights to {folder}")
+    return 0

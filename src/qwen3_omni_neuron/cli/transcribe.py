@@ -1,0 +1,91 @@
+"""`qwen3-omni-neuron transcribe`: the words of sound files, in the order of the files."""
+
+import argparse
+import json
+import sys
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, chosen_model
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.transcription import Failure, Transcript
+
+
+def add_transcribe(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    from qwen3_omni_neuron.options import RequestOptions
+    from qwen3_omni_neuron.transcription import INSTRUCTION
+
+    parser.set_defaults(run=_transcribe)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3")
+    add_model_arguments(parser)
+    parser.add_argument("--instruction", default=INSTRUCTION, help="default: %(default)s")
+    parser.add_argument(
+        "--max-new-tokens",
+        type=int,
+        default=RequestOptions.thinker_max_new_tokens,
+        metavar="N",
+        help="most tokens of text a file; default: %(default)s",
+    )
+    parser.add_argument(
+        "--context-length",
+        type=int,
+        metavar="N",
+        help="positions for a file and its text, about 13 a second of sound; default: 8192",
+    )
+    parser.add_argument(
+        "--concurrency", type=int, default=1, metavar="N", help="files at once; default: 1"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="a line of JSON a file, with times in seconds"
+    )
+
+
+def _transcribe(parsed: argparse.Namespace) -> int:
+    """Transcribe the files. Returns the exit status: 1 where any of them failed."""
+    from tqdm import tqdm
+
+    from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.transcription import Failure, transcribe
+
+    load = {
+        "dtype": parsed.dtype,
+        "placement": parsed.placement,
+        "max_concurrency": parsed.concurrency,
+        "context_length": parsed.context_length,
+    }
+    many, failed = len(parsed.files) > 1, 0
+    with (
+        Qwen3Omni.load(chosen_model(parsed), **load) as omni,
+        closing(
+            transcribe(
+                omni, parsed.files, parsed.instruction, parsed.concurrency, parsed.max_new_tokens
+            )
+        ) as outcomes,
+        tqdm(
+            total=len(parsed.files), unit="file", disable=not (many and sys.stderr.isatty())
+        ) as bar,
+    ):
+        for outcome in outcomes:
+            if isinstance(outcome, Failure):
+                failed += 1
+                tqdm.write(f"qwen3-omni-neuron: {outcome.file}: {outcome.error}", file=sys.stderr)
+            if parsed.json:
+                tqdm.write(_json_line(outcome))
+            elif not isinstance(outcome, Failure):
+                tqdm.write(_text_line(outcome) if many else outcome.text)
+            sys.stdout.flush()
+            bar.update()
+    return 1 if failed else 0
+
+
+def _json_line(outcome: "Transcript | Failure") -> str:
+    return json.dumps({**asdict(outcome), "file": str(outcome.file)})
+
+
+def _text_line(transcript: "Transcript") -> str:
+    """The text in one line of its own, whatever the model put into it."""
+    return f"{transcript.file}\t{' '.join(transcript.text.split())}"

@@ -1,0 +1,102 @@
+"""The words of many sound files, several at once."""
+
+import time
+from collections.abc import Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.audio_input import load_waveform
+from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
+from qwen3_omni_neuron.events import FinishReason
+from qwen3_omni_neuron.options import RequestOptions
+
+INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
+SOUND_RATE = 16000  # what the model hears; a file of another rate is resampled once, here
+# A file's own fault. Anything else would be the same for every file, and ends them all.
+_OF_ONE_FILE = (AudioError, PromptTooLongError, LateError)
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What was heard in a file.
+
+    audio_s: duration of the sound. ttft_s: from opening the file to the first token of text.
+    total_s: to the last. rtf: total_s over audio_s; below 1 is faster than real time.
+    finish_reason: "stop" (the model ended), or "length" (max_new_tokens or the context did).
+    """
+
+    file: Path
+    text: str
+    audio_s: float
+    ttft_s: float
+    total_s: float
+    rtf: float
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why there is no transcript of a file."""
+
+    file: Path
+    error: str
+
+
+def transcribe(
+    omni: Qwen3Omni,
+    files: Sequence[Path],
+    instruction: str = INSTRUCTION,
+    concurrency: int = 1,
+    max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+) -> Generator[Transcript | Failure, None, None]:
+    """Transcribe each file greedily; what comes out is in the order of the files.
+
+    instruction: said to the model after the sound. concurrency: files at once, 1 or more; a model
+    of fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each text.
+    A file that can't be heard, is too long for the context, or takes too long gives a Failure.
+    Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
+    Closing the iterator gives up the files that were not begun.
+    """
+    one = partial(_transcribe_one, omni, instruction, max_new_tokens)
+    # A thread a file: each takes its own request's tokens as they come, so that its times are
+    # true and no reply waits for a reader; the model makes one batch of them all.
+    pool = ThreadPoolExecutor(concurrency, "transcribe")
+    try:
+        yield from pool.map(one, files)
+    finally:
+        # Not waited for: what still runs here ends when the model is closed.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _transcribe_one(
+    omni: Qwen3Omni, instruction: str, max_new_tokens: int, file: Path
+) -> Transcript | Failure:
+    start_s = time.perf_counter()
+    try:
+        samples = load_waveform({"audio": file}, SOUND_RATE, "audio")
+        read_s = time.perf_counter() - start_s
+        content = [
+            {"type": "audio", "audio": samples, "sampling_rate": SOUND_RATE},
+            {"type": "text", "text": instruction},
+        ]
+        result = omni.generate_text(
+            [{"role": "user", "content": content}],
+            thinker_do_sample=False,
+            thinker_max_new_tokens=max_new_tokens,
+        )
+    except _OF_ONE_FILE as error:
+        return Failure(file, str(error))
+    audio_s = len(samples) / SOUND_RATE
+    total_s = read_s + result.timings.total_s
+    return Transcript(
+        file=file,
+        text=result.text,
+        audio_s=audio_s,
+        ttft_s=read_s + result.timings.ttft_s,
+        total_s=total_s,
+        rtf=total_s / audio_s,
+        finish_reason=result.thinker_finish_reason,
+    )
