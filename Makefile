@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 CHECKPOINT := $(VENV)/tiny-checkpoint
+# Two processes, a file of tests at a time: models are loaded once a process.
+PYTEST := pytest --numprocesses 2 --dist loadfile
 
 .PHONY: demo test lint test-nxdi-line bench clean
 
@@ -19,7 +21,7 @@ demo: $(CHECKPOINT)/config.json
 	    --thinker-max-new-tokens 32 --talker-max-new-tokens 64
 
 test: $(VENV)/installed lint
-	$(VENV)/bin/pytest
+	$(VENV)/bin/$(PYTEST)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
@@ -27,7 +29,7 @@ lint: $(VENV)/installed
 	$(VENV)/bin/mypy
 
 test-nxdi-line: $(NXDI_VENV)/installed
-	$(NXDI_VENV)/bin/pytest
+	$(NXDI_VENV)/bin/$(PYTEST)
 
 bench: $(VENV)/installed
 	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
