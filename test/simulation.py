@@ -97,11 +97,15 @@ class Simulation:
         assert sorted(self.pipeline._free_slots) == list(range(self.sizes.slots))
         assert not any(stage._tasks for stage in self.pipeline._stages)
 
-    def expected_codes(self, tokens: Sequence[int], frames: int) -> list[torch.Tensor]:
-        """What one pass over the whole text says: its rows, tts_eos once, then tts_pad."""
+    def expected_codes(
+        self, tokens: Sequence[int], frames: int, limit: int | None = None
+    ) -> list[torch.Tensor]:
+        """What one pass over the whole text says: its rows, tts_eos once, then tts_pad. limit: of
+        the thinker, where it cuts the text."""
         pads = [self.config.tts_pad_id] * frames
         prompt = Prompt(torch.tensor(list(tokens)), torch.empty(0))
-        return spoken_frames(prompt, SPEAKER, [*tokens, self.config.tts_eos_id, *pads], frames)
+        rows = [*tokens[:limit], self.config.tts_eos_id, *pads]
+        return spoken_frames(prompt, SPEAKER, rows, frames)
 
     def assert_right(self, result: SpeechResult, tokens: Sequence[int], frames: int) -> None:
         """Text, codes and samples are those of the stages one after the other."""

@@ -13,7 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from conftest import QUESTION_WAV, BothMaker
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
+from qwen3_omni_neuron.prompt import Prompt
 from reference import Reference, ReferenceResult
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
@@ -224,8 +227,9 @@ def test_every_talker_row_is_the_references(
 
 
 def test_a_seed_fixes_everything_and_another_seed_changes_it(omni: Qwen3Omni) -> None:
-    limits = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 8}
-    first, again, other = (omni.generate_audio(TEXT, seed=seed, **limits) for seed in (5, 5, 6))
+    # Chunk sizes that follow the pace of the frames would round the samples otherwise each time.
+    options = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 8, "chunk_frames": [4]}
+    first, again, other = (omni.generate_audio(TEXT, seed=seed, **options) for seed in (5, 5, 6))
     assert first.token_ids == again.token_ids
     assert first.codes.tolist() == again.codes.tolist()
     assert np.array_equal(first.audio, again.audio)
@@ -253,7 +257,8 @@ def test_text_does_not_change_with_what_the_talker_does(omni: Qwen3Omni) -> None
 
 
 def test_generate_audio_is_the_collected_stream(omni: Qwen3Omni) -> None:
-    options = {"seed": 3, "thinker_max_new_tokens": 9, "talker_max_new_tokens": 6}
+    limits = {"thinker_max_new_tokens": 9, "talker_max_new_tokens": 6}
+    options = {"seed": 3, "chunk_frames": [4], **limits}
     events = list(omni.stream(TEXT, **options))
     result = omni.generate_audio(TEXT, **options)
     assert isinstance(events[-1], Finished)
@@ -305,3 +310,35 @@ def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
     assert result.audio.shape == (4 * 1920 - 555,)
     assert result.audio.dtype == np.float32
     assert 0.001 < result.audio.std() < 0.9
+
+
+def test_media_outside_user_segments_are_not_heard(omni: Qwen3Omni, config: OmniConfig) -> None:
+    """Their rows of the accept layer are left out, and the user's go to the user's positions."""
+    talker = omni._pipeline._engines.talker
+    assert talker is not None
+    audio, width = config.thinker.audio_token_id, config.thinker.text.hidden_size
+    user = [config.im_start_id, config.user_id, audio, 7, audio]
+    earlier = [config.im_start_id, config.assistant_id, audio, 8, audio]
+    accepted = torch.randn(4, width, generator=torch.Generator().manual_seed(2))
+    logits = []
+    for token_ids, rows in ((earlier + user, accepted), (user, accepted[2:])):
+        ids = torch.tensor(token_ids)
+        talker.prepare(0, Prompt(ids, torch.arange(len(ids)).expand(3, -1)), 5)
+        logits.append(talker.prefill(0, rows, 9))
+    torch.testing.assert_close(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
+    omni: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    talker = omni._pipeline._engines.talker
+    assert talker is not None
+    ids = torch.tensor([config.im_start_id, config.user_id, 7, 8])
+    prompt = Prompt(ids, torch.arange(len(ids)).expand(3, -1))
+    monkeypatch.setattr(talker, "context_length", len(ids) + 9 + room)
+    if room:
+        assert talker.prepare(0, prompt, 5) == len(ids) + 9
+        return
+    with pytest.raises(PromptTooLongError, match="13 rows and its KV cache 13 positions"):
+        talker.prepare(0, prompt, 5)

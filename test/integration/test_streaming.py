@@ -43,7 +43,7 @@ def request(messages: Any, tokens: int, frames: int, **options: Any) -> tuple[An
 
 # Different prompts, speakers, lengths and seeds; text alone among them.
 REQUESTS = [
-    request(TEXT, 12, 20, seed=1),
+    request(TEXT, 12, 20, seed=1, predictor_top_p=0.2),
     request(SPOKEN, 6, 30, seed=2, speaker="Chelsie"),
     request(MIXED, 20, 9, seed=3, speaker="Aiden", talker_top_k=20, predictor_top_k=10),
     request(TEXT, 1, 40, **GREEDY),

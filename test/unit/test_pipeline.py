@@ -89,8 +89,59 @@ def test_a_text_longer_than_the_buffer_is_spoken_whole(simulate: Simulate) -> No
     """The thinker, much faster, waits for room."""
     simulation = simulate(Times(talker_step_s=0.01))
     tokens = [n % 300 for n in range(2500)]
-    result = finish(simulation.start(tokens, 2600, thinker_limit=4000))
+    stream = simulation.start(tokens, 2600, thinker_limit=4000)
+    ahead: list[int] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == "thinker.step":
+            ahead.append(len(stream._live.token_ids) - len(stream._live.codes))
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    result = finish(stream)
     simulation.assert_right(result, tokens, 2600)
+    assert 1000 < max(ahead) < 1100, "by as much as the buffer holds, and no more"
+
+
+def test_a_talker_that_is_done_lets_a_thinker_on_that_waits_for_room(simulate: Simulate) -> None:
+    """Its last frame was decoded long before: nothing else wakes the thinker."""
+    simulation = simulate(Times(talker_step_s=1.0), frames=2)
+    tokens = [n % 300 for n in range(3000)]
+    result = finish(simulation.start(tokens, 10, thinker_limit=4000, chunk_frames=(1,)))
+    assert len(result.token_ids) == 3001
+    assert len(result.codes) == 2
+
+
+@pytest.mark.parametrize("limit", [1, 2, 6, 7])
+def test_a_text_that_its_limit_cuts_is_spoken_to_its_last_token(
+    simulate: Simulate, limit: int
+) -> None:
+    simulation = simulate(TIMINGS["thinker slower"])
+    result = finish(simulation.start(TOKENS, 12, thinker_limit=limit))
+    assert result.token_ids == TOKENS[:limit]
+    assert result.thinker_finish_reason == "length"
+    expected = simulation.expected_codes(TOKENS, 12, limit)
+    assert result.codes.tolist() == [codes.tolist() for codes in expected]
+
+
+def test_replies_end_where_the_caches_do(simulate: Simulate) -> None:
+    """The thinker's prompt of 7 leaves 5 positions of 12. The talker's of 7 + 9 rows leaves 4 of
+    20, so 5 codec tokens, the last of which gets no frame."""
+    text = finish(simulate(sizes=Sizes(context_length=12)).start(TOKENS, speak=False))
+    assert text.token_ids == TOKENS[:5]
+    assert text.thinker_finish_reason == "length"
+    simulation = simulate(sizes=Sizes(context_length=20))
+    speech = finish(simulation.start(TOKENS, 100))
+    simulation.assert_right(speech, TOKENS, 4)
+    assert speech.talker_finish_reason == "length"
+
+
+def test_a_text_that_nobody_reads_is_bounded(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_step_s=0.01))
+    tokens = [n % 300 for n in range(3000)]
+    stream = simulation.start(tokens, speak=False, thinker_limit=4000)
+    simulation.clock.sleep(100.0)
+    assert len(stream._live.token_ids) == 1024
+    assert finish(stream).token_ids == [*tokens, EOS]
 
 
 def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
