@@ -9,6 +9,7 @@ import pytest
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
+from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from simulation import EOS, Simulation, finish, play
 from timed_engines import Sizes, Times
 
@@ -214,6 +215,18 @@ def test_a_chunk_size_that_is_not_compiled_is_refused(simulate: Simulate) -> Non
     simulation.assert_idle()
 
 
+@pytest.mark.parametrize(
+    ("pending", "buffered_s", "call_s", "frames"),
+    [(0, 0.11, 0.0, 8), (0, 0.09, 0.0, 4), (0, 0.11, 0.02, 4), (2, 0.09, 0.0, 8), (0, 0.0, 0.1, 1)],
+)
+def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
+    pending: int, buffered_s: float, call_s: float, frames: int
+) -> None:
+    """Frames of 10 ms, a quarter more than they take, and the vocoder's own call."""
+    schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
+    assert schedule.next_frames(Pace(pending, buffered_s, 0.01, call_s)) == frames
+
+
 @pytest.mark.parametrize("vocoder_ms", [1, 10, 30])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
 def test_a_player_never_runs_dry_while_frames_come_in_time(
@@ -298,6 +311,25 @@ def test_a_request_that_is_closed_in_the_queue_never_runs(simulate: Simulate) ->
     finish(first)
     simulation.assert_right(finish(third), [2], 20)
     assert len(simulation.called("thinker.prefill")) == 2
+
+
+def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=1), max_queued=1)
+    first = simulation.start(TOKENS)
+    simulation.start(TOKENS).close()
+    third = simulation.start(TOKENS)
+    assert third.queued_behind == 0
+    for stream in (first, third):
+        finish(stream)
+    simulation.assert_idle()
+
+
+def test_without_a_queue_a_request_runs_where_a_slot_is_free(simulate: Simulate) -> None:
+    simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
+    stream = simulation.start(TOKENS)
+    with pytest.raises(BusyError, match="and 0 requests wait"):
+        simulation.start(TOKENS)
+    finish(stream)
 
 
 def test_a_caller_that_does_not_read_stops_its_own_request_alone(simulate: Simulate) -> None:
@@ -406,6 +438,21 @@ def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
     simulation.assert_right(finish(simulation.start(TOKENS, 9)), TOKENS, 9)
 
 
+def test_a_failure_is_the_next_event_whatever_was_made_before_it(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stream = simulation.start(TOKENS, 40)
+    next(stream)
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == "talker.step" and len(stream._live.codes) == 20:
+            raise EngineBrokeError
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    simulation.clock.sleep(5.0)
+    with pytest.raises(EngineBrokeError):
+        next(stream)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: str) -> None:
     """One second after the last thing heard, not when the stall is over."""
@@ -457,6 +504,18 @@ def test_a_stall_ends_a_request_whose_caller_does_not_look(simulate: Simulate, n
     assert isinstance(stream._live.error, LateError)
     simulation.clock.sleep(50.0)
     simulation.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [Times(0.1, 0.01, 0.01, 0.05, 0.05, 0.05, 0.01), Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.6)],
+    ids=["the talker long after the text", "the vocoder long after the talker"],
+)
+def test_a_request_that_goes_on_is_never_late(simulate: Simulate, times: Times) -> None:
+    """Each stage's last sign of life is old when the next one is still at work."""
+    simulation = simulate(times)
+    result = finish(simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=1.0))
+    simulation.assert_right(result, TOKENS, 40)
 
 
 def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) -> None:
