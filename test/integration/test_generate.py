@@ -342,3 +342,24 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
         return
     with pytest.raises(PromptTooLongError, match="13 rows and its KV cache 13 positions"):
         talker.prepare(0, prompt, 5)
+
+
+def test_a_slot_forgets_a_prompt_that_was_given_up(omni: Qwen3Omni, config: OmniConfig) -> None:
+    """Closed between `prepare` and `prefill`, when its clip was still awaited."""
+    talker = omni._pipeline._engines.talker
+    assert talker is not None
+    user = [config.im_start_id, config.user_id]
+    logits = []
+    for given_up in ([], [[*user, config.thinker.audio_token_id, 7]]):
+        for token_ids in [*given_up, [*user, 8, 11]]:
+            ids = torch.tensor(token_ids)
+            talker.prepare(0, Prompt(ids, torch.arange(len(ids)).expand(3, -1)), 5)
+        logits.append(talker.prefill(0, torch.zeros(0, config.thinker.text.hidden_size), 9))
+    torch.testing.assert_close(logits[0], logits[1])
+
+
+def test_a_predictor_that_keeps_one_code_is_greedy(omni: Qwen3Omni) -> None:
+    limits = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 5}
+    greedy = omni.generate_audio(TEXT, **GREEDY, **limits)
+    one = {**GREEDY, "predictor_do_sample": True, "predictor_top_k": 1, "predictor_top_p": 1.0}
+    assert omni.generate_audio(TEXT, **one, **limits).codes.tolist() == greedy.codes.tolist()

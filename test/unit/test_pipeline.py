@@ -1,6 +1,7 @@
 """The runtime over engines that only take time: what is said, when, and what failures do."""
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
+from qwen3_omni_neuron.runtime.live import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from simulation import EOS, Simulation, finish, play
 from timed_engines import Sizes, Times
@@ -227,6 +229,11 @@ def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
     assert schedule.next_frames(Pace(pending, buffered_s, 0.01, call_s)) == frames
 
 
+def test_the_pace_is_the_mean_of_the_intervals() -> None:
+    assert frame_pace(deque([1.0, 1.25, 2.0])) == 0.5
+    assert frame_pace(deque([1.0])) is None
+
+
 @pytest.mark.parametrize("vocoder_ms", [1, 10, 30])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
 def test_a_player_never_runs_dry_while_frames_come_in_time(
@@ -372,6 +379,17 @@ def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(
     late = [c for c in simulation.calls if slot in c.slots and c.at_s > closed_s + 1e-9]
     assert late == [], "no stage begins anything for a request that was closed"
     simulation.assert_right(finish(other), TOKENS, 100)
+    simulation.assert_idle()
+
+
+def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
+    stream = simulation.start(TOKENS, 4000, chunk_frames=(1,))
+    simulation.clock.sleep(20.0)
+    stream.close()
+    simulation.clock.sleep(0.2)
     simulation.assert_idle()
 
 
@@ -525,6 +543,16 @@ def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) 
         list(simulation.start(TOKENS, first_token_timeout_s=2.0))
     finish(first)
     simulation.assert_idle()
+
+
+def test_the_wait_for_a_slot_counts_towards_the_first_token(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
+    first = simulation.start(TOKENS)
+    second = simulation.start(TOKENS, first_token_timeout_s=7.0)
+    finish(first)
+    with pytest.raises(LateError, match=r"after 7.0 s; the thinker was still at the prompt"):
+        list(second)
+    assert simulation.clock.now() == pytest.approx(7.0)
 
 
 def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
