@@ -28,7 +28,8 @@ class SamplingParams:
 class RequestRandom:
     """The random numbers of one request: a stream of its own for the thinker and the talker.
 
-    So a seed fixes text, codes and samples, and the text hangs neither on what the talker draws
+    So a seed fixes text and codes (and samples, but for the rounding that follows the sizes of
+    the chunks, which follow the time), and the text hangs neither on what the talker draws
     nor on which of them runs first.
     """
 

@@ -234,7 +234,7 @@ def test_the_pace_is_the_mean_of_the_intervals() -> None:
     assert frame_pace(deque([1.0])) is None
 
 
-@pytest.mark.parametrize("vocoder_ms", [1, 10, 30])
+@pytest.mark.parametrize("vocoder_ms", [1, 10, 30, 50])
 @pytest.mark.parametrize("frame_ms", [2, 10, 20, 30, 40, 44, 45, 46, 50, 60, 65, 70])
 def test_a_player_never_runs_dry_while_frames_come_in_time(
     simulate: Simulate, frame_ms: int, vocoder_ms: int
@@ -260,6 +260,16 @@ def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
     assert chunks[1][0] == 1
     assert max(chunks[1]) == 25, "and they grow"
     assert sum(chunks[1]) == 120
+
+
+def test_the_first_chunk_is_larger_where_the_vocoder_is_known_to_be_slow(
+    simulate: Simulate,
+) -> None:
+    """The sound of one frame, 57 ms, is over before the next chunk is decoded."""
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.02, 0.02, 0.05))
+    finish(simulation.start(TOKENS, 20))
+    first = next(e for e in simulation.start(TOKENS, 20) if isinstance(e, AudioChunk))
+    assert first.frames == 2
 
 
 def test_a_talker_that_waits_for_text_does_not_move(simulate: Simulate) -> None:
@@ -325,7 +335,8 @@ def test_a_request_that_is_closed_in_the_queue_leaves_its_place(simulate: Simula
     first = simulation.start(TOKENS)
     simulation.start(TOKENS).close()
     third = simulation.start(TOKENS)
-    assert third.queued_behind == 0
+    assert third.queue_position == 1
+    assert len(simulation.pipeline._queue) == 1, "and takes no memory"
     for stream in (first, third):
         finish(stream)
     simulation.assert_idle()

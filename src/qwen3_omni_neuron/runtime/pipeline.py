@@ -68,7 +68,9 @@ class Pipeline:
         with self._lock:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
-            ahead = sum(not queued.ended for queued, _ in self._queue)
+            # Those that were cancelled while they waited leave the queue here, where it grows.
+            self._queue = deque(entry for entry in self._queue if not entry[0].ended)
+            ahead = len(self._queue)
             if not self._free_slots and ahead >= self._max_queued:
                 raise BusyError(
                     f"all {len(self._running)} slots are in use, and {ahead} requests wait for "

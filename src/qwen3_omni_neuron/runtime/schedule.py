@@ -80,7 +80,7 @@ class AdaptiveSchedule:
         # Unmeasured frames are taken to be just as fast as they are played.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
-            return self._first(frame_s, pace.pending)
+            return self._first(frame_s, pace)
         chosen = self._buckets[0]
         for bucket in self._buckets[1:]:
             expected_s = max(0, bucket - pace.pending) * frame_s + pace.call_s
@@ -91,10 +91,11 @@ class AdaptiveSchedule:
     def decoded(self) -> None:
         """Nothing to count: the pace says it all."""
 
-    def _first(self, frame_s: float, pending: int) -> int:
+    def _first(self, frame_s: float, pace: Pace) -> int:
         """The fewest frames whose sound lasts until the smallest next chunk is there; more where
         more are there already."""
-        wait_s = self._buckets[0] * frame_s * MARGIN
+        # Its frames come while this one is decoded: the longer of the two is what it waits for.
+        wait_s = max(self._buckets[0] * frame_s, pace.call_s) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
-        there = [b for b in self._buckets if b <= pending]
+        there = [b for b in self._buckets if b <= pace.pending]
         return max(min(enough, default=self._buckets[-1]), max(there, default=0))
