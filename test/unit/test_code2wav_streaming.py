@@ -134,6 +134,16 @@ def test_stream_equals_one_full_decode_for_random_splits(
     assert_same(chunks, double(codes), 1e-9)
 
 
+def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
+    """As in the reference, which computes them as it goes; the talker sets the limit."""
+    config = dataclasses.replace(double.config, max_positions=20)
+    longer = Code2Wav(config, positions=50).double()
+    longer.load_state_dict(double.state_dict())
+    codes = random_codes(50)
+    sound = torch.cat(stream(longer, codes, [25, 25]), 1)
+    assert (sound - double(codes)).abs().max() < EXACT[torch.float64]
+
+
 def test_stream_with_the_released_window(double: Code2Wav) -> None:
     """72 frames, over more than eight windows."""
     wide = Code2Wav(dataclasses.replace(double.config, sliding_window=72)).double()

@@ -12,7 +12,7 @@ from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.talker import CpuTalker
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
-from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.cpu.vocoder import CHUNK_FRAMES, CpuVocoder
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -110,7 +110,7 @@ def load_models(
         if "talker" in stages and config.talker is not None:
             parts += _talker_parts(models, config, config.talker, context_length)
         if "vocoder" in stages and config.code2wav is not None:
-            models.code2wav = Code2Wav(config.code2wav)
+            models.code2wav = Code2Wav(config.code2wav, _most_frames(config, context_length))
             parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
     load_parts(parts, checkpoint, dtype)
     return models
@@ -120,6 +120,13 @@ def talker_context_length(config: TalkerConfig, context_length: int) -> int:
     """Positions of the talker's KV cache: the longest prompt, its assistant rows, and as many
     frames as a request speaks by default."""
     return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
+
+
+def _most_frames(config: OmniConfig, context_length: int) -> int | None:
+    """Frames that a talker may write at most, and the padding of their last chunk."""
+    if config.talker is None:
+        return None
+    return talker_context_length(config.talker, context_length) + CHUNK_FRAMES[-1]
 
 
 def _thinker_parts(models: Models, config: OmniConfig, context_length: int) -> list[Part]:
