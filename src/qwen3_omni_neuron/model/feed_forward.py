@@ -9,7 +9,7 @@ from qwen3_omni_neuron.model.linear import Linear
 def gated(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. gate_up: [rows, 2 width], gate first -> [rows, width]."""
     width = int(gate_up.shape[-1]) // 2
-    gate, up = gate_up.split((width, width), -1)
+    gate, up = gate_up.split([width, width], -1)
     return F.silu(gate) * up
 
 

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import MoeConfig
@@ -111,8 +110,7 @@ def run_experts(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Ten
         count = int(counts[expert])
         if count > 0:
             hidden = torch.mm(x[start : start + count], gate_up[expert].t())
-            gate, up = hidden.chunk(2, -1)
-            outs.append(torch.mm(F.silu(gate) * up, down[expert]))
+            outs.append(torch.mm(gated(hidden), down[expert]))
             start += count
     return torch.cat(outs)
 

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.runtime.output import Output
 from qwen3_omni_neuron.runtime.protocols import Engines, Vocoder
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
-from qwen3_omni_neuron.runtime.stage import Stage, Task
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
 from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
@@ -44,14 +44,14 @@ class Pipeline:
         self._queue: deque[tuple[LiveRequest, Seats]] = deque()
         self._running: set[LiveRequest] = set()
         self._closed = False
-        shared = (self.clock, self._lock, engines.enter_thread, self._on_release)
-        self._thinker = ThinkerStage(engines.thinker, *shared)
+        shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
+        self._thinker = ThinkerStage(engines.thinker, shared)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
-            self._vocoder = VocoderStage(engines.vocoder, *shared, self._wake)
+            self._vocoder = VocoderStage(engines.vocoder, shared, self._wake)
             self._talker = TalkerStage(
-                engines.talker, config.talker, *shared, self._vocoder.on_frame
+                engines.talker, config.talker, shared, self._vocoder.on_frame
             )
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:

@@ -4,6 +4,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from qwen3_omni_neuron.runtime.clock import Clock
@@ -29,29 +30,34 @@ AnyTask = TypeVar("AnyTask", bound=Task)
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What the stages of one pipeline share.
+
+    lock: guards what more than one thread touches. enter_thread: what a stage's thread does first.
+    on_release: called with the lock held, when a stage has let go of a request.
+    """
+
+    clock: Clock
+    lock: threading.RLock
+    enter_thread: Callable[[], None]
+    on_release: Callable[[LiveRequest], None]
+
+
 class Stage(ABC, Generic[AnyTask]):
     """What the stages have in common: the loop, and what becomes of failures.
 
-    The loop chooses what to do with the lock held, and does it with the lock free. lock: the
-    pipeline's, which guards `_tasks`, `_closing`, `_ended`, and every LiveRequest. enter_thread:
-    what the thread does first. on_release: called with the lock held, when this stage has let go
-    of a request.
+    The loop chooses what to do with the lock held, and does it with the lock free. The lock guards
+    `_tasks`, `_closing`, `_ended`, and every LiveRequest.
     """
 
-    def __init__(
-        self,
-        name: str,
-        clock: Clock,
-        lock: threading.RLock,
-        enter_thread: Callable[[], None],
-        on_release: Callable[[LiveRequest], None],
-    ):
-        self._name, self._clock, self._lock, self._on_release = name, clock, lock, on_release
-        self._enter_thread = enter_thread
-        self.changed = clock.condition(lock)
+    def __init__(self, name: str, shared: Shared):
+        self._name, self._clock, self._lock = name, shared.clock, shared.lock
+        self._enter_thread, self._on_release = shared.enter_thread, shared.on_release
+        self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = False
-        self._thread = clock.thread(self._run, f"qwen3-omni-{name}")
+        self._thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
 
     def start(self) -> None:
         """Start the thread."""

@@ -1,6 +1,5 @@
 """The talker's stage, code predictor included: text tokens in, codec frames out."""
 
-import threading
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -10,11 +9,10 @@ from torch import Tensor
 
 from qwen3_omni_neuron.config import TalkerConfig
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.runtime.request import TalkerRequest
-from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.sampling import Sampler, draw, draw_ids, suppression
 
 MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
@@ -63,14 +61,11 @@ class TalkerStage(Stage[TalkerTask]):
         self,
         engine: Talker,
         config: TalkerConfig,
-        clock: Clock,
-        lock: threading.RLock,
-        enter_thread: Callable[[], None],
-        on_release: Callable[[LiveRequest], None],
+        shared: Shared,
         on_frame: Callable[[LiveRequest], None],
     ):
         """on_frame: called with the lock held, when a request has a frame more, or its last."""
-        super().__init__("talker", clock, lock, enter_thread, on_release)
+        super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
         self._suppressed = suppression(config.text.vocab_size, config.suppressed_ids)
 

@@ -1,17 +1,15 @@
 """The thinker's stage: prompts in, text tokens out."""
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.output import TextEnd
 from qwen3_omni_neuron.runtime.protocols import Thinker
-from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.sampling import Sampler, draw_ids
 
 
@@ -34,15 +32,8 @@ class ThinkerTask(Task):
 class ThinkerStage(Stage[ThinkerTask]):
     """Between two steps it prefills one request, where one has come."""
 
-    def __init__(
-        self,
-        engine: Thinker,
-        clock: Clock,
-        lock: threading.RLock,
-        enter_thread: Callable[[], None],
-        on_release: Callable[[LiveRequest], None],
-    ):
-        super().__init__("thinker", clock, lock, enter_thread, on_release)
+    def __init__(self, engine: Thinker, shared: Shared):
+        super().__init__("thinker", shared)
         self._engine = engine
 
     def _select(self) -> Work | None:

@@ -1,6 +1,5 @@
 """The vocoder's stage: codec frames in, audio chunks out."""
 
-import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -10,15 +9,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.live import LiveRequest, frame_pace
 from qwen3_omni_neuron.runtime.protocols import Vocoder
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
-from qwen3_omni_neuron.runtime.stage import Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 
 class VocoderTask(Task):
-    """samples: how many are behind it. chunk: frames that it takes next."""
+    """samples: how many are behind it. chunk: frames that it takes next. The lock guards both, and
+    the schedule: the talker's thread asks `VocoderStage.on_frame`."""
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
         super().__init__(live)
@@ -29,17 +28,9 @@ class VocoderTask(Task):
 class VocoderStage(Stage[VocoderTask]):
     """Decodes the chunks that are due, those of one size as one batch."""
 
-    def __init__(
-        self,
-        engine: Vocoder,
-        clock: Clock,
-        lock: threading.RLock,
-        enter_thread: Callable[[], None],
-        on_release: Callable[[LiveRequest], None],
-        on_room: Callable[[], None],
-    ):
+    def __init__(self, engine: Vocoder, shared: Shared, on_room: Callable[[], None]):
         """on_room: wakes the talker, whose frames were taken; called with the lock held."""
-        super().__init__("vocoder", clock, lock, enter_thread, on_release)
+        super().__init__("vocoder", shared)
         self._engine, self._on_room = engine, on_room
         self._call_s = 0.0  # what the last call took
         self._frame_s: float | None = None  # the pace of the last frames, of any request
