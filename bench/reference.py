@@ -45,6 +45,9 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
+        # 5.23's talker asks its own config for the audio encoder's window where a prompt has both
+        # pictures and sound, and its config has none: it fails there without this.
+        self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
     def thinker_model(self) -> Any:
@@ -57,11 +60,16 @@ class Reference:
         thinker = self.model.thinker
         return getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
 
+    @property
+    def visual(self) -> Any:
+        thinker = self.model.thinker
+        return getattr(thinker, "visual", None) or thinker.model.visual
+
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
         """Greedy, with options as the reference names them. thinker_eos_token_id: NO_EOS unless
         it is given. Needs a reply of at least two tokens and one frame: it fails on less."""
         ids = prompt.token_ids[None]
-        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **_audio(prompt)}
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
         options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
         with _recorded(self.model) as record:
             thought = self.model.generate(**inputs, **options)[0]
@@ -102,14 +110,22 @@ def _recorded(model: Any) -> Iterator[_Record]:
         hook.remove()
 
 
-def _audio(prompt: Prompt) -> dict[str, Tensor]:
-    """The prompt's clips as the reference takes them: padded, with a mask."""
-    if not prompt.audio_mel:
-        return {}
-    frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
-    mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
-    features = pad_sequence(frames, batch_first=True).transpose(1, 2)
-    return {"input_features": features, "feature_attention_mask": mask}
+def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
+    """The prompt's media as the reference takes them: clips padded, with a mask."""
+    inputs = {}
+    if prompt.audio_mel:
+        frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
+        mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
+        inputs["feature_attention_mask"] = mask
+        inputs["input_features"] = pad_sequence(frames, batch_first=True).transpose(1, 2)
+    for pictures, values, grid in (
+        (prompt.images, "pixel_values", "image_grid_thw"),
+        (prompt.videos, "pixel_values_videos", "video_grid_thw"),
+    ):
+        if pictures:
+            inputs[values] = torch.cat([p.values for p in pictures])
+            inputs[grid] = torch.tensor([p.grid for p in pictures])
+    return inputs
 
 
 def _make_predictor_greedy(predictor: Any) -> None:

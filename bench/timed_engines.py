@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
 from virtual_clock import VirtualClock
 
@@ -118,10 +118,10 @@ class TimedTalker(_Timed):
         self._seen: dict[int, int] = {}
         self._frames: dict[int, list[int]] = {}
 
-    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
         self._take("talker.prepare", (slot,), self._times.talker_prepare_s)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
-        return len(prompt) + 9
+        return len(prompt)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         self._take("talker.prefill", (slot,), self._times.talker_prefill_s)
@@ -175,7 +175,7 @@ class TimedVocoder(_Timed):
         return samples_of([*last, *codes])[len(last) * (FRAME_SAMPLES - LATENCY_SAMPLES) :]
 
 
-def seen_in(prompt: Prompt, speaker_id: int) -> int:
+def seen_in(prompt: TalkerPrompt, speaker_id: int) -> int:
     """A number for what a talker's slot has seen: here, its prompt."""
     return seen_after(0, speaker_id, *prompt.token_ids.tolist())
 
@@ -203,7 +203,7 @@ def samples_of(frames: Sequence[Tensor]) -> NDArray[np.float32]:
 
 
 def spoken_frames(
-    prompt: Prompt, speaker_id: int, rows: Sequence[int], frames: int
+    prompt: TalkerPrompt, speaker_id: int, rows: Sequence[int], frames: int
 ) -> list[Tensor]:
     """What a talker says that was given these text rows, the first of them with the prompt."""
     seen, said = seen_after(seen_in(prompt, speaker_id), rows[0]), []

@@ -65,7 +65,7 @@ def config(checkpoint: Path) -> OmniConfig:
 @pytest.fixture(scope="session")
 def models(checkpoint: Path, config: OmniConfig) -> Models:
     """Our modules in float32."""
-    return load_models(Checkpoint(checkpoint), config, torch.float32, context_length=512)
+    return load_models(Checkpoint(checkpoint), config, torch.float32)
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.process.client import EngineProcess
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling
 
 
@@ -81,7 +81,7 @@ class FakeTalker:
     slots = 2
     context_length = 64
 
-    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
         if len(prompt) > self.context_length:
             raise PromptTooLongError(f"{len(prompt)} rows, {self.context_length} fit")
         return len(prompt) + speaker_id

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from prompts import prompt_of
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult
-from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -74,7 +74,7 @@ class Simulation:
     ) -> SpeechStream:
         """A request that is answered with `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
-        prompt = Prompt(ids, torch.arange(len(ids)).expand(3, -1))
+        prompt = prompt_of(ids)
         thinker = ThinkerRequest(
             prompt,
             GREEDY,
@@ -82,7 +82,9 @@ class Simulation:
             frozenset((EOS,)),
             decode_text,
         )
-        talker = TalkerRequest(SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames) if speak else None
+        talker = None
+        if speak:
+            talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
         request = Request(
             thinker, talker, 0, self.clock.now(), first_token_timeout_s, wait_timeout_s
         )
@@ -103,7 +105,7 @@ class Simulation:
         """What one pass over the whole text says: its rows, tts_eos once, then tts_pad. limit: of
         the thinker, where it cuts the text."""
         pads = [self.config.tts_pad_id] * frames
-        prompt = Prompt(torch.tensor(list(tokens)), torch.empty(0))
+        prompt = prompt_of(torch.tensor(list(tokens))).talker
         rows = [*tokens[:limit], self.config.tts_eos_id, *pads]
         return spoken_frames(prompt, SPEAKER, rows, frames)
 

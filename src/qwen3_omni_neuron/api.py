@@ -118,13 +118,13 @@ class Qwen3Omni:
     def stream(self, messages: Messages, **options: Any) -> SpeechStream:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
-        messages: dicts with "role" and "content", a string or a list of text and audio items (see
-        conversation.Conversation.prompt). options: see options.RequestOptions.
+        messages: dicts with "role" and "content", a string or a list of text, audio, image and
+        video items (see conversation.Conversation.prompt). options: see options.RequestOptions.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, the last one too where a limit cut the reply; the reference
         leaves that one out.
-        Raises MessageError, AudioError, OptionError, PromptTooLongError, BusyError or ClosedError;
-        what ends the request later, such as a LateError, is raised by its next event.
+        Raises an InputError (see errors), BusyError or ClosedError; what ends the request later,
+        such as a LateError, is raised by its next event.
         """
         return self._start(messages, options, speak=True)
 
@@ -142,17 +142,21 @@ class Qwen3Omni:
     def _start(self, messages: Messages, given: dict[str, Any], speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
+        speaker_id = options.speaker_id(self._config) if speak else None
+        prompt = self.conversation.prompt(
+            messages, options.use_audio_in_video, self._context_length - 1
+        )
+        self._check_length(prompt)
         talker = None
-        if speak:
+        if speaker_id is not None:
             talker = TalkerRequest(
-                options.speaker_id(self._config),
+                prompt.talker,
+                speaker_id,
                 options.talker_sampling(),
                 options.predictor_sampling(),
                 options.talker_max_new_tokens,
                 None if options.chunk_frames is None else tuple(options.chunk_frames),
             )
-        prompt = self.conversation.prompt(messages)
-        self._check_length(prompt)
         thinker = ThinkerRequest(
             prompt,
             options.thinker_sampling(self._defaults),

@@ -1,97 +1,69 @@
-"""Sound as the caller has it -> 16 kHz mono float32, checked."""
+"""Sound as the caller has it -> mono float32 at the model's rate, checked, block by block."""
 
-import io
-from collections.abc import Mapping
-from pathlib import Path
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import soundfile
 import soxr
-from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.audio_blocks import Sound, Waveform, open_sound
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
 
-Waveform = NDArray[np.float32]
 MIN_SECONDS = 0.03  # shorter than this gives less than a handful of mel frames: nothing to hear
 
 
-def load_waveform(item: Mapping[str, Any], rate: int, where: str) -> Waveform:
+def load_waveform(
+    item: Mapping[str, Any], rate: int, where: str, limit_s: float = math.inf
+) -> Waveform:
     """The sound of one audio item of a message, mono float32 [samples] at `rate` Hz.
 
     item["audio"] is a path, the bytes of a sound file, an array [samples] or [samples, channels]
-    (with item["sampling_rate"]; integers are scaled by their range), or (array, rate).
+    (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
+    of such arrays, alike in channels: sound that is still arriving, taken as it comes to its end.
     where: names the item in errors, e.g. "messages[0].content[1]".
-    Raises AudioError when it can't be read, is empty, too short, or holds NaN or infinity.
+    What lies in memory besides the result is a block, whatever the length, rate and channels.
+    Raises PromptTooLongError when it is longer than limit_s: of a file or an array before anything
+    is decoded, else as soon as more than that was heard. Raises AudioError when it can't be read,
+    is empty, too short, or holds NaN or infinity.
     """
-    source = item.get("audio")
-    if isinstance(source, tuple) and len(source) == 2:
-        source, source_rate = source
-    else:
-        source_rate = item.get("sampling_rate")
-    if isinstance(source, str | Path | bytes | bytearray):
-        samples, source_rate = _read_file(source, where)
-    elif source is None:
-        raise AudioError(f'{where} has no "audio": give a path, bytes, or an array.')
-    else:
-        samples = _from_array(source, where)
-        if not isinstance(source_rate, int | float) or source_rate <= 0:
-            raise AudioError(
-                f"{where} is an array without its sampling_rate (got {source_rate!r}). "
-                'Add "sampling_rate": 16000, or whatever its rate is, in Hz.'
-            )
-    return _checked(_mono(samples, where), float(source_rate), rate, where)
-
-
-def _read_file(source: str | Path | bytes | bytearray, where: str) -> tuple[NDArray[Any], float]:
-    in_memory = isinstance(source, bytes | bytearray)
-    name = f"{len(source)} bytes" if isinstance(source, bytes | bytearray) else str(source)
-    if not in_memory and not Path(name).exists():
-        raise AudioError(f"{where}: {name} does not exist.")
-    try:
-        file = io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
-        return soundfile.read(file, dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, OSError, TypeError) as error:
-        raise AudioError(
-            f"{where}: {name} can't be read as sound ({error}). WAV, FLAC, OGG and MP3 can."
-        ) from error
-
-
-def _from_array(source: Any, where: str) -> NDArray[Any]:
-    try:
-        samples = np.asarray(source)
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
-    if np.issubdtype(samples.dtype, np.integer):
-        info = np.iinfo(samples.dtype)
-        middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
-        samples = (samples - float(middle)) / (float(info.max) - middle + 1)
-    elif not np.issubdtype(samples.dtype, np.floating):
-        raise AudioError(f"{where} is an array of {samples.dtype}; numbers are needed.")
-    return samples.astype(np.float32)
-
-
-def _mono(samples: NDArray[Any], where: str) -> Waveform:
-    if samples.ndim == 2:
-        # More channels than samples: [channels, samples], as torchaudio has it.
-        channels = 0 if samples.shape[0] < samples.shape[1] else 1
-        samples = samples.mean(axis=channels) if samples.size else samples.reshape(-1)
-    elif samples.ndim != 1:
-        raise AudioError(
-            f"{where} has shape {list(samples.shape)}; give [samples] or [samples, channels]."
-        )
-    return samples.astype(np.float32)
-
-
-def _checked(samples: Waveform, source_rate: float, rate: int, where: str) -> Waveform:
-    if not np.isfinite(samples).all():
-        bad = int((~np.isfinite(samples)).sum())
-        raise AudioError(f"{where}: {bad} of {len(samples)} samples are NaN or infinite.")
-    seconds = len(samples) / source_rate
+    sound = open_sound(item, where)
+    if sound.seconds is not None and sound.seconds > limit_s:
+        raise _too_long(where, f"lasts {sound.seconds:.3f} s", limit_s)
+    stream = soxr.ResampleStream(sound.rate, rate, 1) if sound.rate != rate else None
+    collected = bytearray()  # grows in place; a list of blocks would lie in memory twice at its end
+    samples = 0
+    for block in _heard(sound, where, limit_s):
+        samples += len(block)
+        collected += (block if stream is None else stream.resample_chunk(block)).tobytes()
+    seconds = samples / sound.rate
     if seconds < MIN_SECONDS:
         raise AudioError(
-            f"{where} lasts {seconds:.3f} s ({len(samples)} samples); {MIN_SECONDS} s is the least."
+            f"{where} lasts {seconds:.3f} s ({samples} samples); {MIN_SECONDS} s is the least."
         )
-    if source_rate != rate:
-        samples = soxr.resample(samples, source_rate, rate)
-    return np.ascontiguousarray(samples, dtype=np.float32)
+    if stream is not None:
+        collected += stream.resample_chunk(np.empty(0, np.float32), last=True).tobytes()
+    return np.frombuffer(collected, np.float32)
+
+
+def _heard(sound: Sound, where: str, limit_s: float) -> Iterator[Waveform]:
+    """The blocks of a sound, each finite, as long as they are within the limit."""
+    samples = 0
+    for block in sound.blocks:
+        bad = len(block) - int(np.isfinite(block).sum())
+        if bad:
+            raise AudioError(
+                f"{where}: {bad} of {len(block)} samples are NaN or infinite, in the block that "
+                f"begins at {samples / sound.rate:.3f} s."
+            )
+        samples += len(block)
+        if samples > limit_s * sound.rate:
+            raise _too_long(where, f"lasts {samples / sound.rate:.3f} s or more", limit_s)
+        yield block
+
+
+def _too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"{where} {lasts}, and {limit_s:.3f} s of sound is the most that the context holds. "
+        "Shorten it, or load with a larger context_length."
+    )

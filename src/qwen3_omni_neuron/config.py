@@ -79,14 +79,47 @@ def _halved_thrice(frames: int) -> int:
 
 
 @dataclass(frozen=True)
+class VisionEncoderConfig:
+    """The vision encoder: patches of 16 x 16 pixels of two pictures, attention inside a frame.
+
+    patch_values: numbers a patch. positions_per_side: of the square of learned positions.
+    deepstack_layers: those whose outputs are added to the thinker's first layers.
+    """
+
+    hidden_size: int
+    layers: int
+    heads: int
+    ffn_width: int
+    patch_values: int
+    merge_size: int
+    output_size: int
+    positions_per_side: int
+    rope_theta: float
+    deepstack_layers: tuple[int, ...]
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.heads
+
+
+@dataclass(frozen=True)
 class ThinkerConfig:
-    """The thinker: text decoder, audio encoder, and the ids of media tokens."""
+    """The thinker: text decoder, encoders, and the ids of media tokens.
+
+    positions_per_second: of a video, along the time axis.
+    """
 
     text: DecoderConfig
     audio: AudioEncoderConfig
+    vision: VisionEncoderConfig
     audio_token_id: int
     image_token_id: int
     video_token_id: int
+    positions_per_second: float
+
+    @property
+    def media_token_ids(self) -> tuple[int, int, int]:
+        return self.audio_token_id, self.image_token_id, self.video_token_id
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ What we don't implement is refused here, by name, before any weight is read.
 
 import json
 from collections.abc import ItemsView, Mapping
+from math import isqrt
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ from qwen3_omni_neuron.config import (
     RopeConfig,
     TalkerConfig,
     ThinkerConfig,
+    VisionEncoderConfig,
 )
 from qwen3_omni_neuron.errors import CheckpointError
 
 MODEL_TYPE = "qwen3_omni_moe"
+VISION_ROPE_THETA = 10000.0  # the reference's; released configs don't name it
 
 
 def read_config(folder: Path) -> OmniConfig:
@@ -194,9 +197,30 @@ def _thinker(c: _Section) -> ThinkerConfig:
             chunk_mel_frames=2 * audio["n_window"],
             window_mel_frames=audio["n_window_infer"],
         ),
+        vision=_vision(c.section("vision_config")),
         audio_token_id=c["audio_token_id"],
         image_token_id=c["image_token_id"],
         video_token_id=c["video_token_id"],
+        positions_per_second=float(c["position_id_per_seconds"]),
+    )
+
+
+def _vision(c: _Section) -> VisionEncoderConfig:
+    c.refuse("hidden_act", c.get("hidden_act", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",))
+    side = isqrt(c["num_position_embeddings"])
+    c.refuse("num_position_embeddings", c["num_position_embeddings"], (side**2,))
+    rope = c.get("rope_parameters") or {}
+    return VisionEncoderConfig(
+        hidden_size=c["hidden_size"],
+        layers=c["depth"],
+        heads=c["num_heads"],
+        ffn_width=c["intermediate_size"],
+        patch_values=c["in_channels"] * c["temporal_patch_size"] * c["patch_size"] ** 2,
+        merge_size=c["spatial_merge_size"],
+        output_size=c["out_hidden_size"],
+        positions_per_side=side,
+        rope_theta=float(rope.get("rope_theta", VISION_ROPE_THETA)),
+        deepstack_layers=tuple(c["deepstack_visual_indexes"]),
     )
 
 

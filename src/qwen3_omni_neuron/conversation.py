@@ -1,25 +1,29 @@
-"""Messages -> token ids, mel features and positions, by the checkpoint's own files.
+"""Messages -> token ids, mel features, patches and positions, by the checkpoint's own files.
 
-The chat template, tokenizer and feature extractor are the checkpoint's, run by transformers. What
-is done here is what the reference's processor does between them: each clip's one placeholder
-becomes as many as the encoder makes rows of it.
+The chat template, tokenizer and preprocessors are the checkpoint's, run by transformers. What is
+done here is what the reference's processor does between them: the one placeholder of each media
+item becomes as many as its encoder makes rows of it.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from qwen3_omni_neuron.audio_input import Waveform, load_waveform
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.errors import CheckpointError, MessageError
-from qwen3_omni_neuron.positions import rope_positions
-from qwen3_omni_neuron.prompt import Prompt
-
-ROLES = ("system", "user", "assistant")
-Messages = Sequence[Mapping[str, Any]]
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.media import Film, Media, MediaLoader, Picture, Sound
+from qwen3_omni_neuron.messages import Messages, read_messages
+from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, user_positions
+from qwen3_omni_neuron.patches import PatchMaker
+from qwen3_omni_neuron.positions import MediaRun, rope_positions, talker_positions
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 
 
 class Conversation:
@@ -40,26 +44,62 @@ class Conversation:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer or preprocessor_config.json: {error}"
             ) from error
+        self._mel = MelSettings.of(self._features)
+        self._patches = PatchMaker(folder)
         self._template = _chat_template(folder, self._tokenizer.chat_template)
-        self._audio_token = self._tokenizer.convert_ids_to_tokens(config.thinker.audio_token_id)
+        c = config.thinker
+        ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
+        self._placeholders = {
+            kind: self._tokenizer.convert_ids_to_tokens(i) for kind, i in ids.items()
+        }
+        chunk = c.audio.chunk_mel_frames
+        chunk_s = chunk * self._features.hop_length / self._features.sampling_rate
+        self._sound_tokens_per_s = c.audio.tokens(chunk) / chunk_s
         self.newline_id = self._tokenizer.encode("\n", add_special_tokens=False)[0]
 
-    def prompt(self, messages: Messages) -> Prompt:
+    def prompt(
+        self,
+        messages: Messages,
+        use_audio_in_video: bool = False,
+        most_tokens: int | None = None,
+    ) -> Prompt:
         """The prompt of a conversation, ending where the assistant is to speak.
 
         messages: dicts with "role" (system, user or assistant) and "content": a string, or a list
-        of {"type": "text", "text": ...} and {"type": "audio", "audio": ...}.
-        Raises MessageError or AudioError, which say which message or item is at fault.
+        of {"type": "text", "text": ...} and, from users, {"type": "audio", "audio": ...}, "image"
+        and "video" (see audio_input, image_input and video_input for what they may hold).
+        use_audio_in_video: hear the sound of videos, too. most_tokens: media that alone have more
+        are refused before they are decoded.
+        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which say
+        which message or item is at fault.
         """
-        rate = self._features.sampling_rate
-        checked, waveforms = _check_messages(messages, rate)
+        load = MediaLoader(
+            self._patches,
+            self._features.sampling_rate,
+            use_audio_in_video,
+            most_tokens,
+            self._sound_tokens_per_s,
+        )
+        checked, media = read_messages(messages, tuple(self._placeholders.values()), load)
+        waveforms = [m.waveform for m in media if m.waveform is not None]
+        mel = log_mel(waveforms, self._mel)
+        runs = self._runs(media, mel)
         text = self._tokenizer.apply_chat_template(
             checked, chat_template=self._template, tokenize=False, add_generation_prompt=True
         )
-        mel = self._mel(waveforms)
-        text = self._expand(text, [m.shape[1] for m in mel])
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return Prompt(torch.tensor(ids), rope_positions(len(ids)), tuple(mel))
+        text = self._expand(text, media, runs)
+        token_ids = torch.tensor(self._tokenizer.encode(text, add_special_tokens=False))
+        placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
+        user_tokens = user_positions(token_ids, self._config)
+        rows = len(user_tokens) + ASSISTANT_ROWS
+        return Prompt(
+            token_ids,
+            rope_positions(len(token_ids), placed),
+            TalkerPrompt(token_ids[user_tokens], talker_positions(user_tokens, rows, placed)),
+            tuple(mel),
+            tuple(m.patches for m in media if isinstance(m, Picture)),
+            tuple(m.patches for m in media if isinstance(m, Film)),
+        )
 
     def decode(self, token_ids: list[int]) -> str:
         """Text of generated tokens, special ones skipped."""
@@ -67,32 +107,46 @@ class Conversation:
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
-    def _mel(self, waveforms: list[Waveform]) -> list[torch.Tensor]:
-        """float32 [mel_bins, frames] a clip; all in one call, as the reference makes them."""
-        if not waveforms:
-            return []
-        batch = self._features(
-            waveforms,
-            sampling_rate=self._features.sampling_rate,
-            padding=True,
-            truncation=False,
-            return_attention_mask=True,
-            return_tensors="pt",
-        )
-        valid = batch["attention_mask"].bool()
-        return [mel[:, mask] for mel, mask in zip(batch["input_features"], valid, strict=True)]
+    def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
+        """What becomes of each item. mel: of those that have sound, in order."""
+        c, clips, runs = self._config.thinker, iter(mel), []
+        for item in media:
+            heard = c.audio.tokens(next(clips).shape[1]) if item.waveform is not None else 0
+            if isinstance(item, Sound):
+                runs.append(MediaRun(heard))
+                continue
+            frames, height, width = item.patches.grid
+            merge = c.vision.merge_size
+            step = item.seconds_per_frame * c.positions_per_second
+            runs.append(MediaRun(heard, (frames, height // merge, width // merge), step))
+        return runs
 
-    def _expand(self, text: str, mel_frames: list[int]) -> str:
-        pieces = text.split(self._audio_token)
-        if len(pieces) - 1 != len(mel_frames):
-            raise MessageError(
-                f"the conversation has {len(mel_frames)} audio clips but {len(pieces) - 1} "
-                f"{self._audio_token} placeholders. Text may not contain {self._audio_token}."
+    def _expand(self, text: str, media: Sequence[Media], runs: Sequence[MediaRun]) -> str:
+        """Put each item's tokens where the template has its one placeholder."""
+        found = re.split(f"({'|'.join(map(re.escape, self._placeholders.values()))})", text)
+        wanted = [self._placeholders[item.kind] for item in media]
+        if found[1::2] != wanted:
+            raise CheckpointError(
+                f"the chat template made {found[1::2]} of media items that are {wanted}. It must "
+                "write one placeholder an item, in their order."
             )
-        expanded = [pieces[0]]
-        for frames, piece in zip(mel_frames, pieces[1:], strict=True):
-            expanded += [self._audio_token * self._config.thinker.audio.tokens(frames), piece]
-        return "".join(expanded)
+        found[1::2] = [self._tokens(item, run) for item, run in zip(media, runs, strict=True)]
+        return "".join(found)
+
+    def _tokens(self, item: Media, run: MediaRun) -> str:
+        seen, heard = self._placeholders[item.kind], self._placeholders["audio"]
+        tokens = "".join(heard if sound else seen for sound in run.is_sound().tolist())
+        if isinstance(item, Film) and run.audio_tokens:
+            bos, eos = self._tokenizer.audio_bos_token, self._tokenizer.audio_eos_token
+            return f"{bos}{tokens}{eos}"
+        return tokens
+
+    def _starts(self, token_ids: Tensor, runs: Sequence[MediaRun]) -> list[int]:
+        """The index of each run's first token."""
+        media = torch.isin(token_ids, torch.tensor(self._config.thinker.media_token_ids))
+        indices = media.nonzero().flatten().tolist()
+        ends = accumulate(len(run) for run in runs)
+        return [indices[end - len(run)] for end, run in zip(ends, runs, strict=True)]
 
 
 def _chat_template(folder: Path, of_tokenizer: Any) -> Any:
@@ -108,60 +162,3 @@ def _chat_template(folder: Path, of_tokenizer: Any) -> Any:
             "nor one in tokenizer_config.json."
         )
     return of_tokenizer
-
-
-def _check_messages(messages: Messages, rate: int) -> tuple[list[dict[str, Any]], list[Waveform]]:
-    """Messages as the template takes them, and the waveforms of their audio items in order."""
-    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
-        kind = type(messages).__name__
-        raise MessageError(
-            f'messages is a {kind}; give a list such as [{{"role": "user", "content": "Hello"}}].'
-        )
-    if not messages:
-        raise MessageError("the conversation is empty; it needs at least one user message.")
-    checked, waveforms = [], []
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, Mapping):
-            raise MessageError(f"{where} is a {type(message).__name__}, not a dict.")
-        role = message.get("role")
-        if role not in ROLES:
-            raise MessageError(f"{where} has role {role!r}; it is one of {', '.join(ROLES)}.")
-        content, clips = _check_content(message.get("content"), role, where, rate)
-        checked.append({"role": role, "content": content})
-        waveforms += clips
-    if not any(message["role"] == "user" for message in checked):
-        raise MessageError("the conversation has no user message; there is nothing to answer.")
-    return checked, waveforms
-
-
-def _check_content(
-    content: Any, role: str, where: str, rate: int
-) -> tuple[str | list[dict[str, Any]], list[Waveform]]:
-    if isinstance(content, str):
-        return content, []
-    if isinstance(content, Mapping) or not isinstance(content, Sequence):
-        kind = type(content).__name__
-        raise MessageError(f"{where} has content of type {kind}; give a string or a list of items.")
-    items, waveforms = [], []
-    for index, item in enumerate(content):
-        place = f"{where}.content[{index}]"
-        if not isinstance(item, Mapping):
-            raise MessageError(f"{place} is a {type(item).__name__}, not a dict with a type.")
-        media = item.get("type")
-        if media == "text":
-            if not isinstance(item.get("text"), str):
-                raise MessageError(f'{place} is text without a "text" string.')
-            items.append({"type": "text", "text": item["text"]})
-        elif media == "audio":
-            if role != "user":
-                raise MessageError(f"{place} is audio of role {role}; users alone send it.")
-            waveforms.append(load_waveform(item, rate, place))
-            items.append({"type": "audio"})
-        elif media in ("image", "video"):
-            raise MessageError(
-                f"{place} is {media}, which this version can't see yet; leave it out."
-            )
-        else:
-            raise MessageError(f"{place} has type {media!r}; text and audio are understood.")
-    return items, waveforms

@@ -5,6 +5,8 @@
     ├── InputError (ValueError)  what the caller handed in
     │   ├── MessageError         conversation: roles, content, media kinds
     │   ├── AudioError           a clip that can't be read or heard
+    │   ├── ImageError           a picture that can't be read or seen
+    │   ├── VideoError           a video that can't be read or seen
     │   ├── OptionError          unknown or out-of-range option, unknown speaker
     │   └── PromptTooLongError   more tokens than the KV cache holds
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
@@ -38,12 +40,20 @@ class AudioError(InputError):
     """An audio clip can't be read, or holds nothing that can be heard."""
 
 
+class ImageError(InputError):
+    """A picture can't be read, or is of a shape that the encoder can't see."""
+
+
+class VideoError(InputError):
+    """A video can't be read, has no frames, or is of a shape that the encoder can't see."""
+
+
 class OptionError(InputError):
     """An option is unknown or out of its range."""
 
 
 class PromptTooLongError(InputError):
-    """The prompt needs more positions than the KV cache has."""
+    """The prompt, or a sound in it, needs more positions than the KV cache has."""
 
 
 class BucketError(Qwen3OmniError, ValueError):

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.config import (
     DecoderConfig,
     TalkerConfig,
     ThinkerConfig,
+    VisionEncoderConfig,
 )
 from qwen3_omni_neuron.errors import CheckpointError
 
@@ -136,6 +137,30 @@ def audio_encoder_pieces(c: AudioEncoderConfig) -> Pieces:
     yield from _same("norm", f"{stored}.ln_post")
     yield from _same("fc1", f"{stored}.proj1")
     yield from _same("fc2", f"{stored}.proj2")
+
+
+def vision_encoder_pieces(c: VisionEncoderConfig) -> Pieces:
+    """Of model.vision_encoder.VisionEncoder."""
+    stored = "thinker.visual"
+    patch = Piece(f"{stored}.patch_embed.proj.weight", convert=_flat_rows)
+    yield "patch_embedding.weight", [patch]
+    yield "patch_embedding.bias", [Piece(f"{stored}.patch_embed.proj.bias")]
+    yield "position_embedding.weight", [Piece(f"{stored}.pos_embed.weight")]
+    for layer in range(c.layers):
+        ours, theirs = f"layers.{layer}", f"{stored}.blocks.{layer}"
+        yield from _same(f"{ours}.attention_norm", f"{theirs}.norm1")
+        yield from _same(f"{ours}.qkv", f"{theirs}.attn.qkv")
+        yield from _same(f"{ours}.out", f"{theirs}.attn.proj")
+        yield from _same(f"{ours}.ffn_norm", f"{theirs}.norm2")
+        yield from _same(f"{ours}.fc1", f"{theirs}.mlp.linear_fc1")
+        yield from _same(f"{ours}.fc2", f"{theirs}.mlp.linear_fc2")
+    mergers = [("merger", "merger")]
+    for index in range(len(c.deepstack_layers)):
+        mergers.append((f"deepstack_mergers.{index}", f"merger_list.{index}"))
+    for ours, theirs in mergers:
+        yield from _same(f"{ours}.norm", f"{stored}.{theirs}.ln_q")
+        yield from _same(f"{ours}.fc1", f"{stored}.{theirs}.mlp.0")
+        yield from _same(f"{ours}.fc2", f"{stored}.{theirs}.mlp.2")
 
 
 def talker_pieces(c: TalkerConfig) -> Pieces:
@@ -269,6 +294,11 @@ def _same(ours: str, theirs: str) -> Pieces:
 def _snake(ours: str, theirs: str) -> Pieces:
     yield f"{ours}.frequency", [Piece(f"{theirs}.alpha", convert=_exp)]
     yield f"{ours}.inverse_magnitude", [Piece(f"{theirs}.beta", convert=_inverse_exp)]
+
+
+def _flat_rows(kernel: Tensor) -> Tensor:
+    """[out, channels, time, height, width] -> [out, values]: a patch is the kernel's whole size."""
+    return kernel.flatten(1)
 
 
 def _exp(alpha: Tensor) -> Tensor:

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import QUESTION_WAV, BothMaker
+from prompts import prompt_of
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
-from qwen3_omni_neuron.prompt import Prompt
-from reference import Reference, ReferenceResult
+from reference import Reference
+from replies import GREEDY, assert_same, reply_to_the_limit
 
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 INDEX = "model.safetensors.index.json"
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
@@ -39,29 +39,6 @@ EARLIER = [
     {"role": "assistant", "content": "The first."},
     {"role": "user", "content": "Are you sure?"},
 ]
-
-
-def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:
-    """codes first, since a wrong code is what a wrong sample would come from."""
-    assert len(ours.codes) == len(theirs.codes)
-    for frame, (mine, other) in enumerate(zip(ours.codes, theirs.codes.numpy(), strict=True)):
-        assert mine.tolist() == other.tolist(), f"frame {frame} is the first that differs"
-    audio = reference.decode(theirs.codes).numpy()
-    assert ours.audio.shape == audio.shape
-    assert np.abs(ours.audio - audio).max() < 1e-4
-
-
-def reply_to_the_limit(
-    omni: Qwen3Omni, reference: Reference, messages: Any, tokens: int, **options: Any
-) -> tuple[SpeechResult, ReferenceResult]:
-    """Both write and speak `tokens` tokens. The reference leaves the token that meets its limit
-    unspoken; with one more token, called EOS, it speaks what we do."""
-    ours = omni.generate_audio(messages, thinker_max_new_tokens=tokens, **GREEDY, **options)
-    theirs = reference.generate(
-        omni.conversation.prompt(messages), thinker_max_new_tokens=tokens + 1, **options
-    )
-    assert ours.token_ids == theirs.token_ids[:tokens]
-    return ours, theirs
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -97,7 +74,7 @@ def test_speakers_give_different_logits(omni: Qwen3Omni) -> None:
     _, accepted = engines.thinker.prefill(0, prompt)
     logits = []
     for speaker_id in omni._config.talker.speaker_ids.values():
-        engines.talker.prepare(0, prompt, speaker_id)
+        engines.talker.prepare(0, prompt.talker, speaker_id)
         logits.append(engines.talker.prefill(0, accepted, 5))
     assert not torch.allclose(logits[0], logits[1], atol=1e-3)
     assert not torch.allclose(logits[1], logits[2], atol=1e-3)
@@ -206,9 +183,9 @@ def test_every_talker_row_is_the_references(
     rows: list[torch.Tensor] = []
     fill, advance = talker._fill, talker._advance
 
-    def spy_fill(slot: int, prompt_rows: torch.Tensor) -> Any:
+    def spy_fill(slot: int, prompt_rows: torch.Tensor, positions: torch.Tensor) -> Any:
         rows.append(prompt_rows)
-        return fill(slot, prompt_rows)
+        return fill(slot, prompt_rows, positions)
 
     def spy_advance(slots: Any, row: torch.Tensor) -> Any:
         rows.append(row)
@@ -312,22 +289,6 @@ def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
     assert 0.001 < result.audio.std() < 0.9
 
 
-def test_media_outside_user_segments_are_not_heard(omni: Qwen3Omni, config: OmniConfig) -> None:
-    """Their rows of the accept layer are left out, and the user's go to the user's positions."""
-    talker = omni._pipeline._engines.talker
-    assert talker is not None
-    audio, width = config.thinker.audio_token_id, config.thinker.text.hidden_size
-    user = [config.im_start_id, config.user_id, audio, 7, audio]
-    earlier = [config.im_start_id, config.assistant_id, audio, 8, audio]
-    accepted = torch.randn(4, width, generator=torch.Generator().manual_seed(2))
-    logits = []
-    for token_ids, rows in ((earlier + user, accepted), (user, accepted[2:])):
-        ids = torch.tensor(token_ids)
-        talker.prepare(0, Prompt(ids, torch.arange(len(ids)).expand(3, -1)), 5)
-        logits.append(talker.prefill(0, rows, 9))
-    torch.testing.assert_close(logits[0], logits[1])
-
-
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     omni: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
@@ -335,7 +296,7 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     talker = omni._pipeline._engines.talker
     assert talker is not None
     ids = torch.tensor([config.im_start_id, config.user_id, 7, 8])
-    prompt = Prompt(ids, torch.arange(len(ids)).expand(3, -1))
+    prompt = prompt_of(ids).talker
     monkeypatch.setattr(talker, "context_length", len(ids) + 9 + room)
     if room:
         assert talker.prepare(0, prompt, 5) == len(ids) + 9
@@ -353,7 +314,7 @@ def test_a_slot_forgets_a_prompt_that_was_given_up(omni: Qwen3Omni, config: Omni
     for given_up in ([], [[*user, config.thinker.audio_token_id, 7]]):
         for token_ids in [*given_up, [*user, 8, 11]]:
             ids = torch.tensor(token_ids)
-            talker.prepare(0, Prompt(ids, torch.arange(len(ids)).expand(3, -1)), 5)
+            talker.prepare(0, prompt_of(ids).talker, 5)
         logits.append(talker.prefill(0, torch.zeros(0, config.thinker.text.hidden_size), 9))
     torch.testing.assert_close(logits[0], logits[1])
 

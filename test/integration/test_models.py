@@ -1,6 +1,7 @@
 """Each model alone against the reference's, in float32 (and bfloat16 where it matters)."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,12 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import Models, load_models
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
-from qwen3_omni_neuron.model.audio_encoder import pack_windows
+from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.norm import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import rotate
+from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from reference import Reference
@@ -42,9 +44,9 @@ def test_thinker_prefill_and_accept_layer(
         input_ids=ids[None], attention_mask=torch.ones(1, 30).long(), output_hidden_states=True
     )
     cache = KvCache.zeros(config.thinker.text, 3, 64, torch.float32)
-    positions = torch.arange(30).expand(3, -1)
+    positions = rope_positions(30)
     logits, accepted = models.thinker.prefill(
-        models.thinker.embedding(ids), positions, cache.lines(1, 2)
+        models.thinker.embedding(ids), positions, torch.tensor([29]), cache.lines(1, 2)
     )
     torch.testing.assert_close(logits[0], expected.logits[0, -1], **CLOSE)
     layer = config.talker.accept_hidden_layer
@@ -68,7 +70,9 @@ def test_thinker_positions_over_three_axes(
         inputs_embeds=models.thinker.embedding(ids)[None], position_ids=positions[:, None]
     ).last_hidden_state[0, -1]
     cache = KvCache.zeros(config.thinker.text, 1, 64, torch.float32)
-    logits, _ = models.thinker.prefill(models.thinker.embedding(ids), positions, cache)
+    logits, _ = models.thinker.prefill(
+        models.thinker.embedding(ids), positions.float(), torch.tensor([23]), cache
+    )
     torch.testing.assert_close(logits[0], reference.model.thinker.lm_head(expected), **CLOSE)
 
 
@@ -86,19 +90,20 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
     for line, ids in zip(lines, prompts, strict=True):
         models.thinker.prefill(
             models.thinker.embedding(ids),
-            torch.arange(len(ids)).expand(3, -1),
+            rope_positions(len(ids)),
+            torch.tensor([len(ids) - 1]),
             cache.lines(line, line + 1),
         )
     where = torch.tensor(lengths)
     token = torch.tensor([7, 8, 9])
     slots = SlotCache(cache.window(max(lengths) + 1), torch.tensor(lines), where)
-    logits = models.thinker.decode(token, where, slots)
+    logits = models.thinker.decode(token, where.float(), slots)
     assert (cache.keys[:, 1:3] == 1e3).all(), "a step writes into its own slots alone"
     for slot, ids in enumerate(prompts):
         alone = KvCache.zeros(config.thinker.text, 1, 32, torch.float32)
         whole = torch.cat((ids, token[slot : slot + 1]))
         expected, _ = models.thinker.prefill(
-            models.thinker.embedding(whole), torch.arange(len(whole)).expand(3, -1), alone
+            models.thinker.embedding(whole), rope_positions(len(whole)), where[slot, None], alone
         )
         torch.testing.assert_close(logits[slot], expected[0], **CLOSE)
 
@@ -112,6 +117,12 @@ def test_experts_of_one_row_of_few_and_of_many_agree(models: Models) -> None:
     for rows in (1, 2, FEW_ROWS):
         some = slice(3, 3 + rows)
         torch.testing.assert_close(ffn.add_to(residual[some], x[some]), together[some], **CLOSE)
+
+
+def encoded(models: Models, batches: Iterable[WindowBatch]) -> torch.Tensor:
+    """Rows [tokens, hidden] of all windows."""
+    assert models.audio_encoder is not None
+    return torch.cat([models.audio_encoder(*batch)[batch.valid] for batch in batches])
 
 
 @torch.no_grad()
@@ -136,19 +147,19 @@ def test_audio_encoder(
             pytest.skip("4.57 pads a window of under 1 s otherwise when it is given it alone")
         pieces = [(w, torch.tensor([w.shape[1]])) for w in windows]
     theirs = [reference.audio_tower(m, feature_lens=n).last_hidden_state for m, n in pieces]
-    mel, valid, width = pack_windows(clips, audio)
-    ours = models.audio_encoder(mel, valid, width)[valid]
-    torch.testing.assert_close(ours, torch.cat(theirs), **CLOSE)
+    for most in (1, 2, 8):
+        ours = encoded(models, window_batches(clips, audio, most))
+        torch.testing.assert_close(ours, torch.cat(theirs), **CLOSE)
     assert len(ours) == sum(audio.tokens(n) for n in frames)
 
 
 @torch.no_grad()
 def test_audio_padding_does_not_matter(models: Models, config: OmniConfig) -> None:
     """Garbage after a clip's last token changes nothing that is kept."""
-    mel, valid, width = pack_windows([torch.randn(128, 300)], config.thinker.audio)
-    clean = models.audio_encoder(mel, valid, width)[valid]
-    mel[:, :, 300:] = 1e4
-    torch.testing.assert_close(models.audio_encoder(mel, valid, width)[valid], clean, **CLOSE)
+    (batch,) = window_batches([torch.randn(128, 300)], config.thinker.audio, 8)
+    clean = encoded(models, [batch])
+    batch.mel[:, :, 300:] = 1e4
+    torch.testing.assert_close(encoded(models, [batch]), clean, **CLOSE)
 
 
 @torch.no_grad()
@@ -156,8 +167,7 @@ def test_clips_do_not_see_each_other(models: Models, config: OmniConfig) -> None
     first, second = torch.randn(128, 340), torch.randn(128, 150)
     rows = []
     for other in (second, 5 * second):
-        mel, valid, width = pack_windows([first, other], config.thinker.audio)
-        rows.append(models.audio_encoder(mel, valid, width)[valid])
+        rows.append(encoded(models, window_batches([first, other], config.thinker.audio, 8)))
     tokens = config.thinker.audio.tokens(340)
     torch.testing.assert_close(rows[0][:tokens], rows[1][:tokens], **CLOSE)
     assert not torch.allclose(rows[0][tokens:], rows[1][tokens:], atol=1e-2)
@@ -175,11 +185,11 @@ def test_talker_prefill_and_decode(
         inputs_embeds=rows[None], position_ids=torch.arange(14).expand(3, 1, -1)
     ).last_hidden_state[0]
     cache = KvCache.zeros(config.talker.text, 1, 32, torch.float32)
-    models.talker.prefill(rows[:9], torch.arange(9).expand(3, -1), cache)
+    models.talker.prefill(rows[:9], rope_positions(9), torch.tensor([8]), cache)
     for step in range(9, 14):
         at = torch.tensor([step])
         line = LineCache(cache.window(step + 1), at)
-        logits, hidden = models.talker.decode(rows[step : step + 1], at, line)
+        logits, hidden = models.talker.decode(rows[step : step + 1], at.float(), line)
         torch.testing.assert_close(hidden[0], expected[step], **CLOSE)
         torch.testing.assert_close(
             logits[0], reference.model.talker.codec_head(expected[step]), **CLOSE
@@ -214,7 +224,7 @@ def test_code_predictor_teacher_forced(deep_checkpoint: Path, dtype: torch.dtype
     """Logits at each of the 15 steps. In bfloat16 both round at every operation, so the yardstick
     is the reference in float32: ours may be no further from it than the reference's own."""
     config = read_config(deep_checkpoint)
-    models = load_models(Checkpoint(deep_checkpoint), config, dtype, 64)
+    models = load_models(Checkpoint(deep_checkpoint), config, dtype)
     assert models.code_predictor is not None
     generator = torch.Generator().manual_seed(4)
     hidden = torch.randn(64, 64, generator=generator).to(dtype)
@@ -253,7 +263,7 @@ def test_norm_and_rotation_are_float32_inside(models: Models) -> None:
     exact = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + 1e-6)
     assert (norm(x).bfloat16() == exact.bfloat16()).float().mean() > 0.999
     heads = x.view(200, 4, 16)
-    rotation = models.code_predictor.rotary.at(torch.arange(200) % 16)
+    rotation = models.thinker.rotary.at(torch.arange(200) % 16)
     assert rotation[0].dtype == rotation[1].dtype == torch.float32
     turned = rotate(widen(heads), rotation)
     assert turned.dtype == torch.float32
@@ -277,7 +287,7 @@ def test_norm_is_the_references(width: int) -> None:
 def test_code_predictor_codes_and_feedback(deep_checkpoint: Path) -> None:
     """Greedy codes of a batch, and the sum of the frame's 16 embeddings with nothing else in it."""
     config, reference = read_config(deep_checkpoint), Reference(deep_checkpoint)
-    models = load_models(Checkpoint(deep_checkpoint), config, torch.float32, 64)
+    models = load_models(Checkpoint(deep_checkpoint), config, torch.float32)
     assert models.code_predictor is not None
     hidden = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
     code0 = torch.tensor([3, 0, 63, 17])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from made_videos import make_video
 from qwen3_omni_neuron import cli
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +47,8 @@ def test_the_commands_run(
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     shown = commands()
-    verbs = ["speak", "speak", "transcribe", "tiny-checkpoint"]
+    Path("clip.mp4").write_bytes(make_video(audio="aac"))
+    verbs = ["speak", "speak", "speak", "transcribe", "tiny-checkpoint"]
     assert [words[0] for words in shown] == verbs
     for words in shown:
         arguments = [str(checkpoint) if w.startswith("Qwen/") else w for w in words]

@@ -1,26 +1,43 @@
 """Sound in every form a caller may have it."""
 
 import io
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+import soxr
 
 from conftest import QUESTION_WAV
+from qwen3_omni_neuron.audio_blocks import BLOCK_NUMBERS
 from qwen3_omni_neuron.audio_input import load_waveform
-from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
 
 RATE = 16000
+RATES = [8000, 11025, 22050, 44100, 48000, 96000, 192000]
 
 
 def tone(rate: int, seconds: float = 0.5, hertz: float = 440.0) -> np.ndarray:
     return np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate).astype(np.float32)
 
 
-def load(audio: Any, **item: Any) -> np.ndarray:
-    return load_waveform({"type": "audio", "audio": audio, **item}, RATE, "here")
+def sound_bytes(samples: np.ndarray, rate: int = RATE, kind: str = "WAV") -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format=kind)
+    return file.getvalue()
+
+
+def pieces(samples: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    """Sound that is still arriving."""
+    for start in range(0, len(samples), size):
+        yield samples[start : start + size]
+
+
+def load(audio: Any, limit_s: float = float("inf"), **item: Any) -> np.ndarray:
+    return load_waveform({"type": "audio", "audio": audio, **item}, RATE, "here", limit_s)
 
 
 def test_path_bytes_and_array_are_the_same_sound() -> None:
@@ -31,19 +48,57 @@ def test_path_bytes_and_array_are_the_same_sound() -> None:
         (QUESTION_WAV.read_bytes(), {}),
         (samples, {"sampling_rate": rate}),
         ((samples, rate), {}),
+        (pieces(samples, 700), {"sampling_rate": rate}),
+        ((pieces(samples, 70_000), rate), {}),
+        (soundfile.blocks(QUESTION_WAV, blocksize=1000), {"sampling_rate": rate}),
     ):
         loaded = load(audio, **item)
         assert loaded.dtype == np.float32
         assert np.array_equal(loaded, samples)
 
 
-@pytest.mark.parametrize("rate", [8000, 11025, 22050, 44100, 48000, 192000])
+@pytest.mark.parametrize("rate", RATES)
 def test_any_rate_becomes_16_khz(rate: int) -> None:
     loaded = load(tone(rate), sampling_rate=rate)
     assert len(loaded) == pytest.approx(RATE // 2, abs=2)
     middle = slice(1000, -1000)
     expected = tone(RATE)[: len(loaded)]
     assert np.abs(loaded[middle] - expected[: len(loaded)][middle]).max() < 0.01
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("channels", [1, 2, 8])
+def test_a_file_in_blocks_is_the_file_at_once(rate: int, channels: int) -> None:
+    """Bit for bit, over several blocks: resampling carries on from one to the next."""
+    seconds = 2.2 * BLOCK_NUMBERS / channels / rate
+    stored = np.stack([tone(rate, seconds, 100.0 + 50 * i) for i in range(channels)], axis=1)
+    assert stored.size > 2 * BLOCK_NUMBERS
+    file = sound_bytes(stored / 2, rate, "FLAC")
+    at_once = soundfile.read(io.BytesIO(file), dtype="float32", always_2d=True)[0].mean(axis=1)
+    assert np.array_equal(load(file), soxr.resample(at_once, rate, RATE))
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000, 9000])
+@pytest.mark.parametrize("rate", [RATE, 8000, 48000])
+@pytest.mark.parametrize("channels", [1, 2, 8])
+def test_arriving_blocks_of_any_size_are_the_whole(size: int, rate: int, channels: int) -> None:
+    stored = np.stack([tone(rate, 0.1, 200.0 + 90 * i) for i in range(channels)], axis=1)
+    whole = load(stored, sampling_rate=rate)
+    assert np.array_equal(load(pieces(stored, size), sampling_rate=rate), whole)
+
+
+def test_arriving_blocks_may_be_empty_and_of_any_kind() -> None:
+    wave = tone(RATE)
+    blocks = iter(
+        [
+            np.zeros(0),
+            wave[:100].astype(np.float64),
+            np.zeros((0, 5)),
+            wave[100:200, None],
+            wave[200:].tolist(),
+        ]
+    )
+    assert np.array_equal(load(blocks, sampling_rate=RATE), wave)
 
 
 @pytest.mark.parametrize("channels", [1, 2, 8])
@@ -66,12 +121,6 @@ def test_integers_are_scaled_by_their_range(dtype: str) -> None:
     assert np.abs(load(stored, sampling_rate=RATE) - wave).max() < 0.01
 
 
-def wav_bytes(samples: np.ndarray) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, RATE, format="WAV")
-    return file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("audio", "item", "said"),
     [
@@ -79,7 +128,7 @@ def wav_bytes(samples: np.ndarray) -> bytes:
         ("/nowhere/x.wav", {}, "does not exist"),
         (b"", {}, "0 bytes can't be read"),
         (b"RIFF, but not really", {}, "can't be read as sound"),
-        (wav_bytes(np.zeros(0)), {}, "lasts 0.000 s"),
+        (sound_bytes(np.zeros(0)), {}, "lasts 0.000 s"),
         (np.zeros(0), {"sampling_rate": RATE}, "lasts 0.000 s"),
         (np.zeros((0, 2)), {"sampling_rate": RATE}, "lasts 0.000 s"),
         (np.zeros(100), {"sampling_rate": RATE}, "lasts 0.006 s"),
@@ -90,11 +139,33 @@ def wav_bytes(samples: np.ndarray) -> bytes:
         (np.zeros((2, 2, 4000)), {"sampling_rate": RATE}, r"shape \[2, 2, 4000\]"),
         (np.array(["a", "b"]), {"sampling_rate": RATE}, "numbers are needed"),
         (object(), {"sampling_rate": RATE}, "numbers are needed"),
+        ("a" * 5000, {}, r"here: a{200}\.\.\. can't be read as sound"),
+        ("a\0b.wav", {}, "can't be read as sound"),
+        (np.zeros(4000), {"sampling_rate": float("nan")}, "without its sampling_rate"),
+        (np.zeros(4000), {"sampling_rate": 16}, "sampling_rate of 16 Hz; 1000 to 1000000 Hz"),
+        (sound_bytes(np.zeros(4000), 1), {}, "sampling_rate of 1 Hz"),
+        (np.full(4000, 1e300), {"sampling_rate": RATE}, "NaN or infinite"),
+        (iter(()), {"sampling_rate": RATE}, "lasts 0.000 s"),
+        (iter([np.zeros(4000)]), {}, "without its sampling_rate"),
+        (iter([0.0] * 4000), {"sampling_rate": RATE}, r"here, block 0, has shape \[\]"),
+        (iter([b"RIFF"]), {"sampling_rate": RATE}, "here, block 0, is an array of"),
+        (io.BytesIO(b"RIFF"), {"sampling_rate": RATE}, "here, block 0, is an array of"),
+        (
+            iter([np.zeros((300, 2)), np.zeros((300, 1))]),
+            {"sampling_rate": RATE},
+            "here, block 1, has 1 channels, and those before it 2",
+        ),
+        (
+            iter([np.zeros(RATE), np.r_[np.zeros(400), np.nan]]),
+            {"sampling_rate": RATE},
+            "here: 1 of 401 samples are NaN.*begins at 1.000 s",
+        ),
     ],
 )
 def test_what_cannot_be_heard_is_refused(audio: Any, item: Any, said: str) -> None:
-    with pytest.raises(AudioError, match=said):
+    with pytest.raises(AudioError, match=said) as caught:
         load(audio, **item)
+    assert str(caught.value).startswith("here")
 
 
 def test_a_folder_is_no_sound(tmp_path: Path) -> None:
@@ -104,3 +175,121 @@ def test_a_folder_is_no_sound(tmp_path: Path) -> None:
 
 def test_silence_is_heard() -> None:
     assert not load(np.zeros(RATE), sampling_rate=RATE).any()
+
+
+def test_a_named_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.wav"
+    os.mkfifo(pipe)
+    with pytest.raises(AudioError, match="not a regular file"):
+        load(pipe)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_an_empty_file_is_refused(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / f"empty.{kind.lower()}"
+    file.touch()
+    with pytest.raises(AudioError, match=r"here: .*empty.* can't be read as sound"):
+        load(file)
+
+
+# A picture's first bytes, whatever the name says.
+PNG = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\1\0\0\0\1\x08\2\0\0\0\x90wS\xde" + bytes(200)
+
+
+@pytest.mark.parametrize("content", [b"Dear diary,\n" * 40, PNG, bytes(5000)])
+@pytest.mark.parametrize("name", ["notes.txt", "picture.png", "sound.wav", "sound.mp3"])
+def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes, name: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    for audio in (file, content):
+        with pytest.raises(AudioError, match="can't be read as sound"):
+            load(audio)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "AIFF", "OGG", "MP3"])
+def test_a_file_cut_short_gives_what_is_there(kind: str) -> None:
+    """And not, as the header's length would have it, some block again."""
+    wave = tone(RATE, 100.0, 300.0) * np.linspace(0.1, 0.9, 100 * RATE, dtype=np.float32)
+    file = sound_bytes(wave, kind=kind)
+    whole, part = load(file), load(file[: len(file) // 2])
+    assert len(whole) == pytest.approx(100 * RATE, abs=3000)
+    assert len(part) == pytest.approx(50 * RATE, rel=0.3)  # OGG and MP3 differ by how loud it is
+    sure = len(part) - 3000
+    assert np.abs(part[:sure] - whole[:sure]).max() < 1e-6
+
+
+def test_a_flac_file_cut_short_is_refused() -> None:
+    """Its frames are checked, so what is missing is known."""
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 5 * RATE)
+    file = sound_bytes(noise, kind="FLAC")
+    for cut in (10, 50, len(file) // 2, len(file) - 100):
+        with pytest.raises(AudioError, match=r"here: .*can't be read as sound"):
+            load(file[:cut])
+
+
+def test_a_flac_file_without_its_length_is_refused() -> None:
+    file = bytearray(sound_bytes(tone(RATE), kind="FLAC"))
+    file[21] &= 0xF0  # the 36 bits of STREAMINFO that hold how many samples there are
+    file[22:26] = bytes(4)
+    with pytest.raises(AudioError, match="its header has no length"):
+        load(file)
+
+
+@pytest.mark.parametrize("rate", [RATE, *RATES])
+@pytest.mark.parametrize("channels", [1, 2, 8])
+def test_clipped_and_silent_sound_is_heard(rate: int, channels: int) -> None:
+    square = np.sign(tone(rate, 0.5) + 1e-3)
+    for wave in (square, np.zeros_like(square)):
+        stored = np.repeat(wave[:, None], channels, axis=1).astype(np.float32)
+        heard = load(sound_bytes(stored, rate))
+        assert len(heard) == pytest.approx(RATE // 2, abs=2)
+        assert np.isfinite(heard).all()
+        assert np.abs(heard).max() == pytest.approx(np.abs(wave).max(), abs=0.3)
+
+
+class TestLimit:
+    """PromptTooLongError has both numbers, and comes before the work where that can be."""
+
+    def test_a_file_is_refused_by_its_header(self) -> None:
+        file = sound_bytes(tone(RATE, 10.0), kind="FLAC")
+        assert len(load(file[:], limit_s=10.0)) == 10 * RATE
+        undecodable = file[:100] + bytes(len(file) - 100)
+        with pytest.raises(AudioError):
+            load(undecodable)
+        with pytest.raises(
+            PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of sound"
+        ):
+            load(undecodable, limit_s=9.999)
+
+    def test_an_array_is_refused(self) -> None:
+        wave = tone(48000, 1.0)
+        assert len(load(wave, sampling_rate=48000, limit_s=1.0)) == RATE
+        wave[-1] = np.nan
+        with pytest.raises(PromptTooLongError, match=r"lasts 1\.000 s, and 0\.500 s"):
+            load(wave, sampling_rate=48000, limit_s=0.5)
+
+    def test_arriving_sound_is_left_where_the_limit_is_passed(self) -> None:
+        taken = []
+
+        def microphone() -> Iterator[np.ndarray]:
+            for index in range(1000):
+                taken.append(index)
+                yield np.zeros((800, 2))
+
+        with pytest.raises(PromptTooLongError, match=r"lasts 2\.100 s or more, and 2\.000 s"):
+            load(microphone(), sampling_rate=8000, limit_s=2.0)
+        assert len(taken) == 21
+
+    def test_arriving_sound_within_the_limit_is_heard(self) -> None:
+        wave = tone(8000, 2.0)
+        heard = load(pieces(wave, 800), sampling_rate=8000, limit_s=2.0)
+        assert len(heard) == 2 * RATE
+
+
+def test_an_arriving_sounds_own_error_is_the_callers() -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield np.zeros(4000)
+        raise ConnectionResetError("microphone unplugged")
+
+    with pytest.raises(ConnectionResetError, match="unplugged"):
+        load(broken(), sampling_rate=RATE)

@@ -25,7 +25,7 @@ def copy(checkpoint: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, config: OmniConfig) -> Models:
-    return load_models(Checkpoint(folder), config, torch.float32, 64)
+    return load_models(Checkpoint(folder), config, torch.float32)
 
 
 def all_tensors(folder: Path) -> dict[str, torch.Tensor]:
@@ -174,7 +174,7 @@ from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import load_models
 
 folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])
-load_models(Checkpoint(tiny), read_config(tiny), dtype, 64)  # what the libraries themselves take
+load_models(Checkpoint(tiny), read_config(tiny), dtype)  # what the libraries themselves take
 config = read_config(folder)
 
 def resident():
@@ -188,7 +188,7 @@ def watch():
         time.sleep(0.001)
 watcher = threading.Thread(target=watch)
 watcher.start()
-models = load_models(Checkpoint(folder), config, dtype, 64)
+models = load_models(Checkpoint(folder), config, dtype)
 done.set(); watcher.join()
 modules = [m for m in vars(models).values() if m is not None]
 parameters = {p.data_ptr(): p.nbytes for m in modules for p in m.parameters()}

@@ -136,8 +136,7 @@ def test_stream_equals_one_full_decode_for_random_splits(
 
 def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
     """As in the reference, which computes them as it goes; the talker sets the limit."""
-    config = dataclasses.replace(double.config, max_positions=20)
-    longer = Code2Wav(config, positions=50).double()
+    longer = Code2Wav(dataclasses.replace(double.config, max_positions=20)).double()
     longer.load_state_dict(double.state_dict())
     codes = random_codes(50)
     sound = torch.cat(stream(longer, codes, [25, 25]), 1)
@@ -172,7 +171,7 @@ def test_state_never_changes_its_shapes(
     """[streams, ...] each: keys and values, convolutions' inputs, one held frame a block."""
     code2wav = {torch.float64: double, torch.float32: single}.get(dtype)
     if code2wav is None:
-        code2wav = load_models(Checkpoint(checkpoint), config, dtype, 64).code2wav
+        code2wav = load_models(Checkpoint(checkpoint), config, dtype).code2wav
         assert code2wav is not None
     kinds = set()
     for split in ((1, 1, 30), (30, 1), (5, 13)):
@@ -291,7 +290,7 @@ def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, sp
 
 def test_bfloat16_stream(checkpoint: Path, config: OmniConfig, single: Code2Wav) -> None:
     """As far from float32 as its own full decode is."""
-    code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16, 64).code2wav
+    code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16).code2wav
     assert code2wav is not None
     codes = random_codes(60)
     exact = single(codes)

@@ -2,20 +2,24 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
 from conftest import QUESTION_WAV
+from made_videos import make_video
+from media_cases import CASES, audio, image, user, video
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.audio_input import load_waveform
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.errors import CheckpointError, MessageError
+from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
+from qwen3_omni_neuron.prompt import Patches
 
 TONE = np.sin(np.arange(9000, dtype=np.float32) / 7)
 CLIP = {"type": "audio", "audio": str(QUESTION_WAV)}
@@ -53,14 +57,13 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 @pytest.fixture(scope="module")
 def processor(checkpoint: Path) -> Any:
-    """The reference's processor without its image half, which would need torchvision."""
+    """The reference's processor, but for its video processor, which would need torchvision."""
     made = Qwen3OmniMoeProcessor.__new__(Qwen3OmniMoeProcessor)
     tokenizer = Qwen2TokenizerFast.from_pretrained(checkpoint)
     made.tokenizer = tokenizer
     made.feature_extractor = WhisperFeatureExtractor.from_pretrained(checkpoint)
-    made.image_processor = made.video_processor = SimpleNamespace(
-        merge_size=2, model_input_names=[]
-    )
+    made.image_processor = image_processor_of(checkpoint)
+    made.video_processor = VideoProcessor()
     for name in ("image", "audio", "video"):
         setattr(made, f"{name}_token", getattr(tokenizer, f"{name}_token"))
         token_id = tokenizer.convert_tokens_to_ids(getattr(tokenizer, f"{name}_token"))
@@ -68,6 +71,28 @@ def processor(checkpoint: Path) -> Any:
     for name in ("vision_bos", "vision_eos", "audio_bos", "audio_eos"):
         setattr(made, f"{name}_token", getattr(tokenizer, f"{name}_token"))
     return made
+
+
+def image_processor_of(folder: Path) -> Any:
+    """The one that needs no torchvision."""
+    if hasattr(transformers, "Qwen2VLImageProcessorPil"):
+        return transformers.Qwen2VLImageProcessorPil.from_pretrained(folder)
+    return transformers.Qwen2VLImageProcessor.from_pretrained(folder)
+
+
+class VideoProcessor:
+    """Stands in for the reference's, and hands out patches that were made."""
+
+    patches: Sequence[Patches] = ()
+    merge_size = temporal_patch_size = 2
+    model_input_names = ("pixel_values_videos", "video_grid_thw")
+
+    def __call__(self, videos: Any, **_: Any) -> dict[str, Any]:
+        assert len(videos) == len(self.patches)
+        return {
+            "pixel_values_videos": torch.cat([p.values for p in self.patches]),
+            "video_grid_thw": np.array([p.grid for p in self.patches]),
+        }
 
 
 def of_kind(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
@@ -100,17 +125,78 @@ def test_prompts_are_the_references(conversation: Conversation, processor: Any, 
         assert prompt.audio_mel == ()
 
 
-@pytest.mark.parametrize("name", CONVERSATIONS)
-def test_positions_are_the_references(
-    conversation: Conversation, reference: Any, name: str
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_with_media_are_the_references(
+    conversation: Conversation, processor: Any, name: str
 ) -> None:
-    prompt = conversation.prompt(CONVERSATIONS[name])
-    ids = prompt.token_ids[None]
-    lengths = torch.tensor([m.shape[1] for m in prompt.audio_mel]) if prompt.audio_mel else None
-    theirs, _ = reference.model.thinker.get_rope_index(
-        ids, attention_mask=torch.ones_like(ids), audio_seqlens=lengths
+    """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
+    case = CASES[name]
+    if len(set(case.seconds_per_grid)) > 1:
+        pytest.skip("the reference gives all videos of a prompt one frame rate")
+    if case.use_audio_in_video and Version(transformers.__version__) >= Version("5"):
+        pytest.skip("5.x takes a video's sound out of the file itself; 4.57 takes it as a clip")
+    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    bare = [{**m, "content": bare_content(m["content"])} for m in case.messages]
+    text = processor.tokenizer.apply_chat_template(
+        bare, chat_template=conversation._template, tokenize=False, add_generation_prompt=True
     )
-    assert prompt.positions.tolist() == theirs[:, 0].long().tolist()
+    heard = "video" if case.use_audio_in_video else "audio"
+    sounds = [
+        load_waveform(item, 16000, "clip")
+        for item in media_of(case.messages)
+        if item["type"] in ("audio", heard)
+    ]
+    fps = {"fps": 2 / case.seconds_per_grid[0]} if case.seconds_per_grid else {}
+    processor.video_processor.patches = prompt.videos
+    theirs = processor(
+        text=text,
+        images=[item["image"] for item in media_of(case.messages) if item["type"] == "image"]
+        or None,
+        videos=[item["video"] for item in media_of(case.messages) if item["type"] == "video"]
+        or None,
+        audio=sounds or None,
+        videos_kwargs={**fps, "use_audio_in_video": case.use_audio_in_video},
+        return_tensors="pt",
+    )
+    assert prompt.token_ids.tolist() == theirs["input_ids"][0].tolist()
+    if prompt.images:
+        values = torch.cat([p.values for p in prompt.images])
+        torch.testing.assert_close(values, theirs["pixel_values"])
+        assert [list(p.grid) for p in prompt.images] == theirs["image_grid_thw"].tolist()
+
+
+def bare_content(content: Any) -> Any:
+    """As the template sees it: a video's sound is not to be taken for a clip."""
+    if isinstance(content, str):
+        return content
+    return [{k: v for k, v in item.items() if k in ("type", "text")} for item in content]
+
+
+@pytest.mark.parametrize(
+    ("item", "said"),
+    [
+        (
+            image(640, 640),
+            r"content\[0\] is a picture of 640 x 640.*makes 400 .*; 50 is",
+        ),
+        (
+            {"type": "video", "video": make_video(30)},
+            "4 frames of .* tokens; 50 is",
+        ),
+        (video(6, 2.0, size=640), "6 frames of 640 x 96 pixels.* vision tokens; 50 is the most"),
+        (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of sound is the most"),
+    ],
+)
+def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
+    conversation: Conversation, item: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(PromptTooLongError, match=said):
+        conversation.prompt([user(item)], most_tokens=50)
+
+
+def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    items = [item for m in messages if not isinstance(m["content"], str) for item in m["content"]]
+    return [item for item in items if item["type"] != "text"]
 
 
 def test_a_clip_takes_as_many_placeholders_as_the_encoder_makes_rows(
@@ -135,9 +221,19 @@ def test_a_clip_takes_as_many_placeholders_as_the_encoder_makes_rows(
         ([{"role": "user", "content": [3]}], r"messages\[0\]\.content\[0\] is a int"),
         ([{"role": "user", "content": [{"type": "text"}]}], 'text without a "text"'),
         ([{"role": "user", "content": [{"type": "smell"}]}], "has type 'smell'"),
-        ([{"role": "user", "content": [{"type": "image", "image": "x"}]}], "can't see yet"),
-        ([{"role": "user", "content": [{"type": "video", "video": "x"}]}], "can't see yet"),
-        ([{"role": "user", "content": "<|audio_pad|>"}], "0 audio clips but 1"),
+        ([{"role": "user", "content": "<|audio_pad|>"}], r"messages\[0\] contains <\|audio_pad"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "an <|image_pad|>"}]}],
+            r"messages\[0\]\.content\[0\] contains <\|image_pad\|>",
+        ),
+        (
+            [{"role": "assistant", "content": "<|video_pad|>"}, {"role": "user", "content": "?"}],
+            r"messages\[0\] contains <\|video_pad",
+        ),
+        (
+            [{"role": "system", "content": [{"type": "image", "image": "x.png"}]}],
+            r"messages\[0\]\.content\[0\] is image of role system",
+        ),
         (
             [
                 {"role": "user", "content": "x"},

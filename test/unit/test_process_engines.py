@@ -1,5 +1,6 @@
 """Engines in processes of their own: what is said arrives, and every way to end ends."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -24,6 +25,7 @@ from fake_engines_for_processes import (
     engine_that_dies,
     slow_engine,
 )
+from prompts import prompt_of
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ClosedError,
@@ -34,7 +36,6 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.process.block import FIRST_BYTES, SharedBlock
 from qwen3_omni_neuron.process.client import RemoteThinker, remote_engines
 from qwen3_omni_neuron.process.engine_process import EngineProcess
-from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
 
 AT_ONCE_S = 1.0
@@ -169,12 +170,13 @@ def test_engines_answer_through_their_protocols(engines: Engines) -> None:
     assert (vocoder.slots, vocoder.chunk_frames) == (3, (1, 4))
     assert (vocoder.frame_samples, vocoder.latency_samples) == (10, 5)
     ids = torch.arange(6)
-    prompt = Prompt(ids, ids.expand(3, 6), (torch.ones(128, 300), torch.ones(128, 7)))
+    clips = (torch.ones(128, 300), torch.ones(128, 7))
+    prompt = dataclasses.replace(prompt_of(ids), audio_mel=clips)
     logits, hidden = thinker.prefill(2, prompt)
     assert torch.equal(logits, 2 * ids[None])
     assert torch.equal(hidden, ids.expand(3, 6).float() + 128 * 307)
     assert thinker.step([0, 3], [11, 12]).tolist() == [[0, 11], [3, 12]]
-    assert talker.prepare(0, prompt, 1000) == 1006
+    assert talker.prepare(0, prompt.talker, 1000) == 1015
     assert talker.prefill(0, torch.ones(2, 3), 4).tolist() == [[6, 6, 6]]
     drawn = PredictorSampling(np.full(15, 0.5, np.float32), top_k=50, top_p=0.8)
     greedy = PredictorSampling(None, 50, 0.8)
@@ -187,7 +189,7 @@ def test_engines_answer_through_their_protocols(engines: Engines) -> None:
     assert [s.shape for s in vocoder.start([0, 1], frames)] == [(35,), (35,)]
     assert [set(s.tolist()) for s in vocoder.step([0, 1], frames)] == [{3.0}, {4.0}]
     with pytest.raises(PromptTooLongError, match="65 rows, 64 fit"):
-        talker.prepare(0, Prompt(torch.zeros(65), torch.zeros(3, 65)), 0)
+        talker.prepare(0, prompt_of(torch.zeros(56)).talker, 0)
 
 
 def test_an_exception_keeps_its_type_and_brings_its_traceback(shared: EngineProcess) -> None:

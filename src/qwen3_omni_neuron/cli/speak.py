@@ -4,6 +4,7 @@ import argparse
 import sys
 from contextlib import ExitStack
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
@@ -32,9 +33,16 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
 
     parser.set_defaults(run=_speak)
     parser.add_argument("text", nargs="?", help="the question, in words")
-    parser.add_argument(
-        "--audio", action="append", default=[], metavar="FILE", help="a spoken part; repeatable"
-    )
+    for media, what in (("audio", "a spoken part"), ("image", "an image"), ("video", "a video")):
+        parser.add_argument(
+            f"--{media}",
+            action="append",
+            dest="media",
+            default=[],
+            type=partial(_media_item, media),
+            metavar="FILE",
+            help=f"{what} of the question; repeatable, in order",
+        )
     parser.add_argument("--system", help="a system message before the question")
     parser.add_argument(
         "--out",
@@ -68,8 +76,8 @@ def _speak(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.options import RequestOptions
     from qwen3_omni_neuron.wav import WavFile, pcm16
 
-    if not parsed.text and not parsed.audio:
-        raise OptionError("nothing to answer: give a text, or --audio FILE, or both.")
+    if not parsed.text and not parsed.media:
+        raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     model = chosen_model(parsed)
     given = {
         option.name: value
@@ -112,7 +120,7 @@ def _follow(
 
 
 def _messages(parsed: argparse.Namespace) -> list[dict[str, Any]]:
-    content: list[dict[str, Any]] = [{"type": "audio", "audio": path} for path in parsed.audio]
+    content: list[dict[str, Any]] = list(parsed.media)
     if parsed.text:
         content.append({"type": "text", "text": parsed.text})
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
@@ -134,6 +142,10 @@ def _summary(result: "SpeechResult", out: str) -> str:
         f"seed {result.seed}",
     ]
     return "\n".join(lines)
+
+
+def _media_item(kind: str, path: str) -> dict[str, Any]:
+    return {"type": kind, kind: path}
 
 
 def _value_type(annotation: Any) -> type:

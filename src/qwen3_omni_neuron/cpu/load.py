@@ -9,16 +9,19 @@ from torch import nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.talker import CpuTalker
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
-from qwen3_omni_neuron.cpu.vocoder import CHUNK_FRAMES, CpuVocoder
+from qwen3_omni_neuron.cpu.vision import CpuVision
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, ResizeMlp
 from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 from qwen3_omni_neuron.runtime.protocols import Engines
 from qwen3_omni_neuron.weights import (
     Part,
@@ -30,6 +33,7 @@ from qwen3_omni_neuron.weights import (
     projection_pieces,
     talker_pieces,
     thinker_pieces,
+    vision_encoder_pieces,
 )
 
 MOST_FRAMES = 4096
@@ -41,7 +45,9 @@ class EngineSpec:
     """What engines are built from; small, so that it can be sent to a process of its own.
 
     newline_id: the token of the line break after a role. slots: how many requests at a time.
-    context_length: positions of a thinker slot's KV cache.
+    context_length: positions of a thinker slot's KV cache. prompt_buckets, patch_buckets: lengths
+    that prompts, and the frames of pictures, are padded to, ascending; none: no padding, which a
+    CPU does not need.
     """
 
     folder: Path
@@ -50,6 +56,8 @@ class EngineSpec:
     newline_id: int
     slots: int
     context_length: int
+    prompt_buckets: tuple[int, ...] = ()
+    patch_buckets: tuple[int, ...] = ()
 
 
 @dataclass
@@ -61,6 +69,7 @@ class Models:
 
     thinker: Thinker | None = None
     audio_encoder: AudioEncoder | None = None
+    vision_encoder: VisionEncoder | None = None
     embedding: nn.Embedding | None = None
     talker: Talker | None = None
     text_projection: ResizeMlp | None = None
@@ -71,9 +80,7 @@ class Models:
 
 def build_engines(spec: EngineSpec) -> Engines:
     """All engines in this process. Raises CheckpointError (see weights.load_parts)."""
-    models = load_models(
-        Checkpoint(spec.folder), spec.config, spec.dtype, spec.context_length, STAGES
-    )
+    models = load_models(Checkpoint(spec.folder), spec.config, spec.dtype)
     thinker = _thinker(models, spec)
     if models.talker is None or models.code2wav is None:
         return Engines(thinker, None, None)
@@ -82,9 +89,7 @@ def build_engines(spec: EngineSpec) -> Engines:
 
 def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
     """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
-    models = load_models(
-        Checkpoint(spec.folder), spec.config, spec.dtype, spec.context_length, (stage,)
-    )
+    models = load_models(Checkpoint(spec.folder), spec.config, spec.dtype, (stage,))
     if stage == "thinker":
         return _thinker(models, spec)
     return _talker(models, spec) if stage == "talker" else _vocoder(models, spec)
@@ -94,23 +99,22 @@ def load_models(
     checkpoint: Checkpoint,
     config: OmniConfig,
     dtype: torch.dtype,
-    context_length: int,
     stages: Collection[str] = STAGES,
 ) -> Models:
     """Read the weights of some stages once, converted to `dtype` as they are copied.
 
-    context_length: positions of a thinker slot's KV cache. Talker and vocoder are left out where
-    the checkpoint has none. Raises CheckpointError (see weights.load_parts).
+    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError (see
+    weights.load_parts).
     """
     with torch.device("meta"):
         models = Models()
         parts: list[Part] = []
         if "thinker" in stages:
-            parts += _thinker_parts(models, config, context_length)
+            parts += _thinker_parts(models, config)
         if "talker" in stages and config.talker is not None:
-            parts += _talker_parts(models, config, config.talker, context_length)
+            parts += _talker_parts(models, config, config.talker)
         if "vocoder" in stages and config.code2wav is not None:
-            models.code2wav = Code2Wav(config.code2wav, _most_frames(config, context_length))
+            models.code2wav = Code2Wav(config.code2wav)
             parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
     load_parts(parts, checkpoint, dtype)
     return models
@@ -122,34 +126,27 @@ def talker_context_length(config: TalkerConfig, context_length: int) -> int:
     return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
 
 
-def _most_frames(config: OmniConfig, context_length: int) -> int | None:
-    """Frames that a talker may write at most, and the padding of their last chunk."""
-    if config.talker is None:
-        return None
-    return talker_context_length(config.talker, context_length) + CHUNK_FRAMES[-1]
-
-
-def _thinker_parts(models: Models, config: OmniConfig, context_length: int) -> list[Part]:
+def _thinker_parts(models: Models, config: OmniConfig) -> list[Part]:
     c = config.thinker
     accept_layer = config.talker.accept_hidden_layer if config.talker else 0
-    models.thinker = Thinker(c, accept_layer, context_length)
+    models.thinker = Thinker(c, accept_layer)
     models.embedding = models.thinker.embedding
     models.audio_encoder = AudioEncoder(c.audio)
+    models.vision_encoder = VisionEncoder(c.vision)
     return [
         Part(models.thinker, thinker_pieces(c), ("thinker.model.", "thinker.lm_head.")),
         Part(models.audio_encoder, audio_encoder_pieces(c.audio), ("thinker.audio_tower.",)),
+        Part(models.vision_encoder, vision_encoder_pieces(c.vision), ("thinker.visual.",)),
     ]
 
 
-def _talker_parts(
-    models: Models, config: OmniConfig, c: TalkerConfig, context_length: int
-) -> list[Part]:
+def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> list[Part]:
     parts = []
     if models.embedding is None:
         text = config.thinker.text
         models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
         parts.append(Part(models.embedding, embedding_pieces(), ()))
-    models.talker = Talker(c, talker_context_length(c, context_length))
+    models.talker = Talker(c)
     models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
     models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
     return [
@@ -162,9 +159,15 @@ def _talker_parts(
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
-    assert models.thinker and models.audio_encoder
+    assert models.thinker and models.audio_encoder and models.vision_encoder
     return CpuThinker(
-        spec.config, models.thinker, models.audio_encoder, spec.slots, spec.context_length
+        spec.config,
+        models.thinker,
+        CpuAudio(models.audio_encoder),
+        CpuVision(models.vision_encoder, spec.patch_buckets),
+        spec.slots,
+        spec.context_length,
+        spec.prompt_buckets,
     )
 
 
@@ -180,6 +183,7 @@ def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
         spec.newline_id,
         spec.slots,
         talker_context_length(spec.config.talker, spec.context_length),
+        spec.prompt_buckets,
     )
 
 

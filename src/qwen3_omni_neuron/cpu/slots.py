@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
@@ -29,7 +31,8 @@ class Slots:
 
     model: has `prefill` and `decode`, which are traced here, the latter for one slot and for
     several. example: the first input of `decode`, for one slot. context_length: positions a line
-    holds.
+    holds. prompt_buckets: row counts that prompts are padded to, ascending; none: no padding.
+    extra: an example of what `prefill` takes after the cache.
     """
 
     def __init__(
@@ -40,14 +43,26 @@ class Slots:
         slots: int,
         context_length: int,
         dtype: torch.dtype,
+        prompt_buckets: Sequence[int] = (),
+        extra: tuple[Tensor, ...] = (),
     ):
+        self._buckets = tuple(b for b in prompt_buckets if b < context_length)
+        if prompt_buckets:
+            self._buckets = (*self._buckets, context_length)
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
-        self._next_positions = [0] * slots
-        self._number = Numbers(max(context_length, config.max_positions))
+        self._next_positions = [0.0] * slots
+        self._number = Numbers(context_length)
 
-        def prefill(rows: Tensor, positions: Tensor, *cache: Tensor) -> tuple[Tensor, Tensor]:
-            return model.prefill(rows, positions, KvCache(*cache))
+        def prefill(
+            rows: Tensor,
+            positions: Tensor,
+            last: Tensor,
+            keys: Tensor,
+            values: Tensor,
+            *extra: Tensor,
+        ) -> tuple[Tensor, Tensor]:
+            return model.prefill(rows, positions, last, KvCache(keys, values), *extra)
 
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
             return model.decode(row, position, LineCache(KvCache(*cache), length))
@@ -57,29 +72,43 @@ class Slots:
         ) -> Any:
             return model.decode(rows, positions, SlotCache(KvCache(*cache), slots, lengths))
 
-        one, line = self._number(1), self._cache.lines(0, 1)
+        one, position, line = self._number(1), torch.ones(1), self._cache.lines(0, 1)
         # More rows than the experts' decode step takes: see model.moe.
         rows = torch.zeros(FEW_ROWS + 1, config.hidden_size, dtype=dtype)
-        positions = torch.zeros(3, len(rows), dtype=torch.int64)
-        self._prefill = trace_graph(model, prefill, rows, positions, line.keys, line.values)
+        positions = torch.zeros(3, len(rows))
+        self._prefill = trace_graph(
+            model, prefill, rows, positions, one, line.keys, line.values, *extra
+        )
         window = line.window(2)
         self._decode_one = trace_graph(
-            model, decode_one, example, one, one, window.keys, window.values
+            model, decode_one, example, position, one, window.keys, window.values
         )
         if slots > 1:
             two, window = torch.tensor([0, 1]), self._cache.window(2)
             self._decode_many = trace_graph(
-                model, decode_many, torch.cat((example, example)), two, two, two,
+                model, decode_many, torch.cat((example, example)), torch.ones(2), two, two,
                 window.keys, window.values,
             )  # fmt: skip
 
-    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0. rows: [S, hidden]; positions: int64 [3, S]. Returns what
-        the model's `prefill` does."""
+    def prefill(
+        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0. rows: [S, hidden]; positions: float32 [3, S]; extra: what
+        the model's `prefill` takes after the cache. Returns what it does, rows of padding
+        included."""
+        length = len(rows)
+        padding = bucket_of(length, self._buckets, "prompt rows") - length
         line = self._cache.lines(slot, slot + 1)
-        outputs = self._prefill(rows, positions, line.keys, line.values)
-        self._lengths[slot] = positions.shape[1]
-        self._next_positions[slot] = int(positions.max()) + 1
+        outputs = self._prefill(
+            F.pad(rows, (0, 0, 0, padding)),
+            F.pad(positions, (0, padding)),
+            self._number(length - 1),
+            line.keys,
+            line.values,
+            *extra,
+        )
+        self._lengths[slot] = length
+        self._next_positions[slot] = float(positions.max()) + 1
         return outputs
 
     def step(self, slots: Sequence[int], rows: Tensor) -> Any:
@@ -108,7 +137,7 @@ class Slots:
         window = self._cache.lines(slot, slot + 1).window(length + 1)
         return self._decode_one(
             row,
-            self._number(self._next_positions[slot]),
+            torch.tensor([self._next_positions[slot]]),
             self._number(length),
             window.keys,
             window.values,

@@ -6,6 +6,7 @@ from functools import partial
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
@@ -20,10 +21,8 @@ from qwen3_omni_neuron.model.talker_prompt import (
     codec_prefix_ids,
     media_mask,
     text_prefix_ids,
-    user_positions,
 )
-from qwen3_omni_neuron.positions import rope_positions
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import TalkerPrompt
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling
 
 DEFAULT_TOP_K = 50
@@ -34,13 +33,13 @@ GREEDY = None  # in the place of a top_k
 class _Awaited:
     """A talker prompt that lacks what the thinker makes of the media.
 
-    rows: [rows, hidden], the media ones not filled yet. media: bool [rows], which those are.
-    heard: bool, which of the thinker's media positions lie in user segments.
+    rows: [rows, hidden], the media ones not filled yet, and the last one missing. media: bool
+    [rows], which those are. positions: float32 [3, rows + 1].
     """
 
     rows: Tensor
     media: Tensor
-    heard: Tensor
+    positions: Tensor
 
 
 class CpuTalker:
@@ -59,6 +58,7 @@ class CpuTalker:
         newline_id: int,
         slots: int,
         context_length: int,
+        prompt_buckets: Sequence[int] = (),
     ):
         assert config.talker is not None
         self._groups, self._codec_bos = config.talker.code_groups, config.talker.codec_bos_id
@@ -68,7 +68,9 @@ class CpuTalker:
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(config.talker.text.vocab_size)
         row = talker.codec_embedding.weight[:1]
-        self._slots = Slots(config.talker.text, talker, row, slots, context_length, row.dtype)
+        self._slots = Slots(
+            config.talker.text, talker, row, slots, context_length, row.dtype, prompt_buckets
+        )
         self._awaited: dict[int, _Awaited] = {}
         self._hidden = [row] * slots  # of the last step: the code predictor starts from it
         self._feedback = [row] * slots  # of the last frame: the next step starts from it
@@ -77,26 +79,23 @@ class CpuTalker:
             self._predict_graph(top_k)
 
     @torch.inference_mode()
-    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
-        media = media_mask(prompt.token_ids, self._config)
-        user = user_positions(prompt.token_ids, self._config)
-        in_user = torch.zeros_like(media).index_fill(0, user, True)
-        assistant = self._text_rows[self._text_prefix]
-        assistant[3:] += self._codec_rows(speaker_id)[:-1]
-        rows = torch.cat((self._text_rows[prompt.token_ids[user]], assistant))
-        if len(rows) + 1 >= self.context_length:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
+        if len(prompt) >= self.context_length:
             raise PromptTooLongError(
-                f"the talker's prompt has {len(rows) + 1} rows and its KV cache "
+                f"the talker's prompt has {len(prompt)} rows and its KV cache "
                 f"{self.context_length} positions. Shorten the conversation."
             )
-        if media[user].any():
-            mask = torch.zeros(len(rows), dtype=torch.bool)
-            mask[: len(user)] = media[user]
-            self._awaited[slot] = _Awaited(rows, mask, in_user[media])
+        assistant = self._text_rows[self._text_prefix]
+        assistant[3:] += self._codec_rows(speaker_id)[:-1]
+        rows = torch.cat((self._text_rows[prompt.token_ids], assistant))
+        media = media_mask(prompt.token_ids, self._config)
+        if media.any():
+            mask = F.pad(media, (0, len(assistant)))
+            self._awaited[slot] = _Awaited(rows, mask, prompt.positions)
         else:
             self._awaited.pop(slot, None)
-            self._fill(slot, rows)
-        return len(rows) + 1
+            self._fill(slot, rows, prompt.positions[:, :-1])
+        return len(prompt)
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
@@ -106,9 +105,9 @@ class CpuTalker:
         if awaited is None:
             return self._advance((slot,), last)
         rows = awaited.rows.masked_scatter(
-            awaited.media[:, None], self._hidden_projection(accepted[awaited.heard])
+            awaited.media[:, None], self._hidden_projection(accepted)
         )
-        return self._fill(slot, torch.cat((rows, last)))
+        return self._fill(slot, torch.cat((rows, last)), awaited.positions)
 
     @torch.inference_mode()
     def predict(
@@ -141,9 +140,8 @@ class CpuTalker:
     def close(self) -> None:
         """Nothing to give back but memory, which goes with the engine."""
 
-    def _fill(self, slot: int, rows: Tensor) -> Tensor:
+    def _fill(self, slot: int, rows: Tensor, positions: Tensor) -> Tensor:
         """Prefill a slot. Returns the last row's logits [1, vocab]."""
-        positions = rope_positions(len(rows))
         logits, self._hidden[slot] = self._slots.prefill(slot, rows, positions)
         return logits
 

@@ -5,7 +5,9 @@ tokens). Attention runs inside a window and never across clips, so windows are r
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -88,20 +90,32 @@ class AudioEncoderLayer(nn.Module):
         return x + self.fc2(F.gelu(self.fc1(self.ffn_norm(x))))
 
 
-def pack_windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> tuple[Tensor, Tensor, int]:
-    """Cut the clips of one request into windows of equal shape.
+class WindowBatch(NamedTuple):
+    """Some windows of a request, as `AudioEncoder.forward` takes them.
 
-    mel: one [mel_bins, frames] a clip. Returns mel [windows, mel_bins, 800], valid, bool
-    [windows, 104], and chunk_width, as `AudioEncoder.forward` takes them; the valid tokens, in
-    order, are the clips' tokens in order.
+    mel: [windows, mel_bins, 800]. valid: bool [windows, 104]. chunk_width: the request's.
     """
-    windows, valid = [], []
-    for clip in mel:
-        for window in clip.split(c.window_mel_frames, 1):
-            windows.append(F.pad(window, (0, c.window_mel_frames - window.shape[1])))
-            valid.append(torch.arange(c.window_tokens) < c.tokens(window.shape[1]))
+
+    mel: Tensor
+    valid: Tensor
+    chunk_width: int
+
+
+def window_batches(
+    mel: Sequence[Tensor], c: AudioEncoderConfig, most: int
+) -> Iterator[WindowBatch]:
+    """Cut the clips of one request into windows of equal shape, at most `most` a batch.
+
+    mel: one [mel_bins, frames] a clip. The valid tokens, batch after batch, are the clips' tokens
+    in order. One batch at a time is padded, so that an hour does not lie in memory twice.
+    """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
-    return torch.stack(windows), torch.stack(valid), chunk_width
+    windows = chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in mel)
+    while some := list(islice(windows, most)):
+        padded = [F.pad(window, (0, c.window_mel_frames - window.shape[1])) for window in some]
+        tokens = torch.tensor([c.tokens(window.shape[1]) for window in some])
+        valid = torch.arange(c.window_tokens) < tokens[:, None]
+        yield WindowBatch(torch.stack(padded), valid, chunk_width)
 
 
 def _sinusoids(c: AudioEncoderConfig) -> Tensor:

@@ -36,21 +36,18 @@ class Code2Wav(nn.Module):
 
     Source: transformers Qwen3OmniMoeCode2Wav.forward: one forward over all frames, not
     `chunked_decode`, which loses latency_samples at every chunk boundary.
-
-    positions: frames that the rotary tables hold, the padding of the last chunk included; None for
-    the config's max_positions (released: 8000, 640 s), which the reference does not stop at.
     """
 
     offsets: Tensor
 
-    def __init__(self, c: Code2WavConfig, positions: int | None = None):
+    def __init__(self, c: Code2WavConfig):
         super().__init__()
         self.config = c
         self.latency_samples = c.latency_samples
         self.embedding = nn.Embedding(c.codebook_size * c.code_groups, c.hidden_size)
         offsets = torch.arange(c.code_groups, device="cpu")[:, None] * c.codebook_size
         self.register_buffer("offsets", offsets, persistent=False)
-        self.rotary = Rotary(c.rope, c.head_dim, positions or c.max_positions)
+        self.rotary = Rotary(c.rope, c.head_dim)
         self.layers = nn.ModuleList(VocoderLayer(c) for _ in range(c.layers))
         self.norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
         self.upsample = nn.ModuleList(Upsample(c.hidden_size, r) for r in c.upsampling_ratios)
@@ -81,7 +78,6 @@ class Code2Wav(nn.Module):
 
         Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
         samples of all chunks, one after the other, are those of one forward over all frames.
-        Raises IndexError for a frame beyond `positions`.
         """
         position, *past = state
         return self._decode(codes, position, History(past))
@@ -100,7 +96,7 @@ class Code2Wav(nn.Module):
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
         positions = position[:, None] + torch.arange(frames, device=codes.device)
-        rotation = self.rotary.at(positions.flatten())
+        rotation = self.rotary.at(positions.flatten().float())
         mask = window_mask(position, frames, self.config.sliding_window)
         for layer in self.layers:
             x = layer(x, rotation, mask, history)

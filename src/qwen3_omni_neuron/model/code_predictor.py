@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
-from qwen3_omni_neuron.model.rotary import Rotary
+from qwen3_omni_neuron.model.rotary import RotaryTable
 from qwen3_omni_neuron.model.sampler import sample_top
 
 
@@ -26,7 +26,7 @@ class CodePredictor(nn.Module):
         super().__init__()
         p, self.steps = c.predictor, c.code_groups - 1
         self.decoder = Decoder(p)
-        self.rotary = Rotary(p.rope, p.head_dim, c.code_groups)
+        self.rotary = RotaryTable(p.rope, p.head_dim, c.code_groups)
         self.embedding = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
         self.head = nn.Parameter(torch.empty(self.steps, p.vocab_size, p.hidden_size))
         self.code0_embedding = codec_embedding

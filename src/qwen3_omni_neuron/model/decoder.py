@@ -20,6 +20,10 @@ from qwen3_omni_neuron.model.rotary import Rotation, rotate
 Layout = tuple[int, int]
 """(slots, span) of a decoder's rows, with -1 for the one that is not fixed."""
 
+Deepstack = tuple[Tensor, Tensor]
+"""Rows that images and video fill, int64 [V], and what is added there after each of the first
+layers, [layers, V, hidden]."""
+
 PROMPT: Layout = (1, -1)
 DECODE: Layout = (-1, 1)
 
@@ -129,8 +133,9 @@ class Decoder(nn.Module):
         cache: Appendable,
         layout: Layout,
         accept_layer: int = 0,
+        deepstack: Deepstack | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the layers. x: [slots * span, hidden].
+        """Run the layers. x: [slots * span, hidden]. deepstack: what the first layers add.
 
         Returns the hidden states after the last layer, not yet normed, and hidden_states[
         accept_layer] as the reference counts them: the output of layer accept_layer - 1, the
@@ -140,5 +145,8 @@ class Decoder(nn.Module):
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, layout, cache, index)
             if index + 1 == accept_layer:
-                accepted = x
+                accepted = x  # the layer's own output: the reference takes it before deepstack
+            if deepstack is not None and index < len(deepstack[1]):
+                where, features = deepstack
+                x = x.index_add(0, where, features[index])
         return x, accepted

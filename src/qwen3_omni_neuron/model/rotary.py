@@ -1,4 +1,4 @@
-"""Rotary positions: tables in float32, three axes (time, height, width) interleaved."""
+"""Rotary positions: angles in float32, three axes (time, height, width) interleaved."""
 
 import torch
 from torch import Tensor, nn
@@ -10,57 +10,66 @@ Rotation = tuple[Tensor, Tensor]
 
 
 class Rotary(nn.Module):
-    """cos and sin of every position, as one table a checkpoint part.
+    """cos and sin of positions, which need not be whole: a video's frames lie where their times
+    are (see positions).
 
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 
+    frequencies: Tensor
+    sign: Tensor
+    axis: Tensor
+
+    def __init__(self, rope: RopeConfig, head_dim: int):
+        super().__init__()
+        # On the CPU even while weights are laid out on the meta device: these are not loaded.
+        steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
+        frequencies = 1.0 / (rope.theta ** (steps / head_dim))
+        self.register_buffer("frequencies", frequencies.repeat(2), persistent=False)
+        sign = torch.ones_like(self.frequencies)
+        sign[: head_dim // 2] = -1
+        self.register_buffer("sign", sign, persistent=False)
+        axis = _axis_of_frequency(rope.mrope_section, head_dim // 2)
+        self.register_buffer("axis", axis.repeat(2), persistent=False)
+
+    def at(self, positions: Tensor) -> Rotation:
+        """cos and sin where the three axes agree. positions: float32 [rows]."""
+        return self._of_angles(positions[:, None] * self.frequencies)
+
+    def at_axes(self, positions: Tensor) -> Rotation:
+        """cos and sin. positions: float32 [3, rows], time, height, width."""
+        return self._of_angles(positions.index_select(0, self.axis).t() * self.frequencies)
+
+    def _of_angles(self, angles: Tensor) -> Rotation:
+        """[rows, head_dim] -> [rows, 1, head_dim] each."""
+        return angles.cos().unsqueeze(1), (angles.sin() * self.sign).unsqueeze(1)
+
+
+class RotaryTable(nn.Module):
+    """cos and sin of the positions 0 up to `positions`, ready made: for the code predictor, whose
+    16 are the same in every frame."""
+
     cos: Tensor
     sin: Tensor
-    axis: Tensor
 
     def __init__(self, rope: RopeConfig, head_dim: int, positions: int):
         super().__init__()
-        exponents = _count(0, head_dim, 2) / head_dim
-        frequencies = 1.0 / (rope.theta**exponents)
-        angles = _count(0, positions)[:, None] * frequencies
-        cos, sin = angles.cos(), angles.sin()
-        self.register_buffer("cos", torch.cat((cos, cos), -1), persistent=False)
-        self.register_buffer("sin", torch.cat((-sin, sin), -1), persistent=False)
-        axis = _axis_of_frequency(rope.mrope_section, head_dim // 2)
-        self.register_buffer("axis", torch.cat((axis, axis)), persistent=False)
-
-    def at(self, positions: Tensor) -> Rotation:
-        """cos and sin [rows, 1, head_dim] where the three axes agree. positions: int64 [rows]."""
-        return (
-            self.cos.index_select(0, positions).unsqueeze(1),
-            self.sin.index_select(0, positions).unsqueeze(1),
-        )
+        count = torch.arange(positions, dtype=torch.float32, device="cpu")
+        cos, sin = Rotary(rope, head_dim).at(count)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     def span(self, start: int, stop: int) -> Rotation:
         """cos and sin [stop - start, 1, head_dim] of the positions from `start` up to `stop`."""
-        return self.cos[start:stop, None], self.sin[start:stop, None]
-
-    def at_axes(self, positions: Tensor) -> Rotation:
-        """cos and sin [rows, 1, head_dim]. positions: int64 [3, rows], time, height, width."""
-        index = positions.index_select(0, self.axis).t()  # [rows, head_dim]
-        return (
-            self.cos.gather(0, index).unsqueeze(1),
-            self.sin.gather(0, index).unsqueeze(1),
-        )
+        return self.cos[start:stop], self.sin[start:stop]
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """x * cos + swap_halves(x) * sin. x: [rows, heads, head_dim]."""
+    """x * cos + swap_halves(x) * sin. x: [..., rows, heads, head_dim]."""
     cos, sin = rotation
     half = int(x.shape[-1]) // 2
     first, second = x.split((half, half), -1)
     return torch.addcmul(x * cos, torch.cat((second, first), -1), sin)
-
-
-def _count(start: int, stop: int, step: int = 1) -> Tensor:
-    # On the CPU even while weights are laid out on the meta device: tables are not loaded.
-    return torch.arange(start, stop, step, dtype=torch.float32, device="cpu")
 
 
 def _axis_of_frequency(section: tuple[int, int, int] | None, frequencies: int) -> Tensor:

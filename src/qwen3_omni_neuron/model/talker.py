@@ -15,29 +15,31 @@ class Talker(nn.Module):
     Source: transformers Qwen3OmniMoeTalkerForConditionalGeneration.forward.
     """
 
-    def __init__(self, c: TalkerConfig, positions: int):
+    def __init__(self, c: TalkerConfig):
         super().__init__()
         text = c.text
         self.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
         self.decoder = Decoder(text)
-        self.rotary = Rotary(text.rope, text.head_dim, positions)
+        self.rotary = Rotary(text.rope, text.head_dim)
         self.codec_head = Linear(text.hidden_size, text.vocab_size)
 
-    def prefill(self, rows: Tensor, positions: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, rows: Tensor, positions: Tensor, last: Tensor, cache: KvCache
+    ) -> tuple[Tensor, Tensor]:
         """Run one talker prompt from position 0 of an empty cache line.
 
-        rows: [S, hidden]; positions: int64 [3, S]; cache: one line. Returns codec logits
-        [1, vocab] and the post-norm hidden state [1, hidden] of the last row: the code
-        predictor's first input.
+        rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], the prompt's last row,
+        behind which is padding; cache: one line. Returns codec logits [1, vocab] and the post-norm
+        hidden state [1, hidden] of the last row: the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
         x, _ = self.decoder(rows, rotation, PromptCache(cache), PROMPT)
-        hidden = self.decoder.norm(x[-1:])
+        hidden = self.decoder.norm(x.index_select(0, last))
         return self.codec_head(hidden), hidden
 
     def decode(self, rows: Tensor, positions: Tensor, cache: Appendable) -> tuple[Tensor, Tensor]:
         """Run one frame a slot. rows: [slots, hidden], codec feedback plus text row; positions:
-        int64 [slots]. Returns codec logits [slots, vocab] and post-norm hidden states
+        float32 [slots]. Returns codec logits [slots, vocab] and post-norm hidden states
         [slots, hidden].
         """
         x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)

@@ -45,6 +45,8 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     <|im_start|> is its role.
     """
     starts = (token_ids == config.im_start_id).nonzero().flatten()
+    if not len(starts):
+        return starts
     segment = torch.searchsorted(starts, torch.arange(len(token_ids)), right=True) - 1
     roles = token_ids[(starts + 1).clamp(max=len(token_ids) - 1)]
     in_user = (segment >= 0) & (roles[segment.clamp(min=0)] == config.user_id)
@@ -53,9 +55,7 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
 
 def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:
     """bool [S]: where the thinker's input is an encoded clip, image or video, not a token."""
-    thinker = config.thinker
-    media = (thinker.audio_token_id, thinker.image_token_id, thinker.video_token_id)
-    return torch.isin(token_ids, torch.tensor(media))
+    return torch.isin(token_ids, torch.tensor(config.thinker.media_token_ids))
 
 
 def codec_prefix_ids(config: TalkerConfig, speaker_id: int) -> tuple[int, ...]:

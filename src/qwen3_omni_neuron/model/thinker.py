@@ -13,33 +13,45 @@ class Thinker(nn.Module):
     """48 MoE layers (released), MRoPE, one KV cache line a slot.
 
     accept_layer: index into hidden_states whose rows the talker takes at media positions.
-    positions: how many the rotary tables hold.
     Source: transformers Qwen3OmniMoeThinkerForConditionalGeneration.forward.
     """
 
-    def __init__(self, c: ThinkerConfig, accept_layer: int, positions: int):
+    def __init__(self, c: ThinkerConfig, accept_layer: int):
         super().__init__()
         text = c.text
         self.accept_layer = accept_layer
         self.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
         self.decoder = Decoder(text)
-        self.rotary = Rotary(text.rope, text.head_dim, positions)
+        self.rotary = Rotary(text.rope, text.head_dim)
         self.head = Linear(text.hidden_size, text.vocab_size)
 
-    def prefill(self, rows: Tensor, positions: Tensor, cache: KvCache) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self,
+        rows: Tensor,
+        positions: Tensor,
+        last: Tensor,
+        cache: KvCache,
+        visual: Tensor | None = None,
+        deepstack: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Run one prompt from position 0 of an empty cache line.
 
-        rows: [S, hidden], token embeddings with the encoded media put in; positions: int64
-        [3, S]; cache: one line. Returns logits [1, vocab] of the last row and the accept layer's
-        hidden states [S, hidden].
+        rows: [S, hidden], token embeddings with the encoded media put in; positions: float32
+        [3, S]; last: int64 [1], the prompt's last row, behind which is padding; cache: one line;
+        visual: int64 [V], the rows that images and video fill; deepstack: [layers, V, hidden],
+        what the first layers add there. Returns logits [1, vocab] of the last row and the accept
+        layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
-        x, accepted = self.decoder(rows, rotation, PromptCache(cache), PROMPT, self.accept_layer)
-        return self.head(self.decoder.norm(x[-1:])), accepted
+        added = None if visual is None or deepstack is None else (visual, deepstack)
+        x, accepted = self.decoder(
+            rows, rotation, PromptCache(cache), PROMPT, self.accept_layer, added
+        )
+        return self.head(self.decoder.norm(x.index_select(0, last))), accepted
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:
-        """Run one generated token a slot. token_ids, positions: int64 [slots]: the token and its
-        rope position. Returns logits [slots, vocab]."""
+        """Run one generated token a slot. token_ids: int64 [slots]; positions: float32
+        [slots], their rope positions. Returns logits [slots, vocab]."""
         rows = self.embedding.weight.index_select(0, token_ids)
         x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
         return self.head(self.decoder.norm(x))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.process.engine_process import EngineProcess
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
 
 
@@ -42,7 +42,7 @@ class RemoteTalker:
         self.slots: int = attributes["slots"]
         self.context_length: int = attributes["context_length"]
 
-    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
         return self.process.call("prepare", slot, prompt, speaker_id)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:

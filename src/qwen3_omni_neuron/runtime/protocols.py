@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Talker(Protocol):
     slots: int
     context_length: int
 
-    def prepare(self, slot: int, prompt: Prompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
         """Do what can be done of a slot's prompt before the thinker has answered.
 
         Returns how many rows the whole prompt has, the first generated token's included.

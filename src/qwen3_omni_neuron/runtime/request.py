@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.sampling import SamplingParams
 
 
@@ -22,10 +22,12 @@ class ThinkerRequest:
 class TalkerRequest:
     """What the talker is to do, and the vocoder.
 
-    chunk_frames: sizes of the first chunks, the last of them for all that follow; None lets the
-    pace of the frames decide (see schedule.AdaptiveSchedule).
+    prompt: what the talker reads of the thinker's. chunk_frames: sizes of the first chunks, the
+    last of them for all that follow; None lets the pace of the frames decide (see
+    schedule.AdaptiveSchedule).
     """
 
+    prompt: TalkerPrompt
     speaker_id: int
     sampling: SamplingParams
     predictor_sampling: SamplingParams

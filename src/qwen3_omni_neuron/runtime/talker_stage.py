@@ -103,10 +103,7 @@ class TalkerStage(Stage[TalkerTask]):
                 task.phase = Phase.PREFILL
 
     def _prepare(self, tasks: Sequence[TalkerTask]) -> list[int]:
-        return [
-            self._engine.prepare(t.slot, t.live.request.thinker.prompt, t.wanted.speaker_id)
-            for t in tasks
-        ]
+        return [self._engine.prepare(t.slot, t.wanted.prompt, t.wanted.speaker_id) for t in tasks]
 
     def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
         logits = []

@@ -1,0 +1,175 @@
+"""Sound in every form a caller may have it -> blocks of mono float32, at the rate it has."""
+
+import io
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+import numpy as np
+import soundfile
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import AudioError
+
+Waveform = NDArray[np.float32]
+BLOCK_NUMBERS = 1 << 20  # taken at once, of all channels together: 11 s of 48 kHz stereo, 4 MiB
+MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a header that says 1 Hz would become days of 16 kHz
+_UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of samples where the header has none
+_NAME_LENGTH = 200  # a file sent as base64 text is taken for a path, and should not fill the log
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A sound that is about to be read.
+
+    rate: Hz. seconds: how long it is, None while it is still arriving. blocks: mono
+    [samples], at most BLOCK_NUMBERS each; can be gone through once, and raises AudioError.
+    """
+
+    rate: float
+    seconds: float | None
+    blocks: Iterator[Waveform]
+
+
+def open_sound(item: Mapping[str, Any], where: str) -> Sound:
+    """What an audio item of a message holds; its forms are those of audio_input.load_waveform.
+
+    Raises AudioError, beginning with `where`, when that is none of them.
+    """
+    source, rate = item.get("audio"), item.get("sampling_rate")
+    if isinstance(source, tuple) and len(source) == 2:
+        source, rate = source
+    if source is None:
+        raise AudioError(f'{where} has no "audio": give a path, bytes, or an array.')
+    if isinstance(source, str | Path | bytes | bytearray):
+        return _open_file(source, where)
+    if isinstance(source, Iterator):
+        return Sound(_checked_rate(rate, where), None, _arriving(source, where))
+    samples = _channels_last(_numbers(source, where), where)
+    rate = _checked_rate(rate, where)
+    return Sound(rate, len(samples) / rate, _mono_blocks(samples))
+
+
+def _open_file(source: str | Path | bytes | bytearray, where: str) -> Sound:
+    name = f"{len(source)} bytes" if isinstance(source, bytes | bytearray) else str(source)
+    name = name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}..."
+    try:
+        if not isinstance(source, bytes | bytearray) and not S_ISREG(Path(source).stat().st_mode):
+            # A folder, or a named pipe, which would hang until someone writes into it.
+            raise OSError("it is not a regular file")
+        info = soundfile.info(_file(source))
+    except FileNotFoundError as error:
+        raise AudioError(f"{where}: {name} does not exist.") from error
+    except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
+        raise _unreadable(where, name, error) from error
+    if info.frames == _UNKNOWN_LENGTH:  # and libsndfile fails at such a file's end
+        raise _unreadable(where, name, "its header has no length, as of a FLAC made in a pipe")
+    rate = _checked_rate(info.samplerate, where)
+    return Sound(rate, info.frames / rate, _file_blocks(source, where, name))
+
+
+def _file_blocks(source: Any, where: str, name: str) -> Iterator[Waveform]:
+    try:
+        with soundfile.SoundFile(_file(source)) as file:
+            # Not file.blocks(): it goes by the header's length, and where the file ends before it
+            # repeats the last block's samples.
+            at_once = max(1, BLOCK_NUMBERS // file.channels)
+            while len(block := file.read(at_once, dtype="float32", always_2d=True)):
+                yield from _mono_blocks(block)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise _unreadable(where, name, error) from error
+
+
+def _file(source: str | Path | bytes | bytearray) -> Any:
+    return io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
+
+
+def _unreadable(where: str, name: str, error: object) -> AudioError:
+    return AudioError(
+        f"{where}: {name} can't be read as sound ({error}). WAV, FLAC, OGG and MP3 can."
+    )
+
+
+def _arriving(source: Iterator[Any], where: str) -> Iterator[Waveform]:
+    """The caller's blocks, as they come."""
+    channels = None
+    for index, block in enumerate(source):
+        place = f"{where}, block {index},"
+        samples = _numbers(block, place)
+        if samples.ndim not in (1, 2):
+            raise _bad_shape(place, samples)
+        if not samples.size:
+            continue
+        # Not _channels_last: a block of 1 sample and 2 channels would be taken for 2 samples.
+        now = samples.shape[1] if samples.ndim == 2 else 1
+        if channels not in (None, now):
+            raise AudioError(
+                f"{place} has {now} channels, and those before it {channels}. Give [samples] or "
+                "[samples, channels], with as many channels in every block."
+            )
+        channels = now
+        yield from _mono_blocks(samples)
+
+
+def _numbers(source: Any, where: str) -> NDArray[Any]:
+    """An array of integers or floating point numbers."""
+    try:
+        samples = np.asarray(source)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
+    if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
+        samples.dtype, np.floating
+    ):
+        raise AudioError(f"{where} is an array of {samples.dtype}; numbers are needed.")
+    return samples
+
+
+def _channels_last(samples: NDArray[Any], where: str) -> NDArray[Any]:
+    if samples.ndim not in (1, 2):
+        raise _bad_shape(where, samples)
+    if not samples.size:
+        return samples.reshape(-1)
+    # More channels than samples: [channels, samples], as torchaudio has it.
+    return samples.T if samples.ndim == 2 and samples.shape[0] < samples.shape[1] else samples
+
+
+def _bad_shape(where: str, samples: NDArray[Any]) -> AudioError:
+    return AudioError(
+        f"{where} has shape {list(samples.shape)}; give [samples] or [samples, channels]."
+    )
+
+
+def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
+    """[samples] or [samples, channels] of any kind of number, averaged over the channels."""
+    at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
+    for start in range(0, len(samples), at_once):
+        block = _scaled(samples[start : start + at_once])
+        yield block if block.ndim == 1 else block.mean(axis=1)
+
+
+def _scaled(samples: NDArray[Any]) -> Waveform:
+    """float32; integers are divided by their range, so that -1 to 1 is all of it."""
+    if np.issubdtype(samples.dtype, np.integer):
+        info = np.iinfo(samples.dtype)
+        middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
+        samples = (samples - float(middle)) / (float(info.max) - middle + 1)
+    with np.errstate(over="ignore"):  # what float32 can't hold becomes infinite, which is refused
+        return samples.astype(np.float32)
+
+
+def _checked_rate(rate: Any, where: str) -> float:
+    if not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+        raise AudioError(
+            f"{where} is sound without its sampling_rate (got {rate!r}). "
+            'Add "sampling_rate": 16000, or whatever its rate is, in Hz.'
+        )
+    if not MIN_RATE <= float(rate) <= MAX_RATE:
+        raise AudioError(
+            f"{where} has a sampling_rate of {float(rate):g} Hz; {MIN_RATE} to {MAX_RATE} Hz are "
+            "understood. Give the rate in Hz, not in kHz."
+        )
+    return float(rate)

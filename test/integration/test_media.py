@@ -1,0 +1,191 @@
+"""Images, videos and sound against the reference: hidden states, and whole replies."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+
+from media_cases import CASES, Case, audio, text, user
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.cpu.load import Models, load_models
+from qwen3_omni_neuron.cpu.vision import CpuVision
+from qwen3_omni_neuron.prompt import Patches, Prompt
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.tiny.shapes import SHAPES
+from reference import Reference, media_inputs
+from replies import assert_same, reply_to_the_limit
+
+TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
+CLOSE = {"atol": 1e-4, "rtol": 1e-4}
+GRIDS = {
+    "square": [(1, 4, 4)],
+    "least": [(1, 2, 2)],
+    "row": [(1, 2, 12)],
+    "larger-than-the-learned-square": [(1, 10, 16)],
+    "three-images": [(1, 4, 6), (1, 2, 2), (1, 8, 4)],
+    "video": [(5, 4, 6)],
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its accept layer lies above those that deepstack adds to, as in the release. Where it does
+    not, 4.57 hands out hidden states that deepstack was added to, and 5.x those before."""
+    shape = dataclasses.replace(SHAPES["tiny"], thinker_layers=5, accept_hidden_layer=4)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=shape)
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> OmniConfig:
+    return read_config(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Path, config: OmniConfig) -> Models:
+    return load_models(Checkpoint(checkpoint), config, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=2) as omni:
+        yield omni
+
+
+def patches_of(grid: tuple[int, int, int]) -> Patches:
+    frames, height, width = grid
+    generator = torch.Generator().manual_seed(height)
+    return Patches(torch.randn(frames * height * width, 3 * 2 * 16**2, generator=generator), grid)
+
+
+def reference_vision(reference: Reference, pictures: list[Patches]) -> torch.Tensor:
+    """[1 + deepstack, rows, hidden]."""
+    values = torch.cat([p.values for p in pictures])
+    out = reference.visual(values, grid_thw=torch.tensor([p.grid for p in pictures]))
+    rows, deepstack = (
+        (out.pooler_output, out.deepstack_features) if TRANSFORMERS_5 else (out[0], out[1])
+    )
+    return torch.stack((rows, *deepstack))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", GRIDS)
+def test_vision_encoder(models: Models, reference: Reference, name: str) -> None:
+    """Every grid that the processor makes: rows for the thinker, and deepstack features."""
+    pictures = [patches_of(grid) for grid in GRIDS[name]]
+    assert models.vision_encoder is not None
+    ours = CpuVision(models.vision_encoder).encode(pictures)
+    torch.testing.assert_close(ours, reference_vision(reference, pictures), **CLOSE)
+    assert len(ours) == 4
+
+
+@torch.no_grad()
+def test_nothing_in_the_padding_of_a_frame_matters(models: Models) -> None:
+    """A bucket of patches gives what no bucket gives, whatever lies behind the real ones."""
+    assert models.vision_encoder is not None
+    pictures = [patches_of((3, 4, 6)), patches_of((1, 4, 4))]
+    exact = CpuVision(models.vision_encoder).encode(pictures)
+    for buckets in [(16, 24), (28,), (16, 64)]:
+        padded = CpuVision(models.vision_encoder, buckets).encode(pictures)
+        torch.testing.assert_close(padded, exact, **CLOSE)
+    garbage = torch.full((1, 32, 3 * 2 * 16**2), 1e4)
+    garbage[:, :16] = pictures[1].values
+    places = torch.full((2, 32), 3)
+    places[:, :16] = torch.tensor(
+        [[0, 0, 1, 1] * 2 + [2, 2, 3, 3] * 2, [0, 1] * 2 + [2, 3] * 2 + [0, 1] * 2 + [2, 3] * 2]
+    )
+    encoded = models.vision_encoder(garbage, places, torch.tensor((4, 4)), torch.arange(32) < 16)
+    torch.testing.assert_close(encoded[:, 0, :4], exact[:, -4:], **CLOSE)
+
+
+@torch.no_grad()
+def test_frames_and_images_do_not_see_each_other(models: Models) -> None:
+    assert models.vision_encoder is not None
+    vision = CpuVision(models.vision_encoder)
+    video = patches_of((2, 4, 4))
+    frames = [Patches(values, (1, 4, 4)) for values in video.values.split(16)]
+    apart = torch.cat([vision.encode([frame]) for frame in frames], 1)
+    torch.testing.assert_close(vision.encode([video]), apart, **CLOSE)
+    torch.testing.assert_close(vision.encode(frames), apart, **CLOSE)
+
+
+def reference_inputs(prompt: Prompt, case: Case) -> dict[str, Any]:
+    inputs: dict[str, Any] = {
+        "use_audio_in_video": case.use_audio_in_video,
+        **media_inputs(prompt),
+    }
+    if case.seconds_per_grid:
+        inputs["video_second_per_grid"] = torch.tensor(case.seconds_per_grid)
+    return inputs
+
+
+def skip_what_the_reference_cannot(prompt: Prompt) -> None:
+    if prompt.images and prompt.videos and not TRANSFORMERS_5:
+        pytest.skip("4.57 fails where a prompt has both an image and a video")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", CASES)
+def test_logits_and_hidden_states_of_the_thinker(
+    omni: Qwen3Omni, config: OmniConfig, reference: Reference, name: str
+) -> None:
+    """Deepstack included; the accept layer's rows are those of every audio, image and video
+    position, and none of them is zero."""
+    case = CASES[name]
+    prompt = omni.conversation.prompt(case.messages, case.use_audio_in_video)
+    skip_what_the_reference_cannot(prompt)
+    logits, accepted = omni._pipeline._engines.thinker.prefill(0, prompt)
+    ids = prompt.token_ids[None]
+    theirs = reference.model.thinker(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        output_hidden_states=True,
+        **reference_inputs(prompt, case),
+    )
+    torch.testing.assert_close(logits[0], theirs.logits[0, -1], **CLOSE)
+    media = torch.isin(prompt.token_ids, torch.tensor(config.thinker.media_token_ids))
+    layer = config.talker.accept_hidden_layer
+    torch.testing.assert_close(accepted, theirs.hidden_states[layer][0, media], **CLOSE)
+    assert (accepted.abs().sum(1) > 1).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_reply_to_media_is_the_references(
+    omni: Qwen3Omni, reference: Reference, name: str
+) -> None:
+    """Text, codes and audio, greedily."""
+    case = CASES[name]
+    skip_what_the_reference_cannot(omni.conversation.prompt(case.messages, case.use_audio_in_video))
+    ours, theirs = reply_to_the_limit(
+        omni,
+        reference,
+        case.messages,
+        tokens=5,
+        talker_max_new_tokens=8,
+        video_second_per_grid=case.seconds_per_grid,
+        use_audio_in_video=case.use_audio_in_video,
+    )
+    assert_same(ours, theirs, reference)
+
+
+@pytest.mark.parametrize("seconds", [0.3, 7.9, 8.0, 8.1, 30.0, 120.0])
+def test_a_reply_to_a_clip_of_any_length_is_the_references(
+    omni: Qwen3Omni, reference: Reference, seconds: float
+) -> None:
+    if seconds == 8.1 and not TRANSFORMERS_5:
+        pytest.skip("4.57 pads a window of under 1 s otherwise when it is given it alone")
+    messages = [user(audio(seconds), text("What do you hear?"))]
+    ours, theirs = reply_to_the_limit(omni, reference, messages, tokens=4, talker_max_new_tokens=6)
+    assert_same(ours, theirs, reference)

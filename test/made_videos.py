@@ -1,0 +1,77 @@
+"""Videos made for tests: of a flat grey that says which frame it is, and a tone of 440 Hz."""
+
+import io
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SIZE = (48, 64)  # height, width
+TONE_RATE = 44100
+STEP = 6  # of brightness from one frame to the next; coding is off by 2 or so
+
+
+def frame_numbers(frames: np.ndarray) -> list[int]:
+    """Which frames of the file these are, by the grey in their middle."""
+    middle = frames[:, frames.shape[1] // 2, frames.shape[2] // 2, :].astype(float).mean(axis=1)
+    return [round(float(grey) / STEP) for grey in middle]
+
+
+def make_video(
+    n: int = 30,
+    *,
+    rate: int = 30,
+    container: str = "mp4",
+    codec: str = "mpeg4",
+    times_ms: Sequence[int] | None = None,
+    b_frames: int = 0,
+    rotation: int = 0,
+    audio: str | None = None,
+    audio_late_s: float = 0.0,
+    audio_s: float = 1.0,
+    video: bool = True,
+    file: Path | None = None,
+    options: dict[str, str] | None = None,
+) -> bytes:
+    """The bytes of a video of n frames (at most 40, for the greys to differ).
+
+    times_ms: when each frame is shown; 1 / rate apart unless given. The upper left corner is
+    white, to see which way is up. audio: its codec, in stereo, the right side silent.
+    file: where to write it too; some options need a real one.
+    """
+    import av
+
+    target: Any = io.BytesIO() if file is None else str(file)
+    clock = Fraction(1, 1000) if times_ms is not None else Fraction(1, rate)
+    with av.open(target, "w", format=container, options=options or {}) as out:
+        if video:
+            stream: Any = out.add_stream(codec, rate=rate)
+            stream.height, stream.width = SIZE
+            stream.pix_fmt, stream.bit_rate = "yuv420p", 4_000_000
+            stream.codec_context.time_base = clock
+            stream.max_b_frames = b_frames
+            if rotation:
+                stream.set_display_rotation(rotation)
+        if audio is not None:
+            sound: Any = out.add_stream(audio, rate=TONE_RATE)
+        for index in range(n if video else 0):
+            pixels = np.full((*SIZE, 3), index * STEP, np.uint8)
+            pixels[:16, :16] = 255
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts = index if times_ms is None else times_ms[index]
+            frame.time_base = clock
+            out.mux(stream.encode(frame))
+        if video:
+            out.mux(stream.encode())
+        if audio is not None:
+            for start in range(0, round(audio_s * TONE_RATE), 1024):
+                wave = np.sin(2 * np.pi * 440 * np.arange(start, start + 1024) / TONE_RATE)
+                both = np.stack([wave, np.zeros(1024)]).astype(np.float32)
+                part = av.AudioFrame.from_ndarray(both, format="fltp", layout="stereo")
+                part.sample_rate, part.time_base = TONE_RATE, Fraction(1, TONE_RATE)
+                part.pts = start + round(audio_late_s * TONE_RATE)
+                out.mux(sound.encode(part))
+            out.mux(sound.encode())
+    return target.getvalue() if file is None else file.read_bytes()

@@ -1,0 +1,234 @@
+"""Pictures in every form a caller may have them."""
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qwen3_omni_neuron.errors import ImageError
+from qwen3_omni_neuron.image_input import load_image
+
+ORIENTATION = 0x0112  # the EXIF tag
+
+
+def load(image: Any) -> np.ndarray:
+    picture = load_image({"type": "image", "image": image}, "here")
+    assert picture.mode == "RGB"
+    return np.asarray(picture)
+
+
+def colours(height: int = 5, width: int = 7) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    picture.save(file, kind, **options)
+    return file.getvalue()
+
+
+def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
+    pixels = colours()
+    path = tmp_path / "picture.png"
+    path.write_bytes(file_of(Image.fromarray(pixels)))
+    for image in (
+        path,
+        str(path),
+        path.read_bytes(),
+        bytearray(path.read_bytes()),
+        Image.fromarray(pixels),
+        Image.open(path),
+        pixels,
+        pixels.transpose(2, 0, 1),
+        pixels.astype(np.float64) / 255,
+        torch.from_numpy(pixels),
+        torch.from_numpy(pixels).permute(2, 0, 1),
+        (torch.from_numpy(pixels).float() / 255).requires_grad_(),
+    ):
+        assert np.array_equal(load(image), pixels), type(image)
+
+
+def test_bfloat16_and_lists_are_arrays_too() -> None:
+    half = torch.full((4, 5, 3), 0.5, dtype=torch.bfloat16)
+    assert np.array_equal(load(half), np.full((4, 5, 3), 128))
+    assert np.array_equal(load([[0.0, 1.0], [1.0, 0.0]])[..., 0], [[0, 255], [255, 0]])
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 1), (1, 5, 7)])
+def test_grey_is_the_same_in_every_channel(shape: tuple[int, ...]) -> None:
+    grey = colours()[..., 0]
+    assert np.array_equal(load(grey.reshape(shape)), np.stack([grey] * 3, axis=-1))
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("opened", [False, True])
+def test_pictures_are_turned_as_their_exif_says(turn: int, opened: bool) -> None:
+    upright = np.zeros((8, 16, 3), np.uint8)
+    upright[:4, :4], upright[:4, -4:] = 255, 100
+    # How a camera that is held that way stores the upright picture: the inverse of each turn.
+    stored = {
+        1: upright,
+        2: upright[:, ::-1],
+        3: upright[::-1, ::-1],
+        4: upright[::-1],
+        5: upright.transpose(1, 0, 2),
+        6: np.rot90(upright, 1),
+        7: np.rot90(upright, 2).transpose(1, 0, 2),
+        8: np.rot90(upright, -1),
+    }[turn]
+    exif = Image.Exif()
+    exif[ORIENTATION] = turn
+    data = file_of(Image.fromarray(np.ascontiguousarray(stored)), exif=exif)
+    assert np.array_equal(load(Image.open(io.BytesIO(data)) if opened else data), upright)
+
+
+def test_broken_exif_spoils_no_picture() -> None:
+    pixels = colours()
+    data = file_of(Image.fromarray(pixels), exif=b"Exif\0\0not exif at all")
+    assert np.array_equal(load(data), pixels)
+
+
+def test_what_is_transparent_is_shown_on_white() -> None:
+    pixels = np.dstack([colours(), np.full((5, 7), 255, np.uint8)])
+    pixels[0, :, 3], pixels[1, :, 3] = 0, 51
+    expected = pixels[..., :3].copy()
+    expected[0] = 255
+    expected[1] = np.round(255 * 0.8 + pixels[1, :, :3] * 0.2)
+    for image in (pixels, Image.fromarray(pixels), file_of(Image.fromarray(pixels))):
+        assert np.abs(load(image).astype(int) - expected).max() <= 1
+
+
+def test_a_palette_with_a_transparent_colour_is_shown_on_white() -> None:
+    picture = Image.new("P", (4, 2), 1)
+    picture.putpalette([0, 0, 0, 10, 20, 30])
+    picture.putpixel((0, 0), 0)
+    shown = load(file_of(picture, transparency=0))
+    assert shown[0, 0].tolist() == [255, 255, 255]
+    assert shown[1, 3].tolist() == [10, 20, 30]
+
+
+def test_16_bit_grey_keeps_its_greys() -> None:
+    wide = np.array([[0, 256, 32768, 65535]], np.uint16)
+    for image in (file_of(Image.fromarray(wide)), Image.fromarray(wide.astype(np.int32))):
+        assert load(image)[0, :, 0].tolist() == [0, 1, 128, 255]
+    assert load(Image.fromarray(np.array([[0, 200]], np.int32)))[0, :, 0].tolist() == [0, 200]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "CMYK", "YCbCr", "HSV", "F"])
+def test_every_mode_becomes_rgb(mode: str) -> None:
+    shown = load(Image.new("RGB", (6, 4), (200, 200, 200)).convert(mode))
+    assert shown.shape == (4, 6, 3)
+    assert mode == "1" or np.abs(shown.astype(int) - 200).max() <= 4
+
+
+def test_an_animation_is_its_first_frame() -> None:
+    frames = [Image.new("RGB", (4, 4), (level, 0, 0)) for level in (250, 5)]
+    data = file_of(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    assert load(data)[0, 0].tolist() == [250, 0, 0]
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 200), (200, 1)])
+def test_the_smallest_and_the_longest_picture_can_be_seen(size: tuple[int, int]) -> None:
+    assert load(np.zeros((*size, 3), np.uint8)).shape == (*size, 3)
+
+
+PNG = file_of(Image.fromarray(colours(64, 64)))
+JPEG = file_of(Image.fromarray(colours(64, 64)), "JPEG")
+
+
+@pytest.mark.parametrize(
+    ("image", "said"),
+    [
+        (None, 'no "image"'),
+        ("/nowhere/x.png", "does not exist"),
+        ("a" * 5000, "can't be opened"),
+        ("a\0b", "can't be opened"),
+        (b"", "0 bytes"),
+        (b"hello", "5 bytes is no image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "is no image"),
+        (PNG[: len(PNG) // 2], "broken or cut short"),
+        (JPEG[: len(JPEG) // 2], "broken or cut short"),
+        (np.zeros((0, 5, 3), np.uint8), r"shape \[0, 5, 3\], which holds no pixels"),
+        (np.zeros(0), "holds no pixels"),
+        (Image.new("RGB", (0, 5)), "nothing to see"),
+        (np.zeros(5), r"shape \[5\]; give"),
+        (np.zeros((5, 5, 2)), r"shape \[5, 5, 2\]"),
+        (np.zeros((2, 5, 5, 3)), r"shape \[2, 5, 5, 3\]"),
+        (np.zeros((5, 5, 3), np.int64), "array of int64; give uint8"),
+        (np.zeros((5, 5), bool), "array of bool"),
+        (np.full((5, 5, 3), np.nan), "floats from nan to nan"),
+        (np.full((5, 5, 3), 2.0), "Divide by 255"),
+        (np.full((5, 5, 3), -0.1), "have to be from 0 to 1"),
+        (np.zeros((1, 201, 3), np.uint8), "201.0 times the other"),
+        (np.zeros((402, 2, 3), np.uint8), "201.0 times the other"),
+        (object(), "array of object"),
+        ([[1], [1, 2]], "neither a path"),
+    ],
+)
+def test_what_cannot_be_seen_is_refused(image: Any, said: str) -> None:
+    with pytest.raises(ImageError, match=rf"(?s)^here.*{said}"):
+        load(image)
+
+
+def test_a_picture_whose_file_was_closed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_bytes(PNG)
+    with Image.open(path) as picture:
+        pass
+    with pytest.raises(ImageError, match=r"^here is a PIL image that can't be read"):
+        load(picture)
+
+
+def test_folders_and_pipes_are_no_pictures(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe"):
+        with pytest.raises(ImageError, match=r"^here: .* is not a file"):
+            load(path)
+
+
+def test_a_decompression_bomb_is_refused_and_a_large_picture_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = file_of(Image.new("L", (30, 30)))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 400)  # 900 are more than twice as many
+    with pytest.raises(ImageError, match=r"^here: \d+ bytes is too large: .*900 pixels"):
+        load(data)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 800)
+    with pytest.warns(Image.DecompressionBombWarning):
+        assert load(data).shape == (30, 30, 3)
+
+
+@pytest.mark.filterwarnings("error")
+def test_where_warnings_are_errors_a_large_picture_is_refused_as_such(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 800)
+    with pytest.raises(ImageError, match="too large"):
+        load(file_of(Image.new("L", (30, 30))))
+
+
+def test_the_callers_picture_stays_as_it_is() -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    picture = Image.open(io.BytesIO(file_of(Image.new("RGBA", (4, 8)), exif=exif)))
+    load(picture)
+    assert (picture.mode, picture.size) == ("RGBA", (4, 8))
+    pixels = colours()
+    load(pixels)
+    assert np.array_equal(pixels, colours())
+
+
+def test_pillow_is_not_imported_before_there_is_a_picture() -> None:
+    script = "import qwen3_omni_neuron.image_input, sys; print('PIL' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"

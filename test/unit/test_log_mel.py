@@ -1,0 +1,166 @@
+"""Log-mel features in blocks, held against the checkpoint's own extractor."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import WhisperFeatureExtractor
+
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import AudioError, CheckpointError
+from qwen3_omni_neuron.log_mel import LogMelStream, MelSettings, log_mel, scaled
+
+RATE = 16000
+CLOSE = {"atol": 1e-5, "rtol": 0.0}
+
+
+@pytest.fixture(scope="module")
+def extractor(checkpoint: Path) -> Any:
+    return WhisperFeatureExtractor.from_pretrained(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def settings(extractor: Any) -> MelSettings:
+    return MelSettings.of(extractor)
+
+
+def theirs(extractor: Any, clips: list[np.ndarray]) -> list[Tensor]:
+    batch = extractor(
+        clips,
+        sampling_rate=RATE,
+        padding=True,
+        truncation=False,
+        return_attention_mask=True,
+        return_tensors="pt",
+    )
+    masks = batch["attention_mask"].bool()
+    return [mel[:, mask] for mel, mask in zip(batch["input_features"], masks, strict=True)]
+
+
+def speechlike(samples: int, seed: int = 0) -> np.ndarray:
+    """Noise in bursts, 90 dB apart, so that the floor counts."""
+    noise = np.random.default_rng(seed).standard_normal(samples) * 0.2
+    loudness = np.sin(np.arange(samples) / 3000.0 + seed)
+    return (noise * np.exp(5.0 * loudness - 5.0)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tokens"),
+    [(0.3, 4), (7.9, 103), (8.0, 104), (8.1, 106), (30.0, 390), (120.0, 1560)],
+)
+def test_clips_of_any_length(
+    extractor: Any, settings: MelSettings, config: OmniConfig, seconds: float, tokens: int
+) -> None:
+    clip = speechlike(round(seconds * RATE))
+    (ours,) = log_mel([clip], settings)
+    assert ours.shape == (128, round(seconds * 100))
+    assert config.thinker.audio.tokens(ours.shape[1]) == tokens
+    torch.testing.assert_close(ours, theirs(extractor, [clip])[0], **CLOSE)
+
+
+# Around a whole number of frames (160 samples), of windows (400), of blocks (160,000).
+SAMPLES = [480, 481, 639, 640, 641, 799, 800, 801, 159_999, 160_000, 160_001, 160_200, 160_201]
+
+
+@pytest.mark.parametrize("samples", SAMPLES)
+@pytest.mark.parametrize("longest", [0, 1, 39, 40, 41, 200, 399, 400, 401, 5000])
+def test_a_clip_beside_a_longer_one(
+    extractor: Any, settings: MelSettings, samples: int, longest: int
+) -> None:
+    """The shorter one is padded with zeros, of which its last frames see some."""
+    clips = [speechlike(samples), speechlike(samples + longest, seed=3)]
+    ours, expected = log_mel(clips, settings), theirs(extractor, clips)
+    for mine, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(mine, other, **CLOSE)
+
+
+@pytest.mark.parametrize("samples", [16_000, 16_159])
+@pytest.mark.parametrize("at", [0, 100, 8000, -1])
+@pytest.mark.parametrize("longest", [0, 16_080, 17_000])
+def test_the_peak_may_lie_at_either_end(
+    extractor: Any, settings: MelSettings, samples: int, at: int, longest: int
+) -> None:
+    """Even in a frame that begins after the clip, and is none of its own: the last of 16,159
+    samples is 158 after the middle of the clip's last frame, and 2 before that of the next."""
+    click = speechlike(samples) * 1e-3
+    click[at] = 0.9
+    clips = [click, np.zeros(longest, np.float32)]
+    for mine, other in zip(log_mel(clips, settings), theirs(extractor, clips), strict=True):
+        torch.testing.assert_close(mine, other, **CLOSE)
+
+
+@pytest.mark.parametrize("kind", ["silent", "clipped"])
+def test_silence_and_clipped_sound(extractor: Any, settings: MelSettings, kind: str) -> None:
+    clip = np.sign(speechlike(20_000)) if kind == "clipped" else np.zeros(20_000, np.float32)
+    (ours,) = log_mel([clip], settings)
+    torch.testing.assert_close(ours, theirs(extractor, [clip])[0], **CLOSE)
+    if kind == "silent":
+        assert (ours == -1.5).all()
+
+
+@pytest.mark.parametrize("block", [1, 159, 160, 161, 400, 7777, 10**6])
+def test_frames_are_the_same_whatever_the_blocks(settings: MelSettings, block: int) -> None:
+    clip = speechlike(3333 if block == 1 else 33_333)
+    stream = LogMelStream(settings)
+    pieces, peaks, done = [], [stream.peak], 0
+    for start in range(0, len(clip), block):
+        pieces.append(stream.push(clip[start : start + block]))
+        done += pieces[-1].shape[1]
+        heard = min(start + block, len(clip))
+        # 200 samples after its middle; the first wants one more, for the mirror image before it.
+        assert done == (0 if heard <= 200 else (heard - 200) // 160 + 1)
+        peaks.append(stream.peak)
+    raw = torch.cat([*pieces, stream.finish()], 1)
+    assert stream.peak == raw.max().item()
+    assert peaks == sorted(peaks)
+    torch.testing.assert_close(scaled(raw, stream.peak), log_mel([clip], settings)[0], **CLOSE)
+
+
+@pytest.mark.parametrize("samples", [0, 3, 200])
+def test_a_very_short_clip_beside_a_longer_one(
+    extractor: Any, settings: MelSettings, samples: int
+) -> None:
+    stream = LogMelStream(settings)
+    clip = speechlike(samples)
+    raw = torch.cat((stream.push(clip), stream.finish(4000)), 1)
+    expected = theirs(extractor, [clip, np.zeros(4000, np.float32)])[0]
+    torch.testing.assert_close(scaled(raw, stream.peak), expected, **CLOSE)
+
+
+def test_too_few_samples_are_refused(settings: MelSettings) -> None:
+    with pytest.raises(AudioError, match="200 samples are too few for features; 201 is the least"):
+        log_mel([speechlike(200)], settings)
+    assert log_mel([speechlike(201)], settings)[0].shape == (128, 1)
+    assert log_mel([], settings) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("dither", 0.1, "dither 0.1; 0.0 alone is served"),
+        ("padding_value", 1.0, "padding_value 1.0"),
+        ("padding_side", "left", "padding_side 'left'; 'right' alone"),
+        ("n_fft", 401, "n_fft 401 and hop_length 160"),
+        ("hop_length", 200, "n_fft 400 and hop_length 200"),
+    ],
+)
+def test_features_made_otherwise_are_refused(
+    extractor: Any, name: str, value: Any, said: str
+) -> None:
+    other = copy.copy(extractor)
+    setattr(other, name, value)
+    with pytest.raises(CheckpointError, match=said):
+        MelSettings.of(other)
+
+
+def test_parameters_are_the_extractors(extractor: Any) -> None:
+    """Another window, another hop, other bands: nothing is the released checkpoint's by heart."""
+    other = WhisperFeatureExtractor(feature_size=40, n_fft=512, hop_length=128)
+    clips = [speechlike(9000), speechlike(4321)]
+    ours = log_mel(clips, MelSettings.of(other))
+    for mine, expected in zip(ours, theirs(other, clips), strict=True):
+        torch.testing.assert_close(mine, expected, **CLOSE)

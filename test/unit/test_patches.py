@@ -1,0 +1,261 @@
+"""Patches against transformers' processor, and against the layout written out."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qwen3_omni_neuron.errors import (
+    CheckpointError,
+    ImageError,
+    InputError,
+    PromptTooLongError,
+    VideoError,
+)
+from qwen3_omni_neuron.patches import Patches, PatchMaker
+from qwen3_omni_neuron.tiny.tokenizer import PREPROCESSOR_CONFIG
+
+PATCH, MERGE, TOGETHER = 16, 2, 2
+VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
+
+
+def folder_with(folder: Path, **changed: Any) -> Path:
+    config = PREPROCESSOR_CONFIG | changed
+    (folder / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Means and deviations that differ by channel: one mistaken for another would show.
+    return folder_with(
+        tmp_path_factory.mktemp("checkpoint"),
+        image_mean=[0.5, 0.4, 0.3],
+        image_std=[0.5, 0.25, 0.2],
+    )
+
+
+@pytest.fixture(scope="module")
+def maker(folder: Path) -> PatchMaker:
+    return PatchMaker(folder)
+
+
+@pytest.fixture(scope="module")
+def processor(folder: Path) -> Any:
+    import transformers.models.qwen2_vl as models
+
+    try:
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil,
+        )
+    except ModuleNotFoundError:
+        return models.Qwen2VLImageProcessor.from_pretrained(folder)
+    return Qwen2VLImageProcessorPil.from_pretrained(folder)
+
+
+def noise(*shape: int) -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
+
+
+def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> None:
+    assert patches.grid == grid
+    assert patches.values.dtype == torch.float32
+    assert patches.values.shape == values.shape
+    worst = float(np.abs(patches.values.numpy() - values).max())
+    assert worst < 1e-5, f"off by {worst}"
+
+
+def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
+    sizes = (maker.patch_size, maker.merge_size, maker.temporal_patch_size)
+    assert sizes == (PATCH, MERGE, TOGETHER)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"),
+    [(64, 96), (100, 37), (1, 1), (1, 150), (150, 1), (3, 50), (33, 3), (3, 3), (1000, 700)],
+)
+def test_pictures_are_as_transformers_makes_them(
+    maker: PatchMaker, processor: Any, height: int, width: int
+) -> None:
+    pixels = noise(height, width, 3)
+    expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
+    made = maker.image(Image.fromarray(pixels), "here")
+    same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
+    assert maker.image_grid(height, width, "here") == made.grid
+    assert maker.tokens(made.grid) * MERGE**2 == len(made.values)
+
+
+@pytest.mark.parametrize("limits", [(4096, 8192), (200_000, 300_000), (1024, 1024)])
+def test_pictures_are_resized_into_the_limits(
+    maker: PatchMaker, processor: Any, limits: tuple[int, int]
+) -> None:
+    pixels = noise(200, 120, 3)
+    low, high = limits
+    expected = processor(
+        images=[pixels],
+        size={"shortest_edge": low, "longest_edge": high},
+        input_data_format="channels_last",
+        return_tensors="np",
+    )
+    made = maker.image(Image.fromarray(pixels), "here", min_pixels=low, max_pixels=high)
+    same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
+    assert low <= np.prod(made.grid) * PATCH**2 <= high
+
+
+def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
+    small = PatchMaker(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
+    assert np.prod(small.image_grid(500, 500, "here")) * PATCH**2 == 4096
+    assert np.prod(small.image_grid(1, 1, "here")) * PATCH**2 == 1024
+
+
+def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
+    assert maker.image_grid(50, 50, "here", max_pixels=1024) == (1, 2, 2)
+    assert maker.video_grid(2, 200, 200, "here", max_pixels=50_000) == (1, 12, 12)
+    assert np.prod(maker.image_grid(50, 50, "here", min_pixels=20_000_000)) > 20_000_000 / 256
+
+
+def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
+    """Where each number of a video of resized, normalised frames [n, 3, H, W] goes, one by one."""
+    n, channels, height, width = frames.shape
+    h, w = height // PATCH, width // PATCH
+    pairs = -(-n // TOGETHER)
+    rows = np.full((pairs * h * w, channels * TOGETHER * PATCH * PATCH), np.nan, np.float32)
+    for pair in range(pairs):
+        for y in range(h):
+            for x in range(w):
+                block = (y // MERGE) * (w // MERGE) + x // MERGE
+                row = pair * h * w + block * MERGE**2 + (y % MERGE) * MERGE + x % MERGE
+                corner = (slice(y * PATCH, (y + 1) * PATCH), slice(x * PATCH, (x + 1) * PATCH))
+                for channel in range(channels):
+                    for k in range(TOGETHER):
+                        frame = min(pair * TOGETHER + k, n - 1)
+                        first = (channel * TOGETHER + k) * PATCH**2
+                        values = frames[(frame, channel, *corner)]
+                        rows[row, first : first + PATCH**2] = values.reshape(-1)
+    return rows
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 8, 11])
+def test_videos_are_laid_out_frame_by_frame(maker: PatchMaker, n: int) -> None:
+    frames = noise(n, 64, 96, 3)  # of a size that is not resized
+    mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.5, 0.25, 0.2])
+    normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
+    made = maker.video(frames, "here", min_pixels=1024)
+    same(made, laid_out(normal, maker), (-(-n // TOGETHER), 4, 6))
+    assert maker.video_grid(n, 64, 96, "here", min_pixels=1024) == made.grid
+
+
+@pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
+def test_a_video_of_one_picture_is_that_picture_over_and_over(
+    maker: PatchMaker, size: tuple[int, int]
+) -> None:
+    pixels = noise(*size, 3)
+    low, high = VIDEO_LIMITS
+    still = maker.image(Image.fromarray(pixels), "here", min_pixels=low, max_pixels=high)
+    video = maker.video(np.stack([pixels] * 6), "here")
+    same(video, still.values.repeat(3, 1).numpy(), (3, *still.grid[1:]))
+
+
+def test_a_video_is_the_same_however_many_frames_are_worked_on_at_once(
+    maker: PatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = noise(11, 40, 40, 3)
+    usual = maker.video(frames, "here")
+    monkeypatch.setattr("qwen3_omni_neuron.patches._PAIRS_A_CALL", 1)
+    assert torch.equal(maker.video(frames, "here").values, usual.values)
+
+
+def test_frames_have_limits_of_their_own(maker: PatchMaker) -> None:
+    # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
+    assert maker.video_grid(2, 10, 10, "here") == (1, 24, 24)
+    assert maker.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
+
+
+def never(*_: Any, **__: Any) -> Any:
+    raise AssertionError("pixels were worked on")
+
+
+def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
+    maker: PatchMaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    picture = Image.new("RGB", (640, 320))
+    frames = np.zeros((5, 320, 640, 3), np.uint8)
+    made = maker.tokens(maker.image_grid(320, 640, "here"))
+    assert made == 200
+    assert len(maker.image(picture, "here", most_tokens=200).values) == 800
+    monkeypatch.setattr(maker, "_run", never)
+    with pytest.raises(
+        PromptTooLongError,
+        match=r"^here is a picture of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
+        r"most. Lower its max_pixels \(now 12845056\)",
+    ):
+        maker.image(picture, "here", most_tokens=199)
+    with pytest.raises(
+        PromptTooLongError,
+        match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
+        r"599 is the most. Lower its max_pixels \(now 786432 a frame\), or its fps",
+    ):
+        maker.video(frames, "here", most_tokens=599)
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"min_pixels": 0}, "min_pixels 0"),
+        ({"max_pixels": -5}, "max_pixels -5"),
+        ({"max_pixels": 1e6}, "max_pixels 1000000.0"),
+        ({"max_pixels": True}, "max_pixels True"),
+        ({"max_pixels": "9"}, "max_pixels '9'"),
+        ({"min_pixels": 9000, "max_pixels": 8000}, "9000, above its max_pixels 8000"),
+    ],
+)
+def test_limits_that_cannot_be_are_refused(maker: PatchMaker, limits: Any, said: str) -> None:
+    with pytest.raises(ImageError, match=f"^here has .*{said}"):
+        maker.image(Image.new("RGB", (64, 64)), "here", **limits)
+    with pytest.raises(VideoError, match=f"^here has .*{said}"):
+        maker.video(np.zeros((2, 64, 64, 3), np.uint8), "here", **limits)
+
+
+def test_what_is_too_long_for_the_encoder_is_refused(maker: PatchMaker) -> None:
+    assert maker.image_grid(1, 200, "here")
+    for error, call in (
+        (ImageError, lambda: maker.image_grid(1, 201, "here")),
+        (VideoError, lambda: maker.video(np.zeros((2, 201, 1, 3), np.uint8), "here")),
+        (ImageError, lambda: maker.image_grid(0, 5, "here")),
+    ):
+        with pytest.raises(error, match=r"^here is .* pixels: "):
+            call()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        np.zeros((0, 8, 8, 3), np.uint8),
+        np.zeros((2, 8, 8, 4), np.uint8),
+        np.zeros((8, 8, 3), np.uint8),
+        np.zeros((2, 8, 8, 3), np.float32),
+    ],
+)
+def test_frames_of_another_shape_are_refused(maker: PatchMaker, frames: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"^here has frames of"):
+        maker.video(frames, "here")
+
+
+@pytest.mark.parametrize(
+    "changed", [{"patch_size": 0}, {"merge_size": "2"}, {"do_resize": False}, {"max_pixels": -1}]
+)
+def test_a_checkpoint_that_makes_no_patches_is_refused(tmp_path: Path, changed: Any) -> None:
+    with pytest.raises(CheckpointError, match=r"preprocessor_config.json has"):
+        PatchMaker(folder_with(tmp_path, **changed))
+
+
+def test_a_checkpoint_without_its_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"has no preprocessor_config.json"):
+        PatchMaker(tmp_path / "nowhere")
+    (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"no usable preprocessor_config.json"):
+        PatchMaker(tmp_path)
