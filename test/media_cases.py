@@ -85,6 +85,8 @@ CASES = {
     "video-heard": Case([user(video(6, 2.0, 2.4), text("What is said?"))], (1.0,), True),
     "video-heard-for-longer": Case([user(video(4, 2.0, 4.1))], (1.0,), True),
     "video-heard-for-less": Case([user(video(8, 2.0, 1.2), audio(1.5))], (1.0,), True),
+    "wide-video-heard": Case([user(video(2, 2.0, 1.0, size=640))], (1.0,), True),
+    "video-not-heard": Case([user(video(6, 2.0, 2.4), text("What is seen?"))], (1.0,)),
     "video-heard-and-image": Case([user(video(4, 2.0, 2.4), IMAGE)], (1.0,), True),
     "image-and-video-heard": Case([user(IMAGE, video(4, 2.0, 2.4))], (1.0,), True),
     "two-videos": Case([user(video(4, 2.0), text("or"), video(2, 1.0, size=96))], (1.0, 2.0)),

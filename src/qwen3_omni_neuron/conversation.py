@@ -17,11 +17,11 @@ from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.log_mel import MelSettings, log_mel
-from qwen3_omni_neuron.media import Film, Media, MediaLoader, Picture, Sound
+from qwen3_omni_neuron.media.items import Film, Media, MediaLoader, Picture, Sound
+from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.media.patches import PatchMaker
 from qwen3_omni_neuron.messages import Messages, read_messages
 from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, user_positions
-from qwen3_omni_neuron.patches import PatchMaker
 from qwen3_omni_neuron.positions import MediaRun, rope_positions, talker_positions
 from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 
@@ -67,7 +67,7 @@ class Conversation:
 
         messages: dicts with "role" (system, user or assistant) and "content": a string, or a list
         of {"type": "text", "text": ...} and, from users, {"type": "audio", "audio": ...}, "image"
-        and "video" (see audio_input, image_input and video_input for what they may hold).
+        and "video" (see media.audio, media.image and media.video for what they may hold).
         use_audio_in_video: hear the sound of videos, too. most_tokens: media that alone have more
         are refused before they are decoded.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which say

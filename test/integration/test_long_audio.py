@@ -13,7 +13,7 @@ from transformers import WhisperFeatureExtractor
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import WINDOWS_AT_ONCE, CpuAudio
 from qwen3_omni_neuron.cpu.load import Models
-from qwen3_omni_neuron.log_mel import LogMelStream, MelSettings, log_mel, scaled
+from qwen3_omni_neuron.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 
 RATE = 16000
@@ -139,12 +139,12 @@ AN_HOUR = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from qwen3_omni_neuron.audio_input import load_waveform
+from qwen3_omni_neuron.media.audio import load_waveform
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import load_models
 from qwen3_omni_neuron.cpu.audio import CpuAudio
-from qwen3_omni_neuron.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
 
 torch.set_num_threads(1)
 

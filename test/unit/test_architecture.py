@@ -13,12 +13,7 @@ NAME = "qwen3_omni_neuron"
 LAYERS = [
     {"errors"},
     {"config", "events", "prompt", "text", "buckets"},
-    {"model", "config_json", "positions", "checkpoint", "wav", "messages"},
-    {"media_file", "audio_blocks", "log_mel"},
-    {"audio_input", "image_input", "patches"},
-    {"video_file"},
-    {"video_input"},
-    {"media"},
+    {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media"},
     {"weights", "sampling", "conversation", "tiny"},
     {"options"},
     {"runtime"},
@@ -125,7 +120,7 @@ def test_transformers_is_imported_only_where_a_checkpoint_is_read() -> None:
         for file in FILES
         if any(name.split(".")[0] == "transformers" for name in imports(file))
     }
-    assert users == {"conversation.py", "patches.py"}
+    assert users == {"conversation.py", "media/image_processor.py"}
 
 
 def test_importing_the_package_is_light() -> None:

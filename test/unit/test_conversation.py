@@ -15,10 +15,11 @@ from conftest import QUESTION_WAV
 from made_videos import make_video
 from media_cases import CASES, audio, image, user, video
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.audio_input import load_waveform
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
+from qwen3_omni_neuron.media import video_file
+from qwen3_omni_neuron.media.audio import load_waveform
 from qwen3_omni_neuron.prompt import Patches
 
 TONE = np.sin(np.arange(9000, dtype=np.float32) / 7)
@@ -192,6 +193,20 @@ def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(
 ) -> None:
     with pytest.raises(PromptTooLongError, match=said):
         conversation.prompt([user(item)], most_tokens=50)
+
+
+def test_a_video_that_is_too_long_is_not_decoded(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decode(*_: Any) -> None:
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(video_file, "_read_frames", decode)
+    item = {"type": "video", "video": make_video(30)}
+    with pytest.raises(PromptTooLongError):
+        conversation.prompt([user(item)], most_tokens=50)
+    with pytest.raises(AssertionError, match="decoded"):
+        conversation.prompt([user(item)])
 
 
 def media_of(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

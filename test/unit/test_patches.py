@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.patches import Patches, PatchMaker
+from qwen3_omni_neuron.media.patches import Patches, PatchMaker
 from qwen3_omni_neuron.tiny.tokenizer import PREPROCESSOR_CONFIG
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
@@ -165,7 +165,7 @@ def test_a_video_is_the_same_however_many_frames_are_worked_on_at_once(
 ) -> None:
     frames = noise(11, 40, 40, 3)
     usual = maker.video(frames, "here")
-    monkeypatch.setattr("qwen3_omni_neuron.patches._PAIRS_A_CALL", 1)
+    monkeypatch.setattr("qwen3_omni_neuron.media.patches._PAIRS_A_CALL", 1)
     assert torch.equal(maker.video(frames, "here").values, usual.values)
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.media_file import Source, name_of, open_media
+from qwen3_omni_neuron.media.file import Source, name_of, open_media
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_omni_neuron.audio_input import Waveform, load_waveform
 from qwen3_omni_neuron.errors import ImageError, VideoError
-from qwen3_omni_neuron.image_input import load_image
-from qwen3_omni_neuron.video_file import Check, Frames, Video, accept_all, read_video_file
+from qwen3_omni_neuron.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.media.image import load_image
+from qwen3_omni_neuron.media.video_file import Check, Frames, Video, accept_all, read_video_file
 
 __all__ = ["Video", "load_video"]
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qwen3_omni_neuron.audio_input import Waveform, load_waveform
-from qwen3_omni_neuron.image_input import load_image
-from qwen3_omni_neuron.patches import PatchMaker
+from qwen3_omni_neuron.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.media.image import load_image
+from qwen3_omni_neuron.media.patches import PatchMaker
+from qwen3_omni_neuron.media.video import load_video
 from qwen3_omni_neuron.prompt import Patches
-from qwen3_omni_neuron.video_input import load_video
 
 
 @dataclass(frozen=True)

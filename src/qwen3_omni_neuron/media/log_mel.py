@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.audio_blocks import Waveform
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
+from qwen3_omni_neuron.media.audio_blocks import Waveform
 
 BLOCK_FRAMES = 1000  # of `log_mel`: 10 s, about 8 MiB on the way through the transform
 SILENCE = 1e-10  # power below it counts as it, so that no frame is below log10(1e-10) = -10

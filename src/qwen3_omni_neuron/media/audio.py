@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import soxr
 
-from qwen3_omni_neuron.audio_blocks import Sound, Waveform, open_sound
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
+from qwen3_omni_neuron.media.audio_blocks import Sound, Waveform, open_sound
 
 MIN_SECONDS = 0.03  # shorter than this gives less than a handful of mel frames: nothing to hear
 

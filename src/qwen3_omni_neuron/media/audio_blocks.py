@@ -1,12 +1,10 @@
 """Sound in every form a caller may have it -> blocks of mono float32, at the rate it has."""
 
-import io
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -14,12 +12,12 @@ import soundfile
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.media.file import Source, name_of, open_media
 
 Waveform = NDArray[np.float32]
 BLOCK_NUMBERS = 1 << 20  # taken at once, of all channels together: 11 s of 48 kHz stereo, 4 MiB
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a header that says 1 Hz would become days of 16 kHz
 _UNKNOWN_LENGTH = 2**63 - 1  # libsndfile's number of samples where the header has none
-_NAME_LENGTH = 200  # a file sent as base64 text is taken for a path, and should not fill the log
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Sound:
 
 
 def open_sound(item: Mapping[str, Any], where: str) -> Sound:
-    """What an audio item of a message holds; its forms are those of audio_input.load_waveform.
+    """What an audio item of a message holds; its forms are those of audio.load_waveform.
 
     Raises AudioError, beginning with `where`, when that is none of them.
     """
@@ -54,43 +52,33 @@ def open_sound(item: Mapping[str, Any], where: str) -> Sound:
     return Sound(rate, len(samples) / rate, _mono_blocks(samples))
 
 
-def _open_file(source: str | Path | bytes | bytearray, where: str) -> Sound:
-    name = f"{len(source)} bytes" if isinstance(source, bytes | bytearray) else str(source)
-    name = name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}..."
+def _open_file(source: Source, where: str) -> Sound:
     try:
-        if not isinstance(source, bytes | bytearray) and not S_ISREG(Path(source).stat().st_mode):
-            # A folder, or a named pipe, which would hang until someone writes into it.
-            raise OSError("it is not a regular file")
-        info = soundfile.info(_file(source))
-    except FileNotFoundError as error:
-        raise AudioError(f"{where}: {name} does not exist.") from error
-    except (soundfile.SoundFileError, OSError, TypeError, ValueError) as error:
-        raise _unreadable(where, name, error) from error
+        with open_media(source, where, AudioError) as file:
+            info = soundfile.info(file)
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        raise _unreadable(where, source, error) from error
     if info.frames == _UNKNOWN_LENGTH:  # and libsndfile fails at such a file's end
-        raise _unreadable(where, name, "its header has no length, as of a FLAC made in a pipe")
+        raise _unreadable(where, source, "its header has no length, as of a FLAC made in a pipe")
     rate = _checked_rate(info.samplerate, where)
-    return Sound(rate, info.frames / rate, _file_blocks(source, where, name))
+    return Sound(rate, info.frames / rate, _file_blocks(source, where))
 
 
-def _file_blocks(source: Any, where: str, name: str) -> Iterator[Waveform]:
+def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
     try:
-        with soundfile.SoundFile(_file(source)) as file:
-            # Not file.blocks(): it goes by the header's length, and where the file ends before it
+        with open_media(source, where, AudioError) as file, soundfile.SoundFile(file) as sound:
+            # Not sound.blocks(): it goes by the header's length, and where the file ends before it
             # repeats the last block's samples.
-            at_once = max(1, BLOCK_NUMBERS // file.channels)
-            while len(block := file.read(at_once, dtype="float32", always_2d=True)):
+            at_once = max(1, BLOCK_NUMBERS // sound.channels)
+            while len(block := sound.read(at_once, dtype="float32", always_2d=True)):
                 yield from _mono_blocks(block)
     except (soundfile.SoundFileError, OSError) as error:
-        raise _unreadable(where, name, error) from error
+        raise _unreadable(where, source, error) from error
 
 
-def _file(source: str | Path | bytes | bytearray) -> Any:
-    return io.BytesIO(source) if isinstance(source, bytes | bytearray) else source
-
-
-def _unreadable(where: str, name: str, error: object) -> AudioError:
+def _unreadable(where: str, source: Source, error: object) -> AudioError:
     return AudioError(
-        f"{where}: {name} can't be read as sound ({error}). WAV, FLAC, OGG and MP3 can."
+        f"{where}: {name_of(source)} can't be read as sound ({error}). WAV, FLAC, OGG and MP3 can."
     )
 
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from made_videos import SIZE, STEP, frame_numbers, make_video
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
-from qwen3_omni_neuron.video_file import frames_to_sample
-from qwen3_omni_neuron.video_input import Video, load_video
+from qwen3_omni_neuron.media.video import Video, load_video
+from qwen3_omni_neuron.media.video_times import frames_to_sample
 
 RATE = 16000
 

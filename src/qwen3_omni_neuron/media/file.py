@@ -34,7 +34,9 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
         status = Path(source).stat()
     except FileNotFoundError:
         raise error(f"{where}: {name} does not exist.") from None
-    except (OSError, ValueError) as reason:  # a name too long, a zero byte in it
+    except OSError as reason:  # a name too long: not all of it again
+        raise error(f"{where}: {name} can't be opened ({reason.strerror}).") from reason
+    except ValueError as reason:  # a zero byte in it
         raise error(f"{where}: {name} can't be opened ({reason}).") from reason
     if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
         raise error(f"{where}: {name} is not a file.")
@@ -43,4 +45,4 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     try:
         return Path(source).open("rb")
     except OSError as reason:
-        raise error(f"{where}: {name} can't be opened ({reason}).") from reason
+        raise error(f"{where}: {name} can't be opened ({reason.strerror}).") from reason

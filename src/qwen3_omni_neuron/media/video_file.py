@@ -4,7 +4,6 @@ PyAV decodes. A file is read twice, and a third time for its sound: first its pa
 for when each frame is shown; then frames are decoded, and those that were chosen are kept.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,9 +13,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.audio_input import Waveform, load_waveform
 from qwen3_omni_neuron.errors import VideoError
-from qwen3_omni_neuron.media_file import Source, name_of, open_media
+from qwen3_omni_neuron.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.media.file import Source, name_of, open_media
+from qwen3_omni_neuron.media.video_times import Timeline, choose_frames, read_timeline
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 Frames = NDArray[np.uint8]
 Check = Callable[[int, int, int], object]
 """Told of the frames, height and width of a video; may raise."""
-MIN_FRAMES = 4
 _WHOLE = Fraction(9, 10)  # of what a file's header promises; that needn't be right to a frame
-_TOGETHER = 2  # the encoder takes frames by two: temporal_patch_size
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,47 +43,11 @@ class Video:
     audio: Waveform | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class _Timeline:
-    """When a file's frames are shown.
-
-    ticks: int64 [frames], ascending; the frames' presentation timestamps, or 0, 1, 2 ... in a
-    file that lacks them (`counted`).
-    tick: seconds of one tick.
-    seconds: from when the first frame is shown until the last one no longer is.
-    constant: every frame is shown equally long, but for what the timestamps are rounded by.
-    start: when the first frame is shown, in seconds of the file's clock.
-    """
-
-    ticks: NDArray[np.int64]
-    tick: Fraction
-    seconds: Fraction
-    constant: bool
-    counted: bool
-    start: Fraction
-
-    def by_count(self) -> "_Timeline":
-        """The same length, with its frames equally long, numbered in the order they are shown."""
-        total = len(self.ticks)
-        tick = self.seconds / total
-        return _Timeline(np.arange(total), tick, self.seconds, True, True, self.start)
-
-
 class _DisorderError(Exception):
     """Decoded frames, which are in the order they are shown, have timestamps that are not.
 
     Seen in AVI of H.264: it stores no presentation timestamps, and FFmpeg gives decoding times.
     """
-
-
-def frames_to_sample(total: int, seconds: Fraction, fps: float, max_frames: int) -> int:
-    """How many of a file's `total` frames are seen: `fps` a second of it, but at least MIN_FRAMES,
-    at most max_frames and as many as there are, an even number unless there is only one.
-
-    Source: transformers Qwen2VLVideoProcessor.sample_frames.
-    """
-    wanted = max(math.floor(seconds * Fraction(fps)), MIN_FRAMES)
-    return max(1, min(wanted, max_frames, total) // _TOGETHER * _TOGETHER)
 
 
 def accept_all(frames: int, height: int, width: int) -> None:
@@ -115,7 +77,7 @@ def read_video_file(
     """
     with _opened(source, where) as container:
         stream = _video_stream(container, source, where)
-        timeline = _timeline(container, stream, fps)
+        timeline = read_timeline(container, stream, fps)
         if not len(timeline.ticks):
             raise VideoError(f"{where}: {name_of(source)} has a video stream without any frame.")
         # Of the formats that say how long each stream is; others guess it, some of them wrongly.
@@ -126,13 +88,13 @@ def read_video_file(
                     f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of video "
                     f"{float(timeline.seconds):.2f} s are there."
                 )
-        chosen = _choose(timeline, fps, max_frames)
+        chosen = choose_frames(timeline, fps, max_frames)
         check(len(chosen), stream.height, stream.width)
     try:
         frames = _read_frames(source, where, timeline, chosen)
     except _DisorderError:
         timeline = timeline.by_count()
-        frames = _read_frames(source, where, timeline, _choose(timeline, fps, max_frames))
+        frames = _read_frames(source, where, timeline, choose_frames(timeline, fps, max_frames))
     if frames is None:
         raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded.")
     audio = None if audio_rate is None else _sound(source, where, audio_rate, timeline)
@@ -185,54 +147,8 @@ def _video_stream(container: "InputContainer", source: Source, where: str) -> "V
     )
 
 
-def _timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> _Timeline:
-    """Read from the packets: much less work than decoding them."""
-    packets = [
-        (packet.pts, packet.duration or 0)
-        for packet in container.demux(stream)
-        if packet.size and not packet.is_discard
-    ]
-    times = sorted((pts, duration) for pts, duration in packets if pts is not None)
-    rate = stream.average_rate or stream.guessed_rate or Fraction(fps)
-    tick = stream.time_base or Fraction(1)
-    total = len(packets)
-    ticks = np.array([pts for pts, _ in times], np.int64)
-    if len(times) < total or (total > 1 and ticks[0] == ticks[-1]):
-        # A bare stream of pictures: average_rate is FFmpeg's 25, the guess what the pictures say.
-        rate = stream.guessed_rate or rate
-        start = Fraction(stream.start_time or 0) * tick
-        return _Timeline(np.arange(total), 1 / rate, total / rate, True, True, start)
-    if total < 2:
-        seconds = times[0][1] * tick if total and times[0][1] else 1 / rate
-        return _Timeline(ticks, tick, seconds, True, False, int(ticks.sum()) * tick)
-    first, last = int(ticks[0]), int(ticks[-1])
-    between = Fraction(last - first, total - 1)  # ticks, on average
-    # Timestamps are whole ticks, e.g. 0, 33, 67, 100 of a millisecond at 30 frames a second.
-    off = np.abs(ticks - first - np.arange(total) * float(between)).max()
-    constant = bool(off <= min(1, between / 8))
-    seconds = (last - first + (times[-1][1] or between)) * tick
-    if constant:
-        seconds = total * between * tick
-        # The header's rate is that without the rounding, where it is the same one.
-        if abs(total / rate - seconds) <= 2 * tick:
-            seconds = total / rate
-    return _Timeline(ticks, tick, seconds, constant, False, first * tick)
-
-
-def _choose(timeline: _Timeline, fps: float, max_frames: int) -> list[int]:
-    """The ticks of the frames to keep, ascending; one of them more than once if it lasts long."""
-    ticks, total = timeline.ticks, len(timeline.ticks)
-    n = frames_to_sample(total, timeline.seconds, fps, max_frames)
-    if timeline.constant:
-        return [int(ticks[k * total // n]) for k in range(n)]
-    length = timeline.seconds / timeline.tick
-    moments = [int(ticks[0]) + int(k * length / n) for k in range(n)]
-    shown = np.searchsorted(ticks, moments, side="right") - 1
-    return [int(ticks[i]) for i in shown]
-
-
 def _read_frames(
-    source: Source, where: str, timeline: _Timeline, chosen: list[int]
+    source: Source, where: str, timeline: Timeline, chosen: list[int]
 ) -> Frames | None:
     with _opened(source, where) as container:
         stream = _video_stream(container, source, where)
@@ -276,7 +192,7 @@ def _keep(frame: "VideoFrame", kept: Frames | None, index: int, n: int) -> Frame
     return kept
 
 
-def _sound(source: Source, where: str, rate: int, timeline: _Timeline) -> Waveform | None:
+def _sound(source: Source, where: str, rate: int, timeline: Timeline) -> Waveform | None:
     """The file's first sound track, mono at `rate` Hz, from the first frame on; None if silent."""
     import av
 
