@@ -35,6 +35,7 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
 	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(VENV)/vs_transformers-small.json
 	$(VENV)/bin/python bench/concurrency.py --json $(VENV)/concurrency-tiny.json
+	$(VENV)/bin/python bench/long_audio.py --json $(VENV)/long_audio.json
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) demo.wav

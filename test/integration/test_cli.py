@@ -10,6 +10,9 @@ import pytest
 import soundfile
 
 from conftest import QUESTION_WAV
+from made_videos import make_video
+from media_cases import picture, text, user
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.wav import WavFile
 
@@ -37,6 +40,33 @@ def test_speak_writes_text_and_a_wav(
     info = soundfile.info(out)
     assert (info.samplerate, info.channels, info.frames) == (24000, 1, 3 * 1920 - 555)
     assert [f.name for f in tmp_path.iterdir()] == ["o.wav"]
+
+
+def test_speak_takes_media_in_the_order_they_are_named(
+    omni: Qwen3Omni, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"image": tmp_path / "a.png", "video": tmp_path / "b.mp4", "audio": QUESTION_WAV}
+    picture(96, 64).save(files["image"])
+    files["video"].write_bytes(make_video(audio="aac"))
+    items = [{"type": kind, kind: str(files[kind])} for kind in ("video", "image", "audio")]
+    result = omni.generate_text(
+        [user(*items, text("And this?"))],
+        use_audio_in_video=True,
+        thinker_max_new_tokens=3,
+        thinker_do_sample=False,
+    )
+    named = [f"--{kind}={files[kind]}" for kind in ("video", "image", "audio")]
+    options = [
+        "--use-audio-in-video",
+        "true",
+        "--dtype",
+        "float32",
+        "--out",
+        str(tmp_path / "o.wav"),
+    ]
+    model = ["--model", str(checkpoint)]
+    assert main(["speak", "And this?", *named, *options, *model, *SHORT]) == 0
+    assert capsys.readouterr().out == result.text + "\n"
 
 
 def test_the_speech_goes_to_stdout_as_raw_samples(checkpoint: Path, tmp_path: Path) -> None:

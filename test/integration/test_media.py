@@ -17,11 +17,12 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.load import Models, load_models
 from qwen3_omni_neuron.cpu.vision import CpuVision
+from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.prompt import Patches, Prompt
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from reference import Reference, media_inputs
-from replies import assert_same, reply_to_the_limit
+from replies import GREEDY, assert_same, reply_to_the_limit
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -189,3 +190,38 @@ def test_a_reply_to_a_clip_of_any_length_is_the_references(
     messages = [user(audio(seconds), text("What do you hear?"))]
     ours, theirs = reply_to_the_limit(omni, reference, messages, tokens=4, talker_max_new_tokens=6)
     assert_same(ours, theirs, reference)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_media_in_other_precisions(checkpoint: Path, dtype: str) -> None:
+    with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
+        result = omni.generate_audio(
+            CASES["image-and-video"].messages,
+            thinker_max_new_tokens=3,
+            talker_max_new_tokens=4,
+            **GREEDY,
+        )
+    assert result.audio.shape == (3 * 1920 - 555,)
+
+
+def test_media_reach_engines_in_processes_of_their_own(omni: Qwen3Omni, checkpoint: Path) -> None:
+    case = CASES["video-heard-and-image"]
+    options = {"use_audio_in_video": True, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
+    expected = omni.generate_audio(case.messages, **options, **GREEDY)
+    load = {"dtype": "float32", "max_concurrency": 1, "placement": "split"}
+    with Qwen3Omni.load(checkpoint, **load) as split:
+        result = split.generate_audio(case.messages, **options, **GREEDY)
+    assert result.token_ids == expected.token_ids
+    assert result.codes.tolist() == expected.codes.tolist()
+
+
+def test_requests_with_media_side_by_side_get_what_each_gets_alone(omni: Qwen3Omni) -> None:
+    names = ("image", "video-of-odd-rate", "two-clips", "five-turns")
+    options = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, **GREEDY}
+    alone = {name: omni.generate_audio(CASES[name].messages, **options) for name in names}
+    streams = {name: omni.stream(CASES[name].messages, **options) for name in names}
+    for name, stream in streams.items():
+        (*_, finished) = stream
+        assert isinstance(finished, Finished)
+        assert finished.result.token_ids == alone[name].token_ids
+        assert finished.result.codes.tolist() == alone[name].codes.tolist()
