@@ -102,7 +102,7 @@ def test_a_process_serves_whatever_engine_it_is_given(file: Path) -> None:
             assert name.removeprefix(f"{NAME}.").startswith(known)
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "cpu").glob("*.py")), ids=lambda f: f.name)
+@pytest.mark.parametrize("file", sorted((PACKAGE / "cpu").rglob("*.py")), ids=lambda f: f.name)
 def test_an_engine_does_not_know_whose_process_it_is_in(file: Path) -> None:
     assert not any(name.startswith(f"{NAME}.process") for name in imports(file))
 
