@@ -1,10 +1,20 @@
-"""Qwen3-Omni for AWS Neuron and for the CPU: it listens, writes and speaks."""
+"""Qwen3-Omni for AWS Neuron and for the CPU: it listens, writes and speaks.
 
-from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
-from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+The names are imported when they are first asked for: torch takes a second, and the processes that
+compile, plan or look at a tree don't all need it.
+"""
 
-__version__ = "0.1.0"
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.versions import PACKAGE_VERSION
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
+    from qwen3_omni_neuron.errors import Qwen3OmniError
+    from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+
+__version__ = PACKAGE_VERSION
 __all__ = [
     "AudioChunk",
     "Finished",
@@ -13,5 +23,15 @@ __all__ = [
     "SpeechResult",
     "TextDelta",
     "Timings",
+    "__version__",
     "generate_audio",
 ]
+_HOMES = {"Qwen3Omni": "api", "generate_audio": "api", "Qwen3OmniError": "errors"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = import_module(f"{__name__}.{_HOMES.get(name, 'events')}")
+    value = globals()[name] = getattr(home, name)
+    return value

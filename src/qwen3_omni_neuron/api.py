@@ -6,13 +6,9 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from qwen3_omni_neuron.checkpoint import resolve_checkpoint
-from qwen3_omni_neuron.config import (
-    GenerationDefaults,
-    OmniConfig,
-)
+from qwen3_omni_neuron.compiled_tree import open_tree
+from qwen3_omni_neuron.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation, Messages
 from qwen3_omni_neuron.cpu.load import EngineSpec
@@ -20,15 +16,13 @@ from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
 from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.protocols import Engines
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
-TARGETS = ("cpu",)
-DEFAULT_CONTEXT_LENGTH = 8192
 FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
 
@@ -57,52 +51,38 @@ class Qwen3Omni:
     @staticmethod
     def load(
         model_path: str | Path,
-        target: str = "cpu",
+        target: str | None = None,
         dtype: str = "auto",
-        max_concurrency: int = 8,
+        max_concurrency: int | None = None,
         context_length: int | None = None,
         max_queued: int = 256,
         placement: str = "shared",
+        compiled_path: str | Path | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. target: "cpu". dtype: "auto" (the checkpoint's),
-        "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time.
+        "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
         slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
         in this process, or "split", thinker, talker and vocoder each in a process of its own.
-        Raises CheckpointError for a checkpoint that can't be used, OptionError for an argument.
+        compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
+        context length and buckets are the tree's then, and the checkpoint gives its config, its
+        tokenizer and its template. None: the weights are converted as they are read.
+        Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
+        doesn't fit it, OptionError for an argument.
         """
-        if target not in TARGETS:
-            raise OptionError(f"target is one of {', '.join(TARGETS)}, got {target!r}.")
-        if dtype != "auto" and dtype not in DTYPES:
-            raise OptionError(f"dtype is auto or one of {', '.join(DTYPES)}, got {dtype!r}.")
-        if max_concurrency < 1:
-            raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
         if max_queued < 0:
             raise OptionError(f"max_queued is 0 or more, got {max_queued}.")
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
-        if dtype == "auto" and config.dtype not in DTYPES:
-            raise OptionError(
-                f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
-                f"{', '.join(DTYPES)}."
-            )
-        weight_dtype = DTYPES[config.dtype if dtype == "auto" else dtype]
-        limit = config.thinker.text.max_positions
-        if context_length is None:
-            context_length = min(limit, DEFAULT_CONTEXT_LENGTH)
-        if not 2 <= context_length <= limit:
-            raise OptionError(
-                f"context_length is 2 to {limit} for this checkpoint, got {context_length}."
-            )
+        tree = None if compiled_path is None else Path(compiled_path)
+        plan = _plan(folder, config, tree, target, dtype, max_concurrency, context_length)
         conversation = Conversation(folder, config)
-        spec = EngineSpec(
-            folder, config, weight_dtype, conversation.newline_id, max_concurrency, context_length
-        )
+        spec = EngineSpec.of_plan(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         engines = load_engines(spec, placement)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
@@ -194,6 +174,36 @@ def generate_audio(messages: Messages, model_path: str | Path, **options: Any) -
     load_options = {name: options.pop(name) for name in load_names if name in options}
     with Qwen3Omni.load(model_path, **load_options) as omni:
         return omni.generate_audio(messages, **options)
+
+
+def _plan(
+    folder: Path,
+    config: OmniConfig,
+    tree: Path | None,
+    target: str | None,
+    dtype: str,
+    max_concurrency: int | None,
+    context_length: int | None,
+) -> CompilePlan:
+    """A tree's plan, or that of a load without one."""
+    if tree is not None:
+        given = {
+            "target": target,
+            "dtype": None if dtype == "auto" else dtype,
+            "max_concurrency": max_concurrency,
+            "context_length": context_length,
+        }
+        return open_tree(tree, folder, config, given)
+    if max_concurrency is None:
+        max_concurrency = DEFAULT_CONCURRENCY
+    return make_plan(
+        folder,
+        config,
+        target or "cpu",
+        dtype=dtype,
+        max_concurrency=max_concurrency,
+        context_length=context_length,
+    )
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

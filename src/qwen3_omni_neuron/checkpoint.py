@@ -6,12 +6,14 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from qwen3_omni_neuron.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +84,7 @@ class ShardReader:
         self._open_file = ""
         self._shard: Any = None
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> "Tensor":
         """The stored tensor. Raises CheckpointError when its shard is missing or broken."""
         file_name = self._files[name]
         path = self._folder / file_name

@@ -2,6 +2,8 @@
 
     Qwen3OmniError
     ├── CheckpointError          config.json, shards or parameter names don't fit
+    ├── ArtifactError            a compiled tree is missing, incomplete, or doesn't fit
+    ├── CompileError             a graph's compile ended by itself, or another run has the tree
     ├── InputError (ValueError)  what the caller handed in
     │   ├── MessageError         conversation: roles, content, media kinds
     │   ├── AudioError           a clip that can't be read or heard
@@ -26,6 +28,14 @@ class Qwen3OmniError(Exception):
 
 class CheckpointError(Qwen3OmniError):
     """The checkpoint is missing, broken, or not a Qwen3-Omni one."""
+
+
+class ArtifactError(Qwen3OmniError):
+    """A compiled tree is missing, incomplete, broken, or of something else."""
+
+
+class CompileError(Qwen3OmniError):
+    """The compile of a graph ended by itself, or another run is compiling into the same folder."""
 
 
 class InputError(Qwen3OmniError, ValueError):

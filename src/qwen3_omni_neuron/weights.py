@@ -5,7 +5,7 @@ Gate and up, or q, k and v, are stored apart and computed as one matrix; experts
 one and computed as one stack.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,7 +44,7 @@ class Part:
     """One module with the pieces of every parameter of its own, and the prefixes it owns."""
 
     module: nn.Module
-    pieces: Iterable[tuple[str, list[Piece]]]
+    pieces: Sequence[tuple[str, list[Piece]]]
     prefixes: tuple[str, ...]
 
 
@@ -56,21 +56,39 @@ def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype
     Raises CheckpointError that lists the names that are missing, those that no parameter takes,
     and any tensor of another shape than the config says.
     """
-    parts = [Part(p.module, list(p.pieces), p.prefixes) for p in parts]
-    _check_names(parts, set(checkpoint.names))
+    parts = list(parts)
+    check_names(parts, checkpoint)
     for part in parts:
-        parameters = dict(part.module.named_parameters())
-        for target, pieces in part.pieces:
-            tensor = torch.empty(parameters[target].shape, dtype=dtype)
-            with checkpoint.reader() as reader:
-                for piece in pieces:
-                    _fill(tensor, piece, reader.tensor(piece.name))
-            owner, _, attribute = target.rpartition(".")
-            parameter = nn.Parameter(tensor, requires_grad=False)
-            setattr(part.module.get_submodule(owner), attribute, parameter)
+        for target, tensor in converted(part, checkpoint, dtype):
+            put_parameter(part.module, target, tensor)
 
 
-def _check_names(parts: list[Part], stored: set[str]) -> None:
+def converted(
+    part: Part, checkpoint: Checkpoint, dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of a part by name, one at a time, in the order of its pieces.
+
+    Raises CheckpointError for a tensor of another shape than the config says.
+    """
+    parameters = dict(part.module.named_parameters())
+    for target, pieces in part.pieces:
+        tensor = torch.empty(parameters[target].shape, dtype=dtype)
+        with checkpoint.reader() as reader:
+            for piece in pieces:
+                _fill(tensor, piece, reader.tensor(piece.name))
+        yield target, tensor
+
+
+def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make a tensor the parameter of that name, wherever under the module it is."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))
+
+
+def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError that lists the names that the parts lack, and those under their
+    prefixes that none of them takes."""
+    stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
     owned = tuple(prefix for part in parts for prefix in part.prefixes)
     unexpected = sorted(n for n in stored - wanted if n.startswith(owned))

@@ -10,7 +10,8 @@ from prompts import prompt_of
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import EngineSpec, Models, build_engines
+from qwen3_omni_neuron.cpu.load import EngineSpec, build_engines
+from qwen3_omni_neuron.cpu.models import Models
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache
 from qwen3_omni_neuron.positions import rope_positions

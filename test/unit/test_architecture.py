@@ -12,13 +12,16 @@ NAME = "qwen3_omni_neuron"
 # Lowest first. A module imports from its own layer or a lower one, never up.
 LAYERS = [
     {"errors"},
-    {"config", "events", "prompt", "text", "buckets"},
-    {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media"},
+    {"config", "events", "prompt", "text", "buckets", "json_file", "versions"},
+    {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media", "plan"},
+    {"tensor_file", "artifact", "fingerprint"},
+    {"compiled_tree"},
     {"weights", "sampling", "conversation", "tiny"},
     {"options"},
     {"runtime"},
     {"cpu", "process"},
-    {"engines"},
+    {"engines", "compiling"},
+    {"targets"},
     {"api"},
     {"transcription"},
     {"__init__"},
@@ -128,6 +131,18 @@ def test_importing_the_package_is_light() -> None:
         f"import {NAME}, sys; "
         "heavy = ('transformers', 'neuronx_distributed', 'scipy', 'av'); "
         "print([m for m in heavy if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_planning_and_the_runner_need_no_torch() -> None:
+    """Each graph's process imports them, and imports torch only where its target does."""
+    script = (
+        f"import {NAME}.compiling.worker, {NAME}.compiling.runner, {NAME}.targets, sys; "
+        "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True

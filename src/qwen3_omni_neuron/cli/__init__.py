@@ -1,10 +1,13 @@
-"""The command line: `qwen3-omni-neuron speak | transcribe | tiny-checkpoint`, a file a verb."""
+"""The command line: `qwen3-omni-neuron VERB`, a file a verb."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
 
+from qwen3_omni_neuron.cli.compile import add_compile
+from qwen3_omni_neuron.cli.doctor import add_doctor
+from qwen3_omni_neuron.cli.inspect import add_inspect
 from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.cli.tiny import add_tiny
 from qwen3_omni_neuron.cli.transcribe import add_transcribe
@@ -36,5 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
+    add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
+    add_inspect(verbs.add_parser("inspect", help="show what compile wrote, and verify it"))
+    add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
     add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
     return parser

@@ -1,7 +1,8 @@
-"""What every verb that runs a model takes: which one, and how it is loaded."""
+"""What verbs take that need a model: which one, and how it is loaded."""
 
 import argparse
 import os
+from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
 
@@ -9,16 +10,24 @@ MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --dtype and --placement."""
+    """--model, --compiled, --dtype and --placement."""
+    add_checkpoint_argument(parser)
+    parser.add_argument(
+        "--compiled", metavar="DIR", help="what `compile` wrote of this checkpoint; default: none"
+    )
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    parser.add_argument(
+        "--placement", default="shared", help="shared, or split: each stage in its own process"
+    )
+
+
+def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
+    """--model alone."""
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
         metavar="PATH",
         help=f"checkpoint folder or hub id; ${MODEL_VARIABLE} where it is not given",
-    )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
-    parser.add_argument(
-        "--placement", default="shared", help="shared, or split: each stage in its own process"
     )
 
 
@@ -27,3 +36,22 @@ def chosen_model(parsed: argparse.Namespace) -> str:
     if not parsed.model:
         raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
     return parsed.model
+
+
+def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
+    """What `Qwen3Omni.load` takes beside the checkpoint. slots: that the verb needs; a compiled
+    tree has its own number."""
+    return {
+        "dtype": parsed.dtype,
+        "placement": parsed.placement,
+        "compiled_path": parsed.compiled,
+        "max_concurrency": None if parsed.compiled else slots,
+    }
+
+
+def sizes(text: str) -> list[int]:
+    """ "1,2,8" as [1, 2, 8]."""
+    try:
+        return [int(size) for size in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 1,2,8") from None

@@ -8,7 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, get_args
 
-from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, chosen_model
+from qwen3_omni_neuron.cli.model_arguments import (
+    add_model_arguments,
+    chosen_model,
+    load_arguments,
+    sizes,
+)
 from qwen3_omni_neuron.errors import OptionError
 
 if TYPE_CHECKING:
@@ -53,7 +58,7 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument(
         "--chunk-frames",
-        type=_sizes,
+        type=sizes,
         metavar="N,N,...",
         help="frames of the first chunks, the last for all that follow; default: adaptive",
     )
@@ -84,7 +89,7 @@ def _speak(parsed: argparse.Namespace) -> int:
         for option in fields(RequestOptions)
         if (value := getattr(parsed, option.name, None)) is not None
     }
-    load = {"dtype": parsed.dtype, "placement": parsed.placement, "max_concurrency": 1}
+    load = load_arguments(parsed, slots=1)
     with ExitStack() as stack:
         if parsed.out == STDOUT:
             sound, text = sys.stdout.buffer, sys.stderr
@@ -151,14 +156,6 @@ def _media_item(kind: str, path: str) -> dict[str, Any]:
 def _value_type(annotation: Any) -> type:
     """int of `int | None`, and so on."""
     return get_args(annotation)[0] if get_args(annotation) else annotation
-
-
-def _sizes(text: str) -> list[int]:
-    """ "1,2,8" as [1, 2, 8]."""
-    try:
-        return [int(size) for size in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers, such as 1,2,8") from None
 
 
 def _boolean(text: str) -> bool:

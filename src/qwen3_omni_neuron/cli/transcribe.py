@@ -8,7 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, chosen_model
+from qwen3_omni_neuron.cli.model_arguments import (
+    add_model_arguments,
+    chosen_model,
+    load_arguments,
+)
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.transcription import Failure, Transcript
@@ -51,12 +55,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.transcription import Failure, transcribe
 
-    load = {
-        "dtype": parsed.dtype,
-        "placement": parsed.placement,
-        "max_concurrency": parsed.concurrency,
-        "context_length": parsed.context_length,
-    }
+    load = load_arguments(parsed, parsed.concurrency) | {"context_length": parsed.context_length}
     many, failed = len(parsed.files) > 1, 0
     with (
         Qwen3Omni.load(chosen_model(parsed), **load) as omni,

@@ -8,12 +8,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.buckets import bucket_of
-from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.config import DecoderConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.model.thinker import Thinker
+
+MOST_FRAMES = 4096
+
+
+def cache_buckets(prompt_buckets: Sequence[int], context_length: int) -> tuple[int, ...]:
+    """The prompt lengths of a cache: the buckets that are shorter, and the whole of it."""
+    shorter = tuple(bucket for bucket in prompt_buckets if bucket < context_length)
+    return (*shorter, context_length) if prompt_buckets else ()
+
+
+def talker_context_length(config: TalkerConfig, context_length: int) -> int:
+    """Positions of the talker's KV cache: the longest prompt, its assistant rows, and as many
+    frames as a request speaks by default."""
+    return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
 
 
 class Numbers:
@@ -46,9 +61,7 @@ class Slots:
         prompt_buckets: Sequence[int] = (),
         extra: tuple[Tensor, ...] = (),
     ):
-        self._buckets = tuple(b for b in prompt_buckets if b < context_length)
-        if prompt_buckets:
-            self._buckets = (*self._buckets, context_length)
+        self._buckets = cache_buckets(prompt_buckets, context_length)
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots

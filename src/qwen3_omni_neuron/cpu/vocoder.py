@@ -11,8 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
-
-CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
+from qwen3_omni_neuron.plan import CHUNK_FRAMES
 
 
 class CpuVocoder:

@@ -1,10 +1,7 @@
 """What an engine's process runs: it builds the engine and serves its calls, one at a time."""
 
-import os
 import signal
 import socket
-import threading
-import time
 from typing import Any
 
 import torch
@@ -12,9 +9,8 @@ import torch
 from qwen3_omni_neuron.process.block import SharedBlock
 from qwen3_omni_neuron.process.failure import Failure
 from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox
+from qwen3_omni_neuron.process.parent import end_with
 from qwen3_omni_neuron.runtime.protocols import Talker, Thinker, Vocoder
-
-PARENT_CHECK_S = 0.25
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
@@ -27,7 +23,7 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     # parent until here, so that it does no harm while this process is importing.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    end_with(parent)
     mailbox = Mailbox(
         socket.socket(fileno=connection),
         SharedBlock.of_descriptor(incoming),
@@ -83,10 +79,3 @@ def _attributes(engine: Any) -> dict[str, Any]:
     """Those that the protocols of engines name, as far as this one has them."""
     names = {name for protocol in (Thinker, Talker, Vocoder) for name in protocol.__annotations__}
     return {name: getattr(engine, name) for name in names if hasattr(engine, name)}
-
-
-def _end_with(parent: int) -> None:
-    """Leave with the parent, also out of the middle of a call, where the hang-up goes unheard."""
-    while os.getppid() == parent:
-        time.sleep(PARENT_CHECK_S)
-    os._exit(1)

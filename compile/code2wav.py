@@ -1,0 +1,8 @@
+"""Compile `code2wav` alone: `python compile/code2wav.py --model CKPT --out DIR`."""
+
+import sys
+
+from qwen3_omni_neuron.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["compile", *sys.argv[1:], "--only", "code2wav"]))

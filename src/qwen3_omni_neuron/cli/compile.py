@@ -1,0 +1,140 @@
+"""`qwen3-omni-neuron compile`: a checkpoint in, a compiled tree out."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
+from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
+from qwen3_omni_neuron.plan import CHUNK_FRAMES, DEFAULT_CONCURRENCY, GRAPHS
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.artifact import GraphRecord
+    from qwen3_omni_neuron.compiling.runner import Outcome
+
+REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
+
+
+def add_compile(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    parser.set_defaults(run=_compile)
+    add_checkpoint_argument(parser)
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the tree's folder")
+    parser.add_argument("--target", default="cpu", help="cpu (the default)")
+    parser.add_argument("--tp", type=int, default=1, help="cores that share a graph; cpu: 1")
+    parser.add_argument("--lnc", type=int, default=1, help="physical cores a logical one; cpu: 1")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    parser.add_argument(
+        "--max-concurrency",
+        type=int,
+        default=DEFAULT_CONCURRENCY,
+        metavar="N",
+        help="requests at a time; default: %(default)s",
+    )
+    parser.add_argument(
+        "--context-length", type=int, metavar="N", help="positions of a slot; default: 8192"
+    )
+    for flag, dest, default, what in (
+        ("--buckets", "prompt_buckets", [], "lengths of prompts; default: any"),
+        ("--patch-buckets", "patch_buckets", [], "patches of a frame; default: any"),
+        (
+            "--chunk-frames",
+            "chunk_frames",
+            list(CHUNK_FRAMES),
+            f"frames the vocoder decodes; default: {','.join(map(str, CHUNK_FRAMES))}",
+        ),
+    ):
+        parser.add_argument(
+            flag, type=sizes, dest=dest, default=default, metavar="N,N,...", help=what
+        )
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="GRAPH",
+        help=f"compile this graph alone: {', '.join(GRAPHS)}; repeatable",
+    )
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on where an earlier run ended, which is done with or without this",
+    )
+
+
+def _compile(parsed: argparse.Namespace) -> int:
+    """Compile what is missing. Returns the exit status."""
+    from qwen3_omni_neuron.checkpoint import resolve_checkpoint
+    from qwen3_omni_neuron.compiling.runner import compile_tree
+    from qwen3_omni_neuron.config_json import read_config
+    from qwen3_omni_neuron.plan import make_plan
+    from qwen3_omni_neuron.targets import COMPILERS
+
+    model = resolve_checkpoint(chosen_model(parsed))
+    names = (
+        *("target", "tp", "lnc", "dtype", "max_concurrency", "context_length"),
+        *("prompt_buckets", "patch_buckets", "chunk_frames"),
+    )
+    settings: dict[str, Any] = {name: getattr(parsed, name) for name in names}
+    plan = make_plan(model, read_config(model), **settings)
+    bar = _Bar()
+    try:
+        outcome = compile_tree(plan, parsed.out, COMPILERS[plan.target], parsed.only, bar)
+    finally:
+        bar.close()
+    print(_table(outcome))
+    if outcome.missing:
+        said = "; ".join(f"{graph}: {reason}" for graph, reason in outcome.missing.items())
+        print(f"{parsed.out} is not whole yet ({said}). Compile these, too.", file=sys.stderr)
+    return 0
+
+
+class _Bar:
+    """Serves compiling.runner.Progress on stderr: bytes written, elapsed and remaining time."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._expected: Mapping[str, int] = {}
+        self._done = 0
+
+    def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
+        from tqdm import tqdm
+
+        for graph, reason in reasons.items():
+            print(f"{graph}: to be compiled, {reason}", file=sys.stderr)
+        self._expected = expected_bytes
+        self._bar = tqdm(
+            total=sum(expected_bytes.values()),
+            unit="B",
+            unit_scale=True,
+            file=sys.stderr,
+            mininterval=REDRAW_S if sys.stderr.isatty() else REDRAW_IN_A_LOG_S,
+            disable=not expected_bytes,
+        )
+
+    def advances(self, graph: str, written_bytes: int) -> None:
+        self._bar.set_description(graph, refresh=False)
+        self._show(min(written_bytes, self._expected[graph]))
+
+    def compiled(self, graph: str, record: "GraphRecord") -> None:
+        self._done += self._expected[graph]
+        self._show(0)
+        self._bar.write(
+            f"{graph}: {record.bytes / MB:.1f} MB in {record.seconds:.2f} s", file=sys.stderr
+        )
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, written_bytes: int) -> None:
+        self._bar.update(self._done + written_bytes - self._bar.n)
+
+
+def _table(outcome: "Outcome") -> str:
+    rows = [("graph", "bucket", "seconds", "MB")]
+    for graph, record in outcome.records.items():
+        seconds = f"{record.seconds:.2f}" if graph in outcome.compiled else "kept"
+        rows.append(graph_row(graph, record, seconds))
+    return aligned(rows)

@@ -1,0 +1,95 @@
+"""`qwen3-omni-neuron doctor`: this machine and its versions, as Markdown for an issue."""
+
+import argparse
+import os
+import platform
+import shutil
+from pathlib import Path
+
+from qwen3_omni_neuron.versions import (
+    LIBRARIES,
+    NEURON_SDK,
+    PACKAGE,
+    PACKAGE_VERSION,
+    SUPPORTED_NEURON,
+    installed_version,
+    is_supported,
+)
+
+NEURON_VARIABLES = (
+    "NEURON_RT_VISIBLE_CORES",
+    "NEURON_RT_NUM_CORES",
+    "NEURON_LOGICAL_NC_CONFIG",
+    "NEURON_CC_FLAGS",
+)
+GB = 1e9
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes: nothing."""
+    parser.set_defaults(run=_doctor)
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    """Print the report. Returns the exit status."""
+    print("\n".join([*_versions(), "", *_neuron(), "", *_machine()]))
+    return 0
+
+
+def _versions() -> list[str]:
+    rows = [("python", platform.python_version()), (PACKAGE, PACKAGE_VERSION)]
+    rows += [(name, installed_version(name) or "not installed") for name in LIBRARIES]
+    return ["| package | version |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _neuron() -> list[str]:
+    lines = [
+        f"| for Neuron (SDK {NEURON_SDK}) | supported | installed | |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, supported in SUPPORTED_NEURON.items():
+        version = installed_version(name)
+        if version is None:
+            lines.append(f"| {name} | {supported} | not installed | |")
+        else:
+            verdict = "ok" if is_supported(version, supported) else "not supported"
+            lines.append(f"| {name} | {supported} | {version} | {verdict} |")
+    return lines
+
+
+def _machine() -> list[str]:
+    devices = len(list(Path("/dev").glob("neuron[0-9]*")))
+    rows = [
+        ("system", platform.platform()),
+        ("CPU", _cpu()),
+        ("memory", _memory()),
+        ("disk here", _disk()),
+        ("Neuron devices", str(devices) if devices else "none"),
+        *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
+    ]
+    return ["| machine | |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _cpu() -> str:
+    lines = _lines(Path("/proc/cpuinfo"))
+    model = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), None)
+    return f"{model or platform.machine()}, {os.cpu_count()} cores"
+
+
+def _memory() -> str:
+    """In GB, where /proc tells it in KiB."""
+    found = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")) if ":" in line)
+    if not {"MemTotal", "MemAvailable"} <= found.keys():
+        return "unknown"
+    total, free = (int(found[n].split()[0]) * 1024 / GB for n in ("MemTotal", "MemAvailable"))
+    return f"{total:.1f} GB, {free:.1f} GB available"
+
+
+def _disk() -> str:
+    usage = shutil.disk_usage(".")
+    return f"{usage.total / GB:.1f} GB, {usage.free / GB:.1f} GB free"
+
+
+def _lines(path: Path) -> list[str]:
+    """None where the system has no such file."""
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

@@ -1,0 +1,69 @@
+"""`qwen3-omni-neuron inspect`: what a compiled tree holds, and whether it still does."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+from qwen3_omni_neuron.artifact import (
+    Call,
+    Manifest,
+    TensorSpec,
+    check_files,
+    read_manifest,
+    verify_files,
+)
+from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
+
+
+def add_inspect(parser: argparse.ArgumentParser) -> None:
+    """Say what the verb takes."""
+    parser.set_defaults(run=_inspect)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what compile wrote as --out")
+    parser.add_argument(
+        "--verify", action="store_true", help="hash every file, and fail on the first that differs"
+    )
+
+
+def _inspect(parsed: argparse.Namespace) -> int:
+    """Print a tree's manifest. Returns the exit status."""
+    manifest = read_manifest(parsed.folder)
+    print(_shown(manifest))
+    if parsed.verify:
+        verify_files(parsed.folder, manifest)
+        files = [file for record in manifest.graphs.values() for file in record.files.values()]
+        total = sum(file.bytes for file in files)
+        print(f"\nverified: {len(files)} files, {total / MB:.1f} MB, every hash as it was")
+    else:
+        check_files(parsed.folder, manifest)
+    return 0
+
+
+def _shown(manifest: Manifest) -> str:
+    lines = [f"checkpoint: {manifest.fingerprint}"]
+    for name, value in manifest.plan.items():
+        said = (",".join(map(str, value)) or "any") if isinstance(value, list) else value
+        lines.append(f"{name}: {said}")
+    lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
+    rows = [("graph", "bucket", "seconds", "MB")]
+    for graph, record in manifest.graphs.items():
+        rows.append(graph_row(graph, record, f"{record.seconds:.2f}"))
+    lines += ["", aligned(rows)]
+    for graph, record in manifest.graphs.items():
+        lines += ["", *(f"{graph}.{_call(call)}" for call in record.calls)]
+    return "\n".join(lines)
+
+
+def _call(call: Call) -> str:
+    name = call.name if call.bucket is None else f"{call.name} {call.bucket}"
+    return f"{name}: {_tensors(call.inputs)} -> {_tensors(call.outputs)}"
+
+
+def _tensors(specs: Mapping[str, TensorSpec]) -> str:
+    """Every tensor, but those of a state, which are many, as a number."""
+    said = [
+        f"{name} {spec.dtype} [{', '.join(map(str, spec.shape))}]"
+        for name, spec in specs.items()
+        if not name.startswith("state_")
+    ]
+    state = len(specs) - len(said)
+    return ", ".join([*said, f"state of {state} tensors"] if state else said)

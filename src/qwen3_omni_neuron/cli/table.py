@@ -1,0 +1,25 @@
+"""Tables in plain text."""
+
+from collections.abc import Sequence
+
+from qwen3_omni_neuron.artifact import GraphRecord
+
+MB = 1e6
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Rows as lines: the first two columns to the left, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if column < 2 else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def graph_row(graph: str, record: GraphRecord, seconds: str) -> tuple[str, str, str, str]:
+    """graph, bucket, seconds, MB."""
+    buckets = ",".join(map(str, record.buckets)) or "any"
+    return graph, buckets, seconds, f"{record.bytes / MB:.1f}"

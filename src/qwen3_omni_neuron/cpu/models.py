@@ -1,0 +1,136 @@
+"""The modules of model/ with their weights, from a checkpoint or from a compiled tree."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.talker_prompt import ResizeMlp
+from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
+from qwen3_omni_neuron.weights import (
+    Part,
+    audio_encoder_pieces,
+    code2wav_pieces,
+    code_predictor_pieces,
+    embedding_pieces,
+    load_parts,
+    projection_pieces,
+    talker_pieces,
+    thinker_pieces,
+    vision_encoder_pieces,
+)
+
+STAGES = ("thinker", "talker", "vocoder")
+
+
+@dataclass
+class Models:
+    """The modules of model/ with their weights; None for a stage that was not loaded.
+
+    embedding: the thinker's table, which the talker's text rows are projected from.
+    """
+
+    thinker: Thinker | None = None
+    audio_encoder: AudioEncoder | None = None
+    vision_encoder: VisionEncoder | None = None
+    embedding: nn.Embedding | None = None
+    talker: Talker | None = None
+    text_projection: ResizeMlp | None = None
+    hidden_projection: ResizeMlp | None = None
+    code_predictor: CodePredictor | None = None
+    code2wav: Code2Wav | None = None
+
+
+def load_models(
+    checkpoint: Checkpoint,
+    config: OmniConfig,
+    dtype: torch.dtype,
+    stages: Collection[str] = STAGES,
+) -> Models:
+    """Read the weights of some stages once, converted to `dtype` as they are copied.
+
+    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError (see
+    weights.load_parts).
+    """
+    models, parts = lay_out(config, stages)
+    load_parts(parts.values(), checkpoint, dtype)
+    return models
+
+
+def lay_out(config: OmniConfig, stages: Collection[str]) -> tuple[Models, dict[str, Part]]:
+    """The modules of some stages on the meta device, without weights, and the parts that fill them
+    by their names in Models. Talker and vocoder are left out where the checkpoint has none."""
+    models = Models()
+    parts: dict[str, Part] = {}
+    with torch.device("meta"), _NoInit():
+        if "thinker" in stages:
+            parts |= _thinker_parts(models, config)
+        if "talker" in stages and config.talker is not None:
+            parts |= _talker_parts(models, config, config.talker)
+        if "vocoder" in stages and config.code2wav is not None:
+            models.code2wav = Code2Wav(config.code2wav)
+            pieces = list(code2wav_pieces(config.code2wav))
+            parts["code2wav"] = Part(models.code2wav, pieces, ("code2wav.",))
+    return models, parts
+
+
+class _NoInit(TorchFunctionMode):
+    """Leaves fresh parameters as they are: on the meta device torch's initializers import its
+    compiler, which takes a second, to fill what has no memory."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
+
+
+def _thinker_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
+    c = config.thinker
+    accept_layer = config.talker.accept_hidden_layer if config.talker else 0
+    models.thinker = Thinker(c, accept_layer)
+    models.embedding = models.thinker.embedding
+    models.audio_encoder = AudioEncoder(c.audio)
+    models.vision_encoder = VisionEncoder(c.vision)
+    audio, vision = list(audio_encoder_pieces(c.audio)), list(vision_encoder_pieces(c.vision))
+    thinker = ("thinker.model.", "thinker.lm_head.")
+    return {
+        "thinker": Part(models.thinker, list(thinker_pieces(c)), thinker),
+        "audio_encoder": Part(models.audio_encoder, audio, ("thinker.audio_tower.",)),
+        "vision_encoder": Part(models.vision_encoder, vision, ("thinker.visual.",)),
+    }
+
+
+def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> dict[str, Part]:
+    parts = {}
+    if models.embedding is None:
+        text = config.thinker.text
+        models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+        parts["embedding"] = Part(models.embedding, list(embedding_pieces()), ())
+    models.talker = Talker(c)
+    parts["talker"] = Part(models.talker, list(talker_pieces(c)), ("talker.",))
+    models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
+    for name, projection in (
+        ("text_projection", models.text_projection),
+        ("hidden_projection", models.hidden_projection),
+    ):
+        parts[name] = Part(projection, list(projection_pieces(name)), ())
+    models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
+    parts["code_predictor"] = Part(models.code_predictor, list(code_predictor_pieces(c)), ())
+    return parts

@@ -1,0 +1,22 @@
+"""The targets that a tree can be compiled for, by name: the place where another one is put in."""
+
+from pathlib import Path
+
+from qwen3_omni_neuron.artifact import GraphRecord
+from qwen3_omni_neuron.compiling.target import Target
+from qwen3_omni_neuron.plan import CompilePlan
+
+
+def _compile_for_cpu(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+    from qwen3_omni_neuron.cpu.compile import compile_graph  # torch, which only the worker needs
+
+    return compile_graph(plan, graph, folder)
+
+
+def _cpu_bytes(plan: CompilePlan, graph: str) -> int:
+    from qwen3_omni_neuron.cpu.compile import expected_bytes
+
+    return expected_bytes(plan, graph)
+
+
+COMPILERS = {"cpu": Target(_compile_for_cpu, _cpu_bytes)}

@@ -1,0 +1,301 @@
+"""The compile runner: resuming, staleness, the lock, a full disk. Over a target of nothing."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from made_trees import DYING, FULL, SLOW
+from qwen3_omni_neuron.artifact import MANIFEST_FILE, read_manifest, read_record, verify_files
+from qwen3_omni_neuron.compiling.lock import tree_lock
+from qwen3_omni_neuron.compiling.runner import compile_tree
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
+from qwen3_omni_neuron.plan import GRAPHS, HEARING_GRAPHS, CompilePlan, make_plan
+
+MOMENTS = 20
+
+
+@pytest.fixture(scope="module")
+def plan(checkpoint: Path) -> CompilePlan:
+    return make_plan(checkpoint, read_config(checkpoint), prompt_buckets=(16, 32))
+
+
+@pytest.fixture(scope="module")
+def clean(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tree that was compiled in one go."""
+    tree = tmp_path_factory.mktemp("clean") / "tree"
+    outcome = compile_tree(plan, tree, SLOW)
+    assert outcome.compiled == GRAPHS
+    assert not outcome.missing
+    return tree
+
+
+@pytest.fixture
+def tree(clean: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(clean, tmp_path / "tree"))
+
+
+def content(tree: Path) -> dict[str, object]:
+    """Every file, and of those in JSON all but the times."""
+    found: dict[str, object] = {}
+    for path in sorted(p for p in tree.rglob("*") if p.is_file()):
+        raw = path.read_bytes()
+        name = str(path.relative_to(tree))
+        found[name] = timeless(json.loads(raw)) if path.suffix == ".json" else raw
+    return found
+
+
+def timeless(value: object) -> object:
+    if isinstance(value, dict):
+        return {name: timeless(v) for name, v in value.items() if name != "seconds"}
+    return [timeless(v) for v in value] if isinstance(value, list) else value
+
+
+def start(plan: CompilePlan, tree: Path) -> "subprocess.Popen[bytes]":
+    """A run in a process of its own."""
+    code = (
+        f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
+        "from pathlib import Path\n"
+        "from made_trees import SLOW\n"
+        "from qwen3_omni_neuron.compiling.runner import compile_tree\n"
+        "from qwen3_omni_neuron.config_json import read_config\n"
+        "from qwen3_omni_neuron.plan import make_plan\n"
+        f"model = Path({str(plan.model)!r})\n"
+        f"plan = make_plan(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
+        f"compile_tree(plan, Path({str(tree)!r}), SLOW)\n"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+
+
+def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
+    plan: CompilePlan, clean: Path, tmp_path: Path
+) -> None:
+    """After each interruption what bears a graph's name is whole, and a manifest is only there
+    where every graph is."""
+    expected, moments = content(clean), random.Random(5)
+    tree = tmp_path / "tree"
+    cut = 0
+    for moment in range(MOMENTS):
+        if (tree / MANIFEST_FILE).exists():  # something to interrupt
+            shutil.rmtree(tree / moments.choice(GRAPHS))
+            shutil.rmtree(tree / "audio", ignore_errors=True)
+        process = start(plan, tree)
+        time.sleep(moments.uniform(0.1, 1.2))
+        process.send_signal(signal.SIGKILL if moment % 2 else signal.SIGINT)
+        cut += process.wait() != 0
+        graphs = [tree / graph for graph in GRAPHS if (tree / graph).exists()]
+        for folder in graphs:
+            assert content(folder) == content(clean / folder.name), moment
+        if (tree / MANIFEST_FILE).exists() and len(graphs) == len(GRAPHS):
+            verify_files(tree, read_manifest(tree))
+    assert cut > MOMENTS / 2, "most runs were over before they were interrupted"
+    kept = [graph for graph in GRAPHS if (tree / graph).exists()]
+    outcome = compile_tree(plan, tree, SLOW)
+    assert set(outcome.compiled) == set(GRAPHS) - set(kept)
+    assert content(tree) == expected
+
+
+def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path) -> None:
+    before = content(tree)
+    with (
+        tree_lock(tree),
+        pytest.raises(CompileError, match=rf"process {os.getpid()}\) is compiling into {tree}"),
+    ):
+        compile_tree(replace(plan, dtype="float32"), tree, SLOW)
+    assert content(tree) == before
+
+
+def test_a_whole_tree_is_left_as_it_is(plan: CompilePlan, tree: Path) -> None:
+    before = {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()}
+    outcome = compile_tree(plan, tree, SLOW)
+    assert (outcome.compiled, list(outcome.records)) == ((), list(GRAPHS))
+    assert {p: p.read_bytes() for p in tree.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("change", "stale"),
+    [
+        ({"prompt_buckets": (16,)}, ("thinker", "talker")),
+        ({"patch_buckets": (64,)}, ("vision",)),
+        ({"chunk_frames": (1, 25)}, ("code2wav",)),
+        ({"max_concurrency": 2}, ("thinker", "talker", "code_predictor", "code2wav")),
+        ({"dtype": "float32"}, GRAPHS),
+    ],
+    ids=str,
+)
+def test_another_plan_recompiles_the_graphs_it_changes(
+    plan: CompilePlan, tree: Path, change: dict[str, object], stale: tuple[str, ...]
+) -> None:
+    changed = replace(plan, **change)
+    assert compile_tree(changed, tree, SLOW).compiled == stale
+    manifest = read_manifest(tree)
+    assert manifest.plan == changed.settings
+    verify_files(tree, manifest)
+
+
+def test_another_checkpoint_recompiles_everything(
+    plan: CompilePlan, tree: Path, tmp_path: Path
+) -> None:
+    """One that differs in one value of one tensor; a copy elsewhere is the same one."""
+    model = Path(shutil.copytree(plan.model, tmp_path / "copy"))
+    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == ()
+    shard = model / "model-00002-of-00004.safetensors"
+    raw = bytearray(shard.read_bytes())
+    length = int.from_bytes(raw[:8], "little")
+    begin, end = json.loads(raw[8 : 8 + length])["thinker.lm_head.weight"]["data_offsets"]
+    raw[8 + length + (begin + end) // 2] ^= 1
+    shard.write_bytes(raw)
+    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == GRAPHS
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def other_version(tree: Path) -> None:
+    edit(tree / "audio" / "record.json", '"qwen3-omni-neuron": "0.1.0"', '"qwen3-omni-neuron": "0"')
+
+
+def other_target(tree: Path) -> None:
+    edit(tree / "audio" / "record.json", '"target": "cpu"', '"target": "neuron"')
+
+
+def lost_file(tree: Path) -> None:
+    (tree / "audio" / "deep" / "1.bin").unlink()
+
+
+def short_file(tree: Path) -> None:
+    os.truncate(tree / "audio" / "deep" / "1.bin", 5)
+
+
+def broken_record(tree: Path) -> None:
+    (tree / "audio" / "record.json").write_text("{")
+
+
+def lost_graph(tree: Path) -> None:
+    shutil.rmtree(tree / "audio")
+
+
+@pytest.mark.parametrize(
+    "harm", [other_version, other_target, lost_file, short_file, broken_record, lost_graph]
+)
+def test_a_graph_that_does_not_fit_is_the_only_one_compiled(
+    plan: CompilePlan, clean: Path, tree: Path, harm: object
+) -> None:
+    assert callable(harm)
+    harm(tree)
+    assert compile_tree(plan, tree, SLOW).compiled == ("audio",)
+    assert content(tree) == content(clean)
+
+
+def test_a_lost_manifest_is_written_without_compiling(
+    plan: CompilePlan, clean: Path, tree: Path
+) -> None:
+    (tree / MANIFEST_FILE).unlink()
+    assert compile_tree(plan, tree, SLOW).compiled == ()
+    assert content(tree) == content(clean)
+
+
+def test_graph_by_graph_the_last_one_makes_it_whole(
+    plan: CompilePlan, clean: Path, tmp_path: Path
+) -> None:
+    for graph in reversed(GRAPHS):
+        assert not (tmp_path / MANIFEST_FILE).exists()
+        outcome = compile_tree(plan, tmp_path, SLOW, only=(graph,))
+        assert outcome.compiled == (graph,)
+        assert set(outcome.missing) == set(GRAPHS[: GRAPHS.index(graph)])
+    assert content(tmp_path) == content(clean)
+
+
+def test_a_tree_that_no_longer_fits_its_manifest_has_none(plan: CompilePlan, tree: Path) -> None:
+    outcome = compile_tree(replace(plan, dtype="float32"), tree, SLOW, only=("audio",))
+    assert outcome.missing["vision"] == "stale: made from dtype bfloat16 instead of float32"
+    with pytest.raises(ArtifactError, match="is no whole compiled tree"):
+        read_manifest(tree)
+
+
+def test_an_unknown_graph_is_refused(plan: CompilePlan, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"unknown graph 'vocoder'\. This .* thinker,"):
+        compile_tree(plan, tmp_path / "tree", SLOW, only=("vocoder",))
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_folder_of_somebody_else_is_not_replaced(plan: CompilePlan, tmp_path: Path) -> None:
+    (tmp_path / "audio").mkdir()
+    (tmp_path / "audio" / "song.wav").write_bytes(b"la")
+    with pytest.raises(ArtifactError, match="audio is there, and no compiled graph"):
+        compile_tree(plan, tmp_path, SLOW)
+    assert (tmp_path / "audio" / "song.wav").read_bytes() == b"la"
+
+
+def test_a_text_only_checkpoint_has_fewer_graphs(
+    plan: CompilePlan, tree: Path, tmp_path: Path
+) -> None:
+    """Those of the earlier one go with its manifest."""
+    model = Path(shutil.copytree(plan.model, tmp_path / "text-only"))
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
+    assert compile_tree(replace(plan, model=model), tree, SLOW).compiled == HEARING_GRAPHS
+    assert sorted(p.name for p in tree.iterdir()) == sorted(
+        (*HEARING_GRAPHS, MANIFEST_FILE, ".lock")
+    )
+
+
+def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
+    plan: CompilePlan, clean: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(CompileError, match=r"(?s)vision: .* SIGABRT.*the wheels came off"):
+        compile_tree(plan, tmp_path, DYING)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker"]
+    assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS[1:]
+    assert content(tmp_path) == content(clean)
+
+
+def test_a_full_disk_leaves_nothing_by_half(plan: CompilePlan, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"no space is left for audio: .* about 0.1 MB"):
+        compile_tree(plan, tmp_path, FULL)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker", "vision"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """240 kB: three graphs of six."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_that_is_really_full(plan: CompilePlan, clean: Path, small_disk: Path) -> None:
+    with pytest.raises(OutputError, match="no space is left for"):
+        compile_tree(plan, small_disk, SLOW)
+    there = sorted(p.name for p in small_disk.iterdir() if p.name != ".lock")
+    assert 0 < len(there) < len(GRAPHS)
+    for graph in there:
+        assert read_record(small_disk / graph)[1].files
+        assert content(small_disk / graph) == content(clean / graph)
+    subprocess.run(["mount", "-o", "remount,size=4m", str(small_disk)], check=True)
+    assert len(compile_tree(plan, small_disk, SLOW).compiled) == len(GRAPHS) - len(there)
+    assert content(small_disk) == content(clean)
+
+
+def test_a_folder_that_may_not_be_written_says_so(plan: CompilePlan, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="can't be written"):
+        compile_tree(plan, tmp_path / "file" / "tree", SLOW)

@@ -1,0 +1,447 @@
+"""Replies from a compiled tree, what is refused when one is loaded, and the commands around it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from media_cases import IMAGE, audio, text, user
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
+from qwen3_omni_neuron.artifact import Call, TensorSpec, read_manifest
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.compiled import load_compiled_models
+from qwen3_omni_neuron.cpu.models import STAGES, Models
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.model.kv_cache import KvCache, SlotCache
+from qwen3_omni_neuron.plan import GRAPHS
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from replies import GREEDY
+
+ROOT = Path(__file__).parents[2]
+MESSAGES = [user(text("See"), IMAGE, audio(1.2), text("and tell."))]
+# Chunks of fixed sizes: the adaptive ones follow the time.
+SHORT = {
+    **GREEDY,
+    "thinker_max_new_tokens": 12,
+    "talker_max_new_tokens": 12,
+    "chunk_frames": [1, 2, 4],
+}
+SETTINGS = ["--dtype", "float32", "--max-concurrency", "2", "--context-length", "256"]
+BUCKETS = ["--buckets", "48,96", "--patch-buckets", "64,128", "--chunk-frames", "1,2,4"]
+
+
+@pytest.fixture(scope="module")
+def tree(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With buckets of every kind."""
+    folder = tmp_path_factory.mktemp("compiled") / "tree"
+    assert cli.main(compile_words(checkpoint, folder, *SETTINGS, *BUCKETS)) == 0
+    return folder
+
+
+@pytest.fixture
+def copy(tree: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tree, tmp_path / "tree"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint: Path) -> SpeechResult:
+    """What the checkpoint says that is loaded directly, with nothing padded."""
+    load = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
+    with Qwen3Omni.load(checkpoint, **load) as omni:
+        return omni.generate_audio(MESSAGES, **SHORT)
+
+
+def compile_words(checkpoint: Path, folder: Path, *more: str) -> list[str]:
+    return ["compile", "--model", str(checkpoint), "--out", str(folder), *more]
+
+
+def assert_same_reply(ours: SpeechResult, theirs: SpeechResult) -> None:
+    assert ours.token_ids == theirs.token_ids
+    assert ours.codes.tolist() == theirs.codes.tolist()
+    assert len(ours.codes) > 5
+    assert np.abs(ours.audio - theirs.audio).max() < 1e-5
+
+
+@pytest.mark.parametrize("placement", ["shared", "split"])
+def test_a_compiled_tree_says_what_its_checkpoint_says(
+    checkpoint: Path, tree: Path, expected: SpeechResult, placement: str
+) -> None:
+    with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
+        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
+
+
+def test_without_buckets_too(checkpoint: Path, copy: Path, expected: SpeechResult) -> None:
+    assert cli.main(compile_words(checkpoint, copy, *SETTINGS, "--chunk-frames", "1,2,4")) == 0
+    with Qwen3Omni.load(checkpoint, compiled_path=copy) as omni:
+        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
+
+
+def test_the_engines_are_those_of_the_plan(checkpoint: Path, tree: Path) -> None:
+    """Slots, context, buckets and chunk sizes: the longest bucket's limits are the caller's."""
+    with Qwen3Omni.load(checkpoint, compiled_path=tree) as omni:
+        engines = omni._pipeline._engines
+        assert engines.vocoder is not None
+        assert (engines.thinker.slots, engines.thinker.context_length) == (2, 256)
+        assert tuple(engines.vocoder.chunk_frames) == (1, 2, 4)
+        with pytest.raises(OptionError, match="chunk_frames has 8, and the vocoder decodes chunks"):
+            omni.stream(MESSAGES, chunk_frames=[8])
+
+
+def test_the_weights_are_the_checkpoints_converted(
+    tree: Path, config: OmniConfig, models: Models
+) -> None:
+    """In memory and on the disk, where safetensors' own reader finds them."""
+    compiled = load_compiled_models(tree, config, torch.float32, STAGES)
+    for name, module in vars(models).items():
+        theirs = dict(getattr(compiled, name).named_parameters())
+        for parameter, tensor in module.named_parameters():
+            assert torch.equal(theirs[parameter], tensor), f"{name}.{parameter}"
+    stored = load_file(tree / "code_predictor" / "weights.safetensors")
+    assert torch.equal(stored["code_predictor.head"], models.code_predictor.head)
+
+
+def test_a_text_only_checkpoint_is_compiled_and_writes(checkpoint: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
+    raw = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
+    assert cli.main(compile_words(model, tmp_path / "tree", "--max-concurrency", "1")) == 0
+    with Qwen3Omni.load(model, compiled_path=tmp_path / "tree") as omni:
+        result = omni.generate_text(MESSAGES, thinker_max_new_tokens=3, thinker_do_sample=False)
+    assert len(result.token_ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"dtype": "bfloat16"}, "dtype is 'bfloat16', and .* was compiled with 'float32'"),
+        ({"max_concurrency": 8}, "max_concurrency is 8, and .* was compiled with 2"),
+        ({"context_length": 512}, "context_length is 512, and .* was compiled with 256"),
+        ({"target": "neuron"}, "target is 'neuron', and .* was compiled with 'cpu'"),
+    ],
+)
+def test_an_argument_that_contradicts_the_tree_is_refused_by_name(
+    checkpoint: Path, tree: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, **given)
+
+
+def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def harm(tree: Path) -> None:
+        raw = json.loads((tree / "manifest.json").read_text())
+        change(raw)
+        (tree / "manifest.json").write_text(json.dumps(raw))
+
+    return harm
+
+
+WEIGHTS = Path("code2wav", "weights.safetensors")
+HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no manifest": (lambda t: (t / "manifest.json").unlink(), "no whole compiled tree"),
+    "half a manifest": (lambda t: os.truncate(t / "manifest.json", 99), "manifest.json can't be"),
+    "a list": (lambda t: (t / "manifest.json").write_text("[]"), "holds a list"),
+    "schema": (edit_manifest(lambda m: m.update(schema=99)), "is of schema 99, this version reads"),
+    "no graphs": (edit_manifest(lambda m: m.pop("graphs")), "is no manifest"),
+    "a graph": (edit_manifest(lambda m: m["graphs"].pop("talker")), "lacks talker. Compile again"),
+    "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu.* got 8"),
+    "target": (edit_manifest(lambda m: m["plan"].update(target="neuron")), "is not there yet"),
+    "a setting": (
+        edit_manifest(lambda m: m["plan"].update(colour=1)),
+        "colour is missing or unknown",
+    ),
+    "version": (
+        edit_manifest(lambda m: m["versions"].update({"qwen3-omni-neuron": "0.0.9"})),
+        "compiled with qwen3-omni-neuron 0.0.9, and here is 0.1.0. Compile again: "
+        "qwen3-omni-neuron compile --model .* --buckets 48,96 --patch-buckets 64,128",
+    ),
+    "a file": (lambda t: (t / WEIGHTS).unlink(), f"{WEIGHTS} is missing.*Compile again"),
+    "its end": (lambda t: os.truncate(t / WEIGHTS, 999), f"{WEIGHTS} has 999 bytes instead of"),
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_tree_that_does_not_fit_is_not_loaded(checkpoint: Path, copy: Path, harm: str) -> None:
+    do, said = HARMS[harm]
+    do(copy)
+    with pytest.raises(ArtifactError, match=said):
+        Qwen3Omni.load(checkpoint, compiled_path=copy)
+
+
+def test_a_tree_of_another_checkpoint_is_not_loaded(tree: Path, tmp_path: Path) -> None:
+    """One with the same config and the same shapes, as a fine-tune has."""
+    other = write_tiny_checkpoint(tmp_path, seed=99)
+    with pytest.raises(ArtifactError, match="compiled from another checkpoint than"):
+        Qwen3Omni.load(other, compiled_path=tree)
+
+
+def test_a_file_of_the_right_size_with_other_tensors_is_named(
+    checkpoint: Path, copy: Path, config: OmniConfig
+) -> None:
+    raw = (copy / WEIGHTS).read_bytes()
+    (copy / WEIGHTS).write_bytes(raw.replace(b"code2wav.norm.weight", b"code2wav.nurm.weight"))
+    with pytest.raises(ArtifactError, match=r"2 differ|1 differ"):
+        Qwen3Omni.load(checkpoint, compiled_path=copy)
+    (copy / WEIGHTS).write_bytes(bytes(len(raw)))
+    with pytest.raises(ArtifactError, match=r"weights.safetensors can't be read"):
+        Qwen3Omni.load(checkpoint, compiled_path=copy)
+    with pytest.raises(ArtifactError, match=r"float32 .* and torch.float64"):
+        load_compiled_models(copy, config, torch.float64, ("thinker",))
+
+
+def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:
+    with pytest.raises(ArtifactError, match="/nowhere is no folder"):
+        Qwen3Omni.load(checkpoint, compiled_path="/nowhere")
+
+
+# What a graph says of its inputs and outputs, against its module.
+
+
+def zeros(spec: TensorSpec, length: int) -> torch.Tensor:
+    shape = [axis if isinstance(axis, int) else length for axis in spec.shape]
+    return torch.zeros(shape, dtype=getattr(torch, spec.dtype))
+
+
+def run_call(models: Any, graph: str, call: Call, x: dict[str, torch.Tensor]) -> Any:
+    if call.name == "decode":
+        kept = {n: x.pop(n) for n in ("keys", "values", "slots", "lengths")}
+        kept["slots"] = torch.arange(2)
+        cache = SlotCache(KvCache(kept["keys"], kept["values"]), kept["slots"], kept["lengths"])
+        return getattr(models, graph).decode(*x.values(), cache)
+    if call.name == "prefill":
+        cache = KvCache(x.pop("keys"), x.pop("values"))
+        rows, positions, last, *more = x.values()
+        return getattr(models, graph).prefill(rows, positions, last, cache, *more)
+    if graph == "vision":
+        return models.vision_encoder(**(x | {"grid": torch.tensor([2, 2]), "valid": ~x["valid"]}))
+    if graph == "audio":
+        return models.audio_encoder(**x, chunk_width=100)
+    if graph == "talker":
+        return getattr(models, call.name)(x["rows"])
+    if graph == "code_predictor":
+        return models.code_predictor(**(x | {"top_p": torch.ones(2)}))
+    codes, *state = x.values()
+    decode = models.code2wav.start if call.name == "start" else models.code2wav.step
+    samples, left = decode(codes, *([tuple(state)] if state else []))
+    return (samples, *left)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_every_call_is_what_the_module_takes_and_gives(
+    tree: Path, models: Models, graph: str
+) -> None:
+    calls = read_manifest(tree).graphs[graph].calls
+    assert calls
+    for call in calls:
+        given = {name: zeros(spec, 2) for name, spec in call.inputs.items()}
+        got = run_call(models, graph, call, given)
+        got = got if isinstance(got, tuple) else (got,)
+        said = [zeros(spec, 2) for spec in call.outputs.values()]
+        shapes = [(tuple(t.shape), t.dtype) for t in got]
+        assert shapes == [(tuple(t.shape), t.dtype) for t in said], f"{call.name} {call.bucket}"
+
+
+# Memory: compile the largest graph, and watch.
+PEAK_SCRIPT = """
+import resource, sys, threading, time
+from dataclasses import replace
+from pathlib import Path
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.cpu.compile import compile_graph, expected_bytes
+from qwen3_omni_neuron.plan import graphs_of, make_plan
+
+small, tiny, out = map(Path, sys.argv[1:])
+config = read_config(small)
+plan = make_plan(small, config, dtype="float32")
+(out / "warm").mkdir()  # what the libraries themselves take
+compile_graph(replace(plan, model=tiny), "thinker", out / "warm")
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+before, peak, done = resident(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, resident())
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch)
+watcher.start()
+graph = max(graphs_of(config), key=lambda graph: expected_bytes(plan, graph))
+(out / graph).mkdir()
+record = compile_graph(plan, graph, out / graph)
+done.set(); watcher.join()
+print((peak - before) / record.bytes)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+def test_compiling_peaks_below_half_of_the_largest_graph(checkpoint: Path, tmp_path: Path) -> None:
+    """Far below the 1.5 that was asked for: a parameter at a time."""
+    small = write_tiny_checkpoint(tmp_path / "small", size="small")
+    arguments = map(str, (small, checkpoint, tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_SCRIPT, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
+
+
+# The commands.
+
+
+def test_compile_prints_a_table_and_goes_on(
+    checkpoint: Path, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.rmtree(copy / "vision")
+    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS, "--resume")
+    assert cli.main(words) == 0
+    printed = capsys.readouterr()
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert rows[0] == ["graph", "bucket", "seconds", "MB"]
+    assert [row[0] for row in rows[1:]] == list(GRAPHS)
+    assert rows[2][1:] == ["64,128", rows[2][2], "1.4"]
+    assert [row[2] == "kept" for row in rows[1:]] == [graph != "vision" for graph in GRAPHS]
+    assert "vision: to be compiled, missing" in printed.err
+    assert "100%" in printed.err
+
+
+def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, copy: Path) -> None:
+    for graph in ("vision", "audio", "code2wav"):
+        shutil.rmtree(copy / graph)
+    words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "qwen3_omni_neuron.cli", *words], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (copy / "vision").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "interrupted" in said
+    assert "Traceback" not in said
+    there = {path.name for path in copy.iterdir()}
+    assert {"thinker", "vision", ".lock"} <= there <= {*GRAPHS, ".lock"}
+    assert cli.main(words) == 0
+    ours, theirs = read_manifest(copy), read_manifest(tree)
+    assert {g: r.files for g, r in ours.graphs.items()} == {
+        g: r.files for g, r in theirs.graphs.items()
+    }
+
+
+def test_a_script_compiles_its_graph(checkpoint: Path, tmp_path: Path) -> None:
+    words = compile_words(checkpoint, tmp_path)[1:]
+    script = ROOT / "compile" / "audio.py"
+    done = subprocess.run(
+        [sys.executable, str(script), *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "is not whole yet (thinker: missing; vision: missing; talker: missing" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
+
+
+def test_there_is_a_script_for_every_graph() -> None:
+    scripts = {path.stem: path.read_text() for path in (ROOT / "compile").glob("*.py")}
+    assert set(scripts) == {*GRAPHS, "all"}
+    for graph in GRAPHS:
+        assert f'"--only", "{graph}"' in scripts[graph]
+    assert "--only" not in scripts["all"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--target", "neuron"], "target 'neuron' is not there yet"),
+        (["--target", "gpu"], "target is one of cpu, got 'gpu'"),
+        (["--tp", "8"], "tp is 1 for target cpu"),
+        (["--lnc", "2"], "lnc is 1 for target cpu"),
+        (["--buckets", "96,48"], "prompt_buckets is a list of ascending sizes.* got 96, 48"),
+        (["--buckets", "48,9999"], "prompt_buckets has 9999, and the KV cache 4096"),
+        (["--patch-buckets", "30"], "patch_buckets has 30; a size is a multiple of 4"),
+        (["--chunk-frames", "0,4"], "chunk_frames is a list of ascending sizes"),
+        (["--only", "vocoder"], "unknown graph 'vocoder'"),
+        (["--dtype", "int8"], "dtype is auto or one of"),
+    ],
+)
+def test_a_wrong_plan_is_one_line(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    assert cli.main(compile_words(checkpoint, tmp_path / "tree", *words)) == 1
+    message = capsys.readouterr().err
+    assert re.search(said, message)
+    assert not (tmp_path / "tree").exists()
+
+
+def test_a_checkpoint_that_lacks_a_tensor_is_named_by_the_process_that_read_it(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+    index = model / "model.safetensors.index.json"
+    raw = json.loads(index.read_text())
+    del raw["weight_map"]["code2wav.code_embedding.weight"]
+    index.write_text(json.dumps(raw))
+    words = compile_words(model, tmp_path / "tree", "--only", "code2wav")
+    assert cli.main(words) == 1
+    assert "lacks 1 parameters: code2wav.code_embedding.weight" in capsys.readouterr().err
+    assert sorted(path.name for path in (tmp_path / "tree").iterdir()) == [".lock"]
+
+
+def test_inspect_prints_the_plan_and_verifies(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(copy), "--verify"]) == 0
+    printed = capsys.readouterr().out
+    for line in ("target: cpu", "prompt_buckets: 48,96", "verified: 6 files"):
+        assert line in printed
+    assert "vision.encode 64: patches float32 [frames, 64, 1536]" in printed
+    raw = bytearray((copy / WEIGHTS).read_bytes())
+    raw[-1] ^= 1
+    (copy / WEIGHTS).write_bytes(raw)
+    assert cli.main(["inspect", str(copy)]) == 0
+    assert cli.main(["inspect", str(copy), "--verify"]) == 1
+    assert f"{copy / WEIGHTS} has changed: its sha256 is" in capsys.readouterr().err
+    os.truncate(copy / WEIGHTS, 10)
+    assert cli.main(["inspect", str(copy)]) == 1
+    assert f"{copy / WEIGHTS} has 10 bytes instead of" in capsys.readouterr().err
+
+
+def test_speak_from_a_tree(checkpoint: Path, tree: Path, tmp_path: Path) -> None:
+    words = ["speak", "Hello", "--model", str(checkpoint), "--compiled", str(tree)]
+    short = ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"]
+    assert cli.main([*words, *short, "--out", str(tmp_path / "o.wav")]) == 0
+    assert (tmp_path / "o.wav").stat().st_size > 44
+
+
+def test_doctor_reports_in_markdown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NEURON_RT_VISIBLE_CORES", "0-7")
+    assert cli.main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for line in (
+        f"| python | {sys.version.split()[0]} |",
+        "| qwen3-omni-neuron | 0.1.0 |",
+        f"| torch | {torch.__version__} |",
+        "| neuronx-cc | 2.26.* | not installed | |",
+        "| NEURON_RT_VISIBLE_CORES | 0-7 |",
+        "| NEURON_CC_FLAGS | not set |",
+    ):
+        assert line in printed.splitlines()
