@@ -61,7 +61,7 @@ def _plan(
     wanted = {field.name for field in fields(CompilePlan)} - {"model"}
     if strange := sorted(wanted ^ settings.keys()):
         raise ArtifactError(
-            f"{folder} holds a plan of another version: {', '.join(strange)} is missing or unknown. "
+            f"{folder} has a plan of another version: {', '.join(strange)} is missing or unknown. "
             "Compile into another folder."
         )
     try:

@@ -48,7 +48,8 @@ def test_the_commands_run(
     monkeypatch.chdir(tmp_path)
     shown = commands()
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
-    verbs = ["speak", "speak", "speak", "transcribe", "tiny-checkpoint"]
+    verbs = ["speak", "speak", "speak", "transcribe", "compile", "inspect", "speak"]
+    verbs.append("tiny-checkpoint")
     assert [words[0] for words in shown] == verbs
     for words in shown:
         arguments = [str(checkpoint) if w.startswith("Qwen/") else w for w in words]
@@ -57,7 +58,8 @@ def test_the_commands_run(
         elif words[0] == "transcribe":
             arguments += ["--max-new-tokens", "3"]
         assert cli.main(arguments) == 0
-    assert (tmp_path / "answer.wav").stat().st_size > 44
+    for speech in ("answer.wav", "story.wav"):
+        assert (tmp_path / speech).stat().st_size > 44
     assert (tmp_path / "my-checkpoint" / "config.json").exists()
 
 
