@@ -36,6 +36,13 @@ def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     return compile_slowly(plan, graph, folder)
 
 
+def compile_for_ever(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+    """A long compile, which says that it has begun."""
+    (folder / "begun").touch()
+    time.sleep(600)
+    return compile_slowly(plan, graph, folder)
+
+
 def compile_without_room(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     """The third graph meets a full disk."""
     record = compile_slowly(plan, graph, folder)
@@ -49,5 +56,6 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
 
 
 SLOW = Target(compile_slowly, expected_bytes)
+LONG = Target(compile_for_ever, expected_bytes)
 DYING = Target(compile_and_die, expected_bytes)
 FULL = Target(compile_without_room, expected_bytes)

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -62,18 +63,18 @@ def timeless(value: object) -> object:
     return [timeless(v) for v in value] if isinstance(value, list) else value
 
 
-def start(plan: CompilePlan, tree: Path) -> "subprocess.Popen[bytes]":
-    """A run in a process of its own."""
+def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Popen[bytes]":
+    """A run in a process of its own. target: of made_trees."""
     code = (
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
-        "from made_trees import SLOW\n"
+        f"from made_trees import {target}\n"
         "from qwen3_omni_neuron.compiling.runner import compile_tree\n"
         "from qwen3_omni_neuron.config_json import read_config\n"
         "from qwen3_omni_neuron.plan import make_plan\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = make_plan(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
-        f"compile_tree(plan, Path({str(tree)!r}), SLOW)\n"
+        f"compile_tree(plan, Path({str(tree)!r}), {target})\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
 
@@ -104,6 +105,44 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
     outcome = compile_tree(plan, tree, SLOW)
     assert set(outcome.compiled) == set(GRAPHS) - set(kept)
     assert content(tree) == expected
+
+
+def test_what_a_killed_run_was_compiling_ends_with_it_and_the_folder_is_free(
+    plan: CompilePlan, clean: Path, tmp_path: Path
+) -> None:
+    process = start(plan, tmp_path, "LONG")
+    deadline = time.monotonic() + 30
+    while not (tmp_path / ".thinker.part" / "begun").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS
+    assert content(tmp_path) == content(clean)
+
+
+def test_a_graph_appears_in_one_piece(plan: CompilePlan, clean: Path, tmp_path: Path) -> None:
+    """Looked at all the time while it is compiled."""
+    whole = {graph: len(content(clean / graph)) for graph in GRAPHS}
+    seen: set[tuple[str, int]] = set()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            for graph in GRAPHS:
+                folder = tmp_path / graph
+                if folder.exists():
+                    seen.add((graph, sum(p.is_file() for p in folder.rglob("*"))))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        compile_tree(plan, tmp_path, SLOW)
+        time.sleep(0.05)
+    finally:
+        done.set()
+        watcher.join()
+    assert seen == set(whole.items())
 
 
 def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path) -> None:
