@@ -91,5 +91,5 @@ def _disk() -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """None where the system has no such file."""
+    """No lines where the system has no such file."""
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
