@@ -1,11 +1,9 @@
-"""From a checkpoint to engines on the CPU, all stages at once or one of them."""
+"""Engines on the CPU over a checkpoint, all stages at once or one of them."""
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
@@ -15,29 +13,11 @@ from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
-from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, ResizeMlp
-from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
+from qwen3_omni_neuron.loading import Models, load_models
+from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.runtime.protocols import Engines
-from qwen3_omni_neuron.weights import (
-    Part,
-    audio_encoder_pieces,
-    code2wav_pieces,
-    code_predictor_pieces,
-    embedding_pieces,
-    load_parts,
-    projection_pieces,
-    talker_pieces,
-    thinker_pieces,
-    vision_encoder_pieces,
-)
 
 MOST_FRAMES = 4096
-STAGES = ("thinker", "talker", "vocoder")
 
 
 @dataclass(frozen=True)
@@ -60,24 +40,6 @@ class EngineSpec:
     patch_buckets: tuple[int, ...] = ()
 
 
-@dataclass
-class Models:
-    """The modules of model/ with their weights; None for a stage that was not loaded.
-
-    embedding: the thinker's table, which the talker's text rows are projected from.
-    """
-
-    thinker: Thinker | None = None
-    audio_encoder: AudioEncoder | None = None
-    vision_encoder: VisionEncoder | None = None
-    embedding: nn.Embedding | None = None
-    talker: Talker | None = None
-    text_projection: ResizeMlp | None = None
-    hidden_projection: ResizeMlp | None = None
-    code_predictor: CodePredictor | None = None
-    code2wav: Code2Wav | None = None
-
-
 def build_engines(spec: EngineSpec) -> Engines:
     """All engines in this process. Raises CheckpointError (see weights.load_parts)."""
     models = load_models(Checkpoint(spec.folder), spec.config, spec.dtype)
@@ -88,74 +50,17 @@ def build_engines(spec: EngineSpec) -> Engines:
 
 
 def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
-    """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
+    """One stage's engine, with the weights of that stage alone. stage: one of loading.STAGES."""
     models = load_models(Checkpoint(spec.folder), spec.config, spec.dtype, (stage,))
     if stage == "thinker":
         return _thinker(models, spec)
     return _talker(models, spec) if stage == "talker" else _vocoder(models, spec)
 
 
-def load_models(
-    checkpoint: Checkpoint,
-    config: OmniConfig,
-    dtype: torch.dtype,
-    stages: Collection[str] = STAGES,
-) -> Models:
-    """Read the weights of some stages once, converted to `dtype` as they are copied.
-
-    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError (see
-    weights.load_parts).
-    """
-    with torch.device("meta"):
-        models = Models()
-        parts: list[Part] = []
-        if "thinker" in stages:
-            parts += _thinker_parts(models, config)
-        if "talker" in stages and config.talker is not None:
-            parts += _talker_parts(models, config, config.talker)
-        if "vocoder" in stages and config.code2wav is not None:
-            models.code2wav = Code2Wav(config.code2wav)
-            parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
-    load_parts(parts, checkpoint, dtype)
-    return models
-
-
 def talker_context_length(config: TalkerConfig, context_length: int) -> int:
     """Positions of the talker's KV cache: the longest prompt, its assistant rows, and as many
     frames as a request speaks by default."""
     return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
-
-
-def _thinker_parts(models: Models, config: OmniConfig) -> list[Part]:
-    c = config.thinker
-    accept_layer = config.talker.accept_hidden_layer if config.talker else 0
-    models.thinker = Thinker(c, accept_layer)
-    models.embedding = models.thinker.embedding
-    models.audio_encoder = AudioEncoder(c.audio)
-    models.vision_encoder = VisionEncoder(c.vision)
-    return [
-        Part(models.thinker, thinker_pieces(c), ("thinker.model.", "thinker.lm_head.")),
-        Part(models.audio_encoder, audio_encoder_pieces(c.audio), ("thinker.audio_tower.",)),
-        Part(models.vision_encoder, vision_encoder_pieces(c.vision), ("thinker.visual.",)),
-    ]
-
-
-def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> list[Part]:
-    parts = []
-    if models.embedding is None:
-        text = config.thinker.text
-        models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
-        parts.append(Part(models.embedding, embedding_pieces(), ()))
-    models.talker = Talker(c)
-    models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
-    models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
-    return [
-        *parts,
-        Part(models.talker, talker_pieces(c), ("talker.",)),
-        Part(models.text_projection, projection_pieces("text_projection"), ()),
-        Part(models.hidden_projection, projection_pieces("hidden_projection"), ()),
-        Part(models.code_predictor, code_predictor_pieces(c), ()),
-    ]
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:

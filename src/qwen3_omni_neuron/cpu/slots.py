@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
@@ -62,7 +62,8 @@ class Slots:
             values: Tensor,
             *extra: Tensor,
         ) -> tuple[Tensor, Tensor]:
-            return model.prefill(rows, positions, last, KvCache(keys, values), *extra)
+            cache = PromptCache(KvCache(keys, values))
+            return model.prefill(rows, positions, last, cache, *extra)
 
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
             return model.decode(row, position, LineCache(KvCache(*cache), length))
