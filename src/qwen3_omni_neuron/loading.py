@@ -1,10 +1,10 @@
 """From a checkpoint to the modules of model/, all of them or those of one stage."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
@@ -81,6 +81,16 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
             models.code2wav = Code2Wav(config.code2wav)
             parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
     return models, parts
+
+
+def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Put tensors, by name, in the place of a module's parameters and buffers: no copy."""
+    for name, tensor in tensors:
+        owner, _, attribute = name.rpartition(".")
+        kept = module.get_submodule(owner)
+        if attribute in dict(kept.named_parameters(recurse=False)):
+            tensor = nn.Parameter(tensor.detach(), requires_grad=False)
+        setattr(kept, attribute, tensor)
 
 
 def _thinker_parts(models: Models, config: OmniConfig) -> list[Part]:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 
 import torch
-from torch import nn
 
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.graphs.buckets import GraphBuckets
@@ -13,7 +12,7 @@ from qwen3_omni_neuron.graphs.decoders import decode_graph, decoder_config, pref
 from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.speech import code2wav_graph, predictor_graph
-from qwen3_omni_neuron.loading import Models, lay_out
+from qwen3_omni_neuron.loading import Models, fill, lay_out
 from qwen3_omni_neuron.parallel.heads import local_kv_heads
 
 # 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
@@ -68,21 +67,9 @@ def with_weights(models: Models, weights: Models) -> Models:
     for name in PARTS:
         module, loaded = getattr(models, name), getattr(weights, name)
         if module is not None:
-            fill(module, loaded)
+            fill(module, loaded.named_parameters())
+            fill(module, loaded.named_buffers())
     return models
-
-
-def fill(module: nn.Module, loaded: nn.Module) -> None:
-    """Give a module the parameters and buffers of another of the same names."""
-    for name, parameter in loaded.named_parameters():
-        _put(module, name, parameter)
-    for name, buffer in loaded.named_buffers():
-        _put(module, name, buffer)
-
-
-def _put(module: nn.Module, name: str, value: torch.Tensor) -> None:
-    owner, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(owner), attribute, value)
 
 
 def static_config(config: OmniConfig) -> OmniConfig:
