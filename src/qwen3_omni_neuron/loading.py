@@ -88,9 +88,9 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         owner, _, attribute = name.rpartition(".")
         kept = module.get_submodule(owner)
-        if attribute in dict(kept.named_parameters(recurse=False)):
-            tensor = nn.Parameter(tensor.detach(), requires_grad=False)
-        setattr(kept, attribute, tensor)
+        weight = attribute in dict(kept.named_parameters(recurse=False))
+        own = nn.Parameter(tensor.detach(), requires_grad=False) if weight else tensor
+        setattr(kept, attribute, own)
 
 
 def _thinker_parts(models: Models, config: OmniConfig) -> list[Part]:

@@ -63,4 +63,4 @@ class StepState:
         new = torch.where(self._idle, held[where], rows.view(-1, heads, width))
         lines = held.index_put(where, new)
         self.left.append(lines)
-        return lines.index_select(0, self._slots)[:, :, : self._window].flatten(0, 1)
+        return lines[:, :, : self._window].index_select(0, self._slots).flatten(0, 1)
