@@ -15,6 +15,7 @@ from qwen3_omni_neuron.loading import Models
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.kv_state import KvLines, PromptState, StepState
 from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.norm import RmsNorm
 from qwen3_omni_neuron.positions import rope_positions
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
@@ -105,6 +106,28 @@ def test_static_models_hold_no_copy_of_the_weights(static: Models, models: Model
         theirs = dict(getattr(models, part).named_parameters())
         assert ours.keys() == theirs.keys()
         assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
+
+
+@pytest.mark.parametrize("shape", [(64,), (6, 16)])
+def test_norms_spelled_out_are_the_norms(shape: tuple[int, ...]) -> None:
+    """Also where only eps keeps the norm from 0."""
+    fused, spelled = RmsNorm(*shape, eps=1e-6), RmsNorm(*shape, eps=1e-6)
+    nn.init.normal_(fused.weight)
+    spelled.load_state_dict(fused.state_dict())
+    spelled.spelled_out = True
+    for scale in (0.0, 1e-9, 1e-3, 1.0, 1e4):
+        x = scale * torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(spelled(x), fused(x), atol=1e-6, rtol=1e-6)
+
+
+def test_every_norm_of_a_graph_is_spelled_out(static: Models, models: Models) -> None:
+    """torch_xla has no hypot: it would leave the graph for the CPU at every norm."""
+    norms = [m for p in PARTS for m in getattr(static, p).modules() if isinstance(m, RmsNorm)]
+    assert norms
+    assert all(norm.spelled_out for norm in norms)
+    assert not any(
+        m.spelled_out for p in PARTS for m in getattr(models, p).modules() if isinstance(m, RmsNorm)
+    )
 
 
 @pytest.mark.parametrize("block_rows", [1, 4, 128])

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vi
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.speech import code2wav_graph, predictor_graph
 from qwen3_omni_neuron.loading import Models, fill, lay_out
+from qwen3_omni_neuron.model.norm import RmsNorm
 from qwen3_omni_neuron.parallel.heads import local_kv_heads
 
 # 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
@@ -53,12 +54,16 @@ def all_graphs(
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
     """The modules that graphs are traced from, on the meta device: those of the CPU, but for the
-    experts of long prompts, which are computed in blocks of fixed shape."""
+    experts of long prompts, which are computed in blocks of fixed shape, and for the norms, which
+    are spelled out."""
     models, _ = lay_out(static_config(config))
     for name in PARTS:
         module = getattr(models, name)
         if module is not None:
             module.to(dtype=dtype, device="meta")
+            for layer in module.modules():
+                if isinstance(layer, RmsNorm):
+                    layer.spelled_out = True
     return models
 
 
