@@ -98,7 +98,7 @@ def encode(folder: Path, seconds: int) -> dict[str, float]:
     from qwen3_omni_neuron.checkpoint import Checkpoint
     from qwen3_omni_neuron.config_json import read_config
     from qwen3_omni_neuron.cpu.audio import CpuAudio
-    from qwen3_omni_neuron.cpu.models import load_models
+    from qwen3_omni_neuron.loading import load_models
 
     checkpoint = tiny_checkpoint(folder)
     models = load_models(

@@ -16,13 +16,18 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """Routed experts, and the talker's shared one (width 0: none)."""
+    """Routed experts, and the talker's shared one (width 0: none).
+
+    block_rows: in a graph of fixed shapes, rows of one expert that are computed together; 0 where
+    shapes may follow the data.
+    """
 
     experts: int
     experts_per_token: int
     expert_width: int
     normalize_weights: bool
     shared_expert_width: int
+    block_rows: int = 0
 
 
 @dataclass(frozen=True)

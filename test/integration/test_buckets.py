@@ -11,9 +11,9 @@ from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.cpu.load import EngineSpec, build_engines
-from qwen3_omni_neuron.cpu.models import Models
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache
+from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache
 from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
@@ -98,10 +98,10 @@ def test_nothing_in_the_padding_of_a_prompt_matters(
     positions, last = rope_positions(20), torch.tensor([11])
     clean = KvCache.zeros(c, 1, 32, torch.float32)
     dirty = KvCache.zeros(c, 1, 32, torch.float32)
-    expected = model.prefill(rows[:12], positions[:, :12], last, clean)
+    expected = model.prefill(rows[:12], positions[:, :12], last, PromptCache(clean))
     garbage, far = rows.clone(), positions.clone()
     garbage[12:], far[:, 12:] = 1e3, 777.5
-    padded = model.prefill(garbage, far, last, dirty)
+    padded = model.prefill(garbage, far, last, PromptCache(dirty))
     torch.testing.assert_close(padded[0], expected[0], **CLOSE)
     torch.testing.assert_close(padded[1][:12], expected[1], **CLOSE)
     inputs = torch.tensor([4, 5]) if part == "thinker" else rows[12:14]

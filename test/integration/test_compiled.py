@@ -22,8 +22,8 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.artifact import Call, TensorSpec, read_manifest
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
-from qwen3_omni_neuron.cpu.models import STAGES, Models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.loading import STAGES, Models
 from qwen3_omni_neuron.model.kv_cache import KvCache, SlotCache
 from qwen3_omni_neuron.plan import GRAPHS
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint

@@ -12,7 +12,7 @@ from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import WINDOWS_AT_ONCE, CpuAudio
-from qwen3_omni_neuron.cpu.models import Models
+from qwen3_omni_neuron.loading import Models
 from qwen3_omni_neuron.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 
@@ -142,7 +142,7 @@ import numpy as np, torch
 from qwen3_omni_neuron.media.audio import load_waveform
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.models import load_models
+from qwen3_omni_neuron.loading import load_models
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
 

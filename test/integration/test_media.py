@@ -15,9 +15,9 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.models import Models, load_models
 from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.events import Finished
+from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.prompt import Patches, Prompt
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES

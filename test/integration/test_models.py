@@ -13,10 +13,10 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.models import Models, load_models
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
+from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.norm import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import rotate
@@ -46,7 +46,7 @@ def test_thinker_prefill_and_accept_layer(
     cache = KvCache.zeros(config.thinker.text, 3, 64, torch.float32)
     positions = rope_positions(30)
     logits, accepted = models.thinker.prefill(
-        models.thinker.embedding(ids), positions, torch.tensor([29]), cache.lines(1, 2)
+        models.thinker.embedding(ids), positions, torch.tensor([29]), PromptCache(cache.lines(1, 2))
     )
     torch.testing.assert_close(logits[0], expected.logits[0, -1], **CLOSE)
     layer = config.talker.accept_hidden_layer
@@ -71,7 +71,7 @@ def test_thinker_positions_over_three_axes(
     ).last_hidden_state[0, -1]
     cache = KvCache.zeros(config.thinker.text, 1, 64, torch.float32)
     logits, _ = models.thinker.prefill(
-        models.thinker.embedding(ids), positions.float(), torch.tensor([23]), cache
+        models.thinker.embedding(ids), positions.float(), torch.tensor([23]), PromptCache(cache)
     )
     torch.testing.assert_close(logits[0], reference.model.thinker.lm_head(expected), **CLOSE)
 
@@ -92,7 +92,7 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
             models.thinker.embedding(ids),
             rope_positions(len(ids)),
             torch.tensor([len(ids) - 1]),
-            cache.lines(line, line + 1),
+            PromptCache(cache.lines(line, line + 1)),
         )
     where = torch.tensor(lengths)
     token = torch.tensor([7, 8, 9])
@@ -103,7 +103,10 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
         alone = KvCache.zeros(config.thinker.text, 1, 32, torch.float32)
         whole = torch.cat((ids, token[slot : slot + 1]))
         expected, _ = models.thinker.prefill(
-            models.thinker.embedding(whole), rope_positions(len(whole)), where[slot, None], alone
+            models.thinker.embedding(whole),
+            rope_positions(len(whole)),
+            where[slot, None],
+            PromptCache(alone),
         )
         torch.testing.assert_close(logits[slot], expected[0], **CLOSE)
 
@@ -185,7 +188,7 @@ def test_talker_prefill_and_decode(
         inputs_embeds=rows[None], position_ids=torch.arange(14).expand(3, 1, -1)
     ).last_hidden_state[0]
     cache = KvCache.zeros(config.talker.text, 1, 32, torch.float32)
-    models.talker.prefill(rows[:9], rope_positions(9), torch.tensor([8]), cache)
+    models.talker.prefill(rows[:9], rope_positions(9), torch.tensor([8]), PromptCache(cache))
     for step in range(9, 14):
         at = torch.tensor([step])
         line = LineCache(cache.window(step + 1), at)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.models import Models, load_models
 from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
 SHARD = "model-00002-of-00004.safetensors"
@@ -171,7 +171,7 @@ from pathlib import Path
 import torch
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.models import load_models
+from qwen3_omni_neuron.loading import load_models
 
 folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])
 load_models(Checkpoint(tiny), read_config(tiny), dtype)  # what the libraries themselves take

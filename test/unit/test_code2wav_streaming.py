@@ -15,9 +15,9 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.models import Models, load_models
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from reference import Reference
 

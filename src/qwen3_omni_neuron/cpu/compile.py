@@ -15,7 +15,7 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.calls import graph_calls
 from qwen3_omni_neuron.cpu.compiled import GRAPH_MODULES, GRAPH_STAGES, WEIGHTS_FILE
-from qwen3_omni_neuron.cpu.models import lay_out
+from qwen3_omni_neuron.loading import lay_out
 from qwen3_omni_neuron.plan import CompilePlan
 from qwen3_omni_neuron.tensor_file import write_tensors
 from qwen3_omni_neuron.weights import Part, check_names, converted

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.models import Models, lay_out
 from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.loading import Models, lay_out
 from qwen3_omni_neuron.weights import put_parameter
 
 WEIGHTS_FILE = "weights.safetensors"

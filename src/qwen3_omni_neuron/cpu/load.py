@@ -9,13 +9,13 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
-from qwen3_omni_neuron.cpu.models import STAGES, Models, load_models
 from qwen3_omni_neuron.cpu.slots import talker_context_length
 from qwen3_omni_neuron.cpu.talker import CpuTalker
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.loading import STAGES, Models, load_models
 from qwen3_omni_neuron.plan import CHUNK_FRAMES, CompilePlan
 from qwen3_omni_neuron.runtime.protocols import Engines
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import DecoderConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
@@ -75,7 +75,8 @@ class Slots:
             values: Tensor,
             *extra: Tensor,
         ) -> tuple[Tensor, Tensor]:
-            return model.prefill(rows, positions, last, KvCache(keys, values), *extra)
+            cache = PromptCache(KvCache(keys, values))
+            return model.prefill(rows, positions, last, cache, *extra)
 
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
             return model.decode(row, position, LineCache(KvCache(*cache), length))

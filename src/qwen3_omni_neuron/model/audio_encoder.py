@@ -37,13 +37,14 @@ class AudioEncoder(nn.Module):
         self.fc1 = nn.Linear(c.hidden_size, c.hidden_size)
         self.fc2 = nn.Linear(c.hidden_size, c.output_size)
 
-    def forward(self, mel: Tensor, valid: Tensor, chunk_width: int) -> Tensor:
+    def forward(self, mel: Tensor, valid: Tensor, chunk_width: int | Tensor) -> Tensor:
         """Encode windows, each on its own.
 
         mel: [windows, mel_bins, 800], zeros after a window's end. valid: bool [windows, 104],
         which tokens are real. chunk_width: mel frames that the reference would pad the chunks
-        to: those of the longest, 100 unless every clip is shorter than 1 s. Returns rows
-        [windows, 104, output_size]; those of tokens that are not real mean nothing.
+        to: those of the longest, 100 unless every clip is shorter than 1 s; int64 [1] where a
+        graph is to hold for every width. Returns rows [windows, 104, output_size]; those of tokens
+        that are not real mean nothing.
         """
         c = self.config
         # [windows, mels, 800] -> [windows * 8, 1, mels, 100]
@@ -54,7 +55,7 @@ class AudioEncoder(nn.Module):
             x = layer(x, mask)
         return self.fc2(F.gelu(self.fc1(self.norm(x))))
 
-    def _stem(self, chunks: Tensor, width: int) -> Tensor:
+    def _stem(self, chunks: Tensor, width: int | Tensor) -> Tensor:
         """[chunks, 1, mels, 100] -> [chunks, 13, hidden], position inside the chunk added."""
         x = chunks
         for conv in (self.conv1, self.conv2, self.conv3):
@@ -62,10 +63,16 @@ class AudioEncoder(nn.Module):
             # Beyond the width the reference has nothing, and we a bias that the next convolution
             # would see: a clip of 41 frames ends at 21, then 11, so the kernel reaches one over.
             width = (width + 1) // 2
-            if width < x.shape[3]:
-                x = F.pad(x[..., :width], (0, x.shape[3] - width))
+            x = _silence_beyond(x, width)
         x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
         return x + self.positions[: x.shape[1]].to(x.dtype)
+
+
+def _silence_beyond(x: Tensor, width: int | Tensor) -> Tensor:
+    """x [..., T] with zeros from `width` on."""
+    if isinstance(width, Tensor):
+        return x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= width, 0)
+    return F.pad(x[..., :width], (0, x.shape[-1] - width)) if width < x.shape[-1] else x
 
 
 class AudioEncoderLayer(nn.Module):

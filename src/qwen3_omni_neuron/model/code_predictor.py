@@ -7,7 +7,7 @@ from qwen3_omni_neuron.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
 from qwen3_omni_neuron.model.rotary import RotaryTable
-from qwen3_omni_neuron.model.sampler import sample_top
+from qwen3_omni_neuron.model.sampler import RunningSum, running_sum, sample_top
 
 
 class CodePredictor(nn.Module):
@@ -38,12 +38,13 @@ class CodePredictor(nn.Module):
         uniforms: Tensor | None = None,
         top_p: Tensor | None = None,
         top_k: int = 50,
+        running_sum: RunningSum = running_sum,
     ) -> tuple[Tensor, Tensor]:
         """One frame a slot.
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
         the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
-        model.sampler.top_p_limits.
+        model.sampler.top_p_limits; running_sum: see model.sampler.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
         of the 16 codes' embeddings.
         """
@@ -56,7 +57,7 @@ class CodePredictor(nn.Module):
             if uniforms is None or top_p is None:
                 code = logits.argmax(-1)
             else:
-                code = sample_top(logits, uniforms[:, step], top_k, top_p)
+                code = sample_top(logits, uniforms[:, step], top_k, top_p, running_sum)
             rows = self.embedding[step].index_select(0, code)
             codes.append(code)
             embedded.append(rows)

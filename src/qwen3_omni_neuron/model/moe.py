@@ -24,7 +24,7 @@ class MoeFeedForward(nn.Module):
     def __init__(self, hidden_size: int, c: MoeConfig):
         super().__init__()
         self.experts, self.experts_per_token = c.experts, c.experts_per_token
-        self.normalize_weights = c.normalize_weights
+        self.normalize_weights, self.block_rows = c.normalize_weights, c.block_rows
         self.router = Linear(hidden_size, c.experts)
         self.gate_up = nn.Parameter(torch.empty(c.experts, 2 * c.expert_width, hidden_size))
         # [experts, width, hidden]: the chosen ones' matrices, one above the other, are one matrix.
@@ -43,6 +43,8 @@ class MoeFeedForward(nn.Module):
             return self._one_row(residual, x, weights, chosen[0])
         if rows <= FEW_ROWS:
             return self._by_every_expert(residual, x, weights, chosen)
+        if self.block_rows:
+            return self._by_block(residual, x, weights, chosen)
         return self._by_expert(residual, x, weights, chosen)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,6 +90,34 @@ class MoeFeedForward(nn.Module):
         out = run_experts(x[rows], counts, self.gate_up, self.down)
         out = out * weights.flatten()[by_expert].unsqueeze(1)
         return residual.index_add(0, rows, out)
+
+    def _by_block(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Many rows in fixed shapes: the rows of each expert, padded to whole blocks.
+
+        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 of them. How many
+        there are in all has a bound, and which expert each belongs to is data. Counts are taken in
+        float32 (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a
+        product of integers.
+        """
+        (rows, k), size = chosen.shape, self.block_rows
+        numbers = torch.arange(self.experts, device=x.device)
+        taken = (chosen.unsqueeze(2) == numbers).any(1).float()  # [rows, experts]
+        before = torch.ones(rows, rows, device=x.device).tril(-1)
+        earlier = torch.mm(before, taken)  # how many rows above chose the expert too
+        used = torch.ceil(taken.sum(0) / size)  # blocks of each expert
+        ends = torch.mv(torch.ones(self.experts, self.experts, device=x.device).tril(), used)
+        place = ((ends - used) * size + earlier).gather(1, chosen).flatten().long()
+        # Each expert that is chosen wastes at most one row less than a block.
+        blocks = (rows * k + min(rows * k, self.experts) * (size - 1)) // size
+        expert = (torch.arange(blocks, device=x.device)[:, None] >= ends).sum(1)
+        expert = expert.clamp(max=self.experts - 1)  # blocks that are over
+        copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
+        inputs = x.new_zeros(blocks * size, x.shape[1]).index_copy(0, place, copies)
+        gate_up = self.gate_up.index_select(0, expert)  # [blocks, 2 width, hidden]
+        hidden = gated(torch.bmm(inputs.unflatten(0, (blocks, size)), gate_up.transpose(1, 2)))
+        out = torch.bmm(hidden, self.down.index_select(0, expert)).flatten(0, 1)
+        out = out.index_select(0, place).unflatten(0, (rows, k))
+        return residual + (out * weights.unsqueeze(2)).sum(1)
 
 
 def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:

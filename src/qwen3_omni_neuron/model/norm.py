@@ -23,6 +23,8 @@ class RmsNorm(nn.Module):
     over the code predictor's 15 steps and the talker's feedback loop. The norm is over the last
     of `shape`; a longer shape has a weight a head.
     Source: transformers Qwen3OmniMoeRMSNorm.forward.
+
+    spelled_out: set for a graph that XLA lowers, which has no hypot.
     """
 
     zero: Tensor
@@ -31,6 +33,7 @@ class RmsNorm(nn.Module):
     def __init__(self, *shape: int, eps: float):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(shape))
+        self.spelled_out = False
         self.root = math.sqrt(shape[-1])
         # rms(x) = sqrt(|x|^2 / width + eps) = hypot(|x|, sqrt(width * eps)) / sqrt(width), which
         # is two operations instead of three on the path of every token.
@@ -42,6 +45,10 @@ class RmsNorm(nn.Module):
         """x: [..., *shape]. Returns the same shape and dtype."""
         wide = widen(x)
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+        if self.spelled_out:
+            rms = torch.sqrt(torch.square(norm) + torch.square(self.floor))
+        else:
+            rms = torch.hypot(norm, self.floor)
         zero = cast(self.zero, wide.dtype)
-        unit = torch.addcdiv(zero, wide, torch.hypot(norm, self.floor), value=self.root)
+        unit = torch.addcdiv(zero, wide, rms, value=self.root)
         return cast(unit, x.dtype) * self.weight

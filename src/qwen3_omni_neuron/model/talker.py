@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
-from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, PromptCache
+from qwen3_omni_neuron.model.kv_cache import Appendable
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
@@ -24,16 +24,16 @@ class Talker(nn.Module):
         self.codec_head = Linear(text.hidden_size, text.vocab_size)
 
     def prefill(
-        self, rows: Tensor, positions: Tensor, last: Tensor, cache: KvCache
+        self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
         """Run one talker prompt from position 0 of an empty cache line.
 
         rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], the prompt's last row,
-        behind which is padding; cache: one line. Returns codec logits [1, vocab] and the post-norm
-        hidden state [1, hidden] of the last row: the code predictor's first input.
+        behind which is padding; cache: of one line. Returns codec logits [1, vocab] and the
+        post-norm hidden state [1, hidden] of the last row: the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
-        x, _ = self.decoder(rows, rotation, PromptCache(cache), PROMPT)
+        x, _ = self.decoder(rows, rotation, cache, PROMPT)
         hidden = self.decoder.norm(x.index_select(0, last))
         return self.codec_head(hidden), hidden
 

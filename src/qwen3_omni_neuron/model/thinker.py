@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import ThinkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
-from qwen3_omni_neuron.model.kv_cache import Appendable, KvCache, PromptCache
+from qwen3_omni_neuron.model.kv_cache import Appendable
 from qwen3_omni_neuron.model.linear import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
@@ -30,23 +30,21 @@ class Thinker(nn.Module):
         rows: Tensor,
         positions: Tensor,
         last: Tensor,
-        cache: KvCache,
+        cache: Appendable,
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Run one prompt from position 0 of an empty cache line.
 
         rows: [S, hidden], token embeddings with the encoded media put in; positions: float32
-        [3, S]; last: int64 [1], the prompt's last row, behind which is padding; cache: one line;
+        [3, S]; last: int64 [1], the prompt's last row, behind which is padding; cache: of one line;
         visual: int64 [V], the rows that images and video fill; deepstack: [layers, V, hidden],
         what the first layers add there. Returns logits [1, vocab] of the last row and the accept
         layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
         added = None if visual is None or deepstack is None else (visual, deepstack)
-        x, accepted = self.decoder(
-            rows, rotation, PromptCache(cache), PROMPT, self.accept_layer, added
-        )
+        x, accepted = self.decoder(rows, rotation, cache, PROMPT, self.accept_layer, added)
         return self.head(self.decoder.norm(x.index_select(0, last))), accepted
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:

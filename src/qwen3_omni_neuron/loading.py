@@ -1,11 +1,11 @@
 """The modules of model/ with their weights, from a checkpoint or from a compiled tree."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ def load_models(
     return models
 
 
-def lay_out(config: OmniConfig, stages: Collection[str]) -> tuple[Models, dict[str, Part]]:
+def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
     """The modules of some stages on the meta device, without weights, and the parts that fill them
     by their names in Models. Talker and vocoder are left out where the checkpoint has none."""
     models = Models()
@@ -82,6 +82,16 @@ def lay_out(config: OmniConfig, stages: Collection[str]) -> tuple[Models, dict[s
             pieces = list(code2wav_pieces(config.code2wav))
             parts["code2wav"] = Part(models.code2wav, pieces, ("code2wav.",))
     return models, parts
+
+
+def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Put tensors, by name, in the place of a module's parameters and buffers: no copy."""
+    for name, tensor in tensors:
+        owner, _, attribute = name.rpartition(".")
+        kept = module.get_submodule(owner)
+        weight = attribute in dict(kept.named_parameters(recurse=False))
+        own = nn.Parameter(tensor.detach(), requires_grad=False) if weight else tensor
+        setattr(kept, attribute, own)
 
 
 class _NoInit(TorchFunctionMode):

@@ -1,0 +1,83 @@
+"""A table of the operations of every graph, lowered to HLO on a CPU, and of what is flagged.
+
+    pip install torch==2.9.* torch_xla==2.9.*     # in an environment of its own
+    PYTHONPATH=src:bench python bench/hlo_table.py
+
+Nothing is executed: a graph's size does not change its operations, so the tiny one's are listed.
+"""
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.buckets import GraphBuckets
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.graphs.hlo import Findings, lint_hlo
+from qwen3_omni_neuron.loading import load_models
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+# Prompts of few rows and of many take experts differently, and so do one slot and several.
+BUCKETS = GraphBuckets(
+    audio_windows=(1,),
+    vision_patches=(64,),
+    prompt_rows=(12, 40),
+    media_rows=(8,),
+    slots=(1, 3),
+    windows=(64,),
+    thinker_positions=64,
+    talker_positions=64,
+    chunk_frames=(1, 4),
+)
+
+
+def lower(graph: Graph, owner: nn.Module) -> str:
+    """HLO text of a graph over its part, which is moved to the XLA device. Needs torch_xla.
+
+    Raises RuntimeError for an operation that torch_xla has no HLO of: it would be computed on the
+    CPU in the midst of the graph.
+    """
+    import torch_xla
+    from torch_xla.debug import metrics
+
+    metrics.clear_counters()
+    device = torch_xla.device()
+    module = graph.module(owner).eval().to(device)
+    with torch.no_grad():
+        out = module(*[tensor.to(device) for tensor in graph.example()])
+    missing = [name for name in metrics.counter_names() if name.startswith("aten::")]
+    if missing:
+        raise RuntimeError(f"{graph.label} has no HLO of {', '.join(missing)}")
+    return torch_xla._XLAC._get_xla_tensors_hlo(list(out))
+
+
+def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
+    """Every graph over a tiny checkpoint, in the released precision."""
+    config = read_config(folder)
+    weights = load_models(Checkpoint(folder), config, torch.bfloat16)
+    models = with_weights(static_models(config), weights)
+    for graph in all_graphs(config, BUCKETS):
+        yield graph, lint_hlo(lower(graph, getattr(models, graph.part)))
+
+
+def cell(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "-"
+
+
+def main() -> None:
+    print("| graph | operations | rejected | replaced by another form |")
+    print("| --- | ---: | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        for graph, found in lowered(write_tiny_checkpoint(folder)):
+            total = sum(found.ops.values())
+            print(f"| {graph.label} | {total} | {cell(found.rejected)} | {cell(found.noted)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What one call of a graph computes and reads, counted operation by operation, on meta tensors."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from qwen3_omni_neuron.graphs.graph import Graph
+
+PICKS = frozenset({"index_select", "embedding", "index"})
+PUTS = frozenset({"index_put", "index_copy"})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one call, on one core.
+
+    flops: of matrix products, convolutions and attention, as the graph computes them, padding and
+    what a causal mask hides included. weight_bytes: read, each matrix as often as it is used, of
+    experts and embeddings what is picked. state_bytes: read, and written in place. sums,
+    sum_bytes: collectives over the ranks, and what each rank gives to them.
+    """
+
+    flops: int
+    weight_bytes: int
+    state_bytes: int
+    sums: int = 0
+    sum_bytes: int = 0
+
+
+class CountingGroup:
+    """Serves parallel.layers.Group for one rank of `size` that is counted, not computed with."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self.sums = self.sum_bytes = 0
+
+    def sum(self, x: Tensor) -> Tensor:
+        self._count(x)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        self._count(x)
+        return torch.cat([x] * self._size, -1)
+
+    def _count(self, x: Tensor) -> None:
+        self.sums += 1
+        self.sum_bytes += x.nbytes
+
+
+def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = None) -> Cost:
+    """Count a graph over its part. owner: on the meta device. group: what it was parallelized
+    with."""
+    before = (group.sums, group.sum_bytes) if group else (0, 0)
+    example = graph.example(device="meta")
+    weights = _Reads(owner.parameters())
+    state = _Reads(example[len(graph.inputs) :])
+    with torch.no_grad(), FlopCounterMode(display=False) as flops, weights, state:
+        graph.module(owner)(*example)
+    after = (group.sums, group.sum_bytes) if group else (0, 0)
+    sums, sum_bytes = (now - then for now, then in zip(after, before, strict=True))
+    return Cost(flops.get_total_flops(), weights.nbytes, state.nbytes, sums, sum_bytes)
+
+
+class _Reads(TorchDispatchMode):
+    """Counts what operations read of some tensors and of views on them."""
+
+    def __init__(self, tensors: Iterable[Tensor]):
+        super().__init__()
+        self.nbytes = 0
+        # By identity; held, so that none is made anew in the same place.
+        self._watched = {id(tensor): tensor for tensor in tensors}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._watched]
+        if not read:
+            return out
+        name = func._schema.name.removeprefix("aten::")
+        if any(returned.alias_info is not None for returned in func._schema.returns):
+            self._watch(out)
+        elif name in PUTS:
+            self._watch(out)  # the same memory in a compiled graph, but for what is put
+            self.nbytes += args[-1].nbytes
+        elif name in PICKS:
+            # Never more than there is: blocks of one expert read it once.
+            self.nbytes += min(out.nbytes, sum(tensor.nbytes for tensor in read))
+        else:
+            self.nbytes += sum(tensor.nbytes for tensor in read)
+        return out
+
+    def _watch(self, out: Any) -> None:
+        for tensor in tree_leaves(out):
+            self._watched[id(tensor)] = tensor

@@ -1,0 +1,124 @@
+"""The graphs of thinker and talker: prefill and decode, with the KV cache as state."""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.graphs.buckets import GraphBuckets
+from qwen3_omni_neuron.graphs.graph import Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.model.kv_state import PromptState, StepState
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+
+
+def prefill_graph(
+    config: OmniConfig,
+    part: str,
+    rows: int,
+    buckets: GraphBuckets,
+    dtype: torch.dtype,
+    kv_heads: int,
+    visual: bool = False,
+) -> Graph:
+    """One prompt, padded to `rows`, into one line.
+
+    part: "thinker" or "talker". kv_heads: those that this core holds. visual: with the rows that
+    images and video fill (as many as the prompt may have; what is over points anywhere and adds
+    zeros) and what deepstack adds there.
+    """
+    c = decoder_config(config, part)
+    inputs = [
+        TensorSpec("rows", (rows, c.hidden_size), dtype),
+        TensorSpec("positions", (3, rows), torch.float32, rows),
+        TensorSpec("last", (1,), torch.int64, rows),
+        TensorSpec("slot", (1,), torch.int64, buckets.most_slots),
+    ]
+    if visual:
+        layers = len(config.thinker.vision.deepstack_layers)
+        inputs += [
+            TensorSpec("visual", (rows,), torch.int64, rows),
+            TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype),
+        ]
+    seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
+    return Graph(
+        f"{part}_prefill{'_visual' if visual else ''}",
+        {"rows": rows},
+        part,
+        _prefill,
+        tuple(inputs),
+        (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
+        kv_lines(c, part, buckets, dtype, kv_heads),
+    )
+
+
+def decode_graph(
+    config: OmniConfig,
+    part: str,
+    slots: int,
+    window: int,
+    buckets: GraphBuckets,
+    dtype: torch.dtype,
+    kv_heads: int,
+) -> Graph:
+    """One row each of `slots` lines, which read `window` positions. A row of length -1 is idle."""
+    c = decoder_config(config, part)
+    row = TensorSpec("rows", (slots, c.hidden_size), dtype)
+    outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
+    if part == "thinker":
+        row = TensorSpec("token_ids", (slots,), torch.int64, c.vocab_size)
+    else:
+        outputs.append(TensorSpec("hidden", (slots, c.hidden_size), dtype))
+    return Graph(
+        f"{part}_decode",
+        {"slots": slots, "window": window},
+        part,
+        partial(_decode, window=window),
+        (
+            row,
+            TensorSpec("positions", (slots,), torch.float32, window),
+            TensorSpec("slots", (slots,), torch.int64, buckets.most_slots),
+            TensorSpec("lengths", (slots,), torch.int64, window),
+        ),
+        tuple(outputs),
+        kv_lines(c, part, buckets, dtype, kv_heads),
+    )
+
+
+def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
+    """part: "thinker" or "talker"."""
+    if part == "thinker":
+        return config.thinker.text
+    assert config.talker is not None
+    return config.talker.text
+
+
+def kv_lines(
+    c: DecoderConfig, part: str, buckets: GraphBuckets, dtype: torch.dtype, kv_heads: int
+) -> tuple[TensorSpec, ...]:
+    """The state of a decoder, see model.kv_state: shared by all its graphs."""
+    positions = buckets.thinker_positions if part == "thinker" else buckets.talker_positions
+    shape = (buckets.most_slots, kv_heads, positions, c.head_dim)
+    return tuple(
+        TensorSpec(f"{kind}.{layer}", shape, dtype)
+        for layer in range(c.layers)
+        for kind in ("keys", "values")
+    )
+
+
+def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    rows, positions, last, slot, *visual = inputs
+    cache = PromptState(state, slot)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.left)
+
+
+def _decode(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: int
+) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    rows, positions, slots, lengths = inputs
+    cache = StepState(state, slots, lengths, window)
+    outputs = owner.decode(rows, positions, cache)
+    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.left)

@@ -1,0 +1,61 @@
+"""The graphs of the encoders and of the talker's projections."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.config import AudioEncoderConfig, TalkerConfig, VisionEncoderConfig
+from qwen3_omni_neuron.graphs.graph import Graph, Outputs, State, TensorSpec
+
+
+def audio_graph(c: AudioEncoderConfig, windows: int, dtype: torch.dtype) -> Graph:
+    """A batch of windows of 8 s, of clips of any length."""
+    frames, tokens = c.window_mel_frames, c.window_tokens
+    return Graph(
+        "audio_encoder",
+        {"windows": windows},
+        "audio_encoder",
+        _stateless,
+        (
+            TensorSpec("mel", (windows, c.mel_bins, frames), dtype),
+            TensorSpec("valid", (windows, tokens), torch.bool),
+            TensorSpec("chunk_width", (1,), torch.int64, c.chunk_mel_frames + 1),
+        ),
+        (TensorSpec("rows", (windows, tokens, c.output_size), dtype),),
+    )
+
+
+def vision_graph(c: VisionEncoderConfig, patches: int, dtype: torch.dtype) -> Graph:
+    """One frame, padded to `patches`."""
+    rows = patches // c.merge_size**2
+    return Graph(
+        "vision_encoder",
+        {"patches": patches},
+        "vision_encoder",
+        _stateless,
+        (
+            TensorSpec("patches", (1, patches, c.patch_values), dtype),
+            TensorSpec("places", (2, patches), torch.int64, c.positions_per_side),
+            TensorSpec("grid", (2,), torch.int64, 2 * c.positions_per_side),
+            TensorSpec("valid", (patches,), torch.bool),
+        ),
+        (TensorSpec("rows", (1 + len(c.deepstack_layers), 1, rows, c.output_size), dtype),),
+    )
+
+
+def projection_graphs(c: TalkerConfig, rows: int, dtype: torch.dtype) -> Iterator[Graph]:
+    """Thinker rows to talker rows: of text, and of the accept layer at media positions."""
+    for name in ("text_projection", "hidden_projection"):
+        yield Graph(
+            name,
+            {"rows": rows},
+            name,
+            _stateless,
+            (TensorSpec("x", (rows, c.thinker_hidden_size), dtype),),
+            (TensorSpec("rows", (rows, c.text.hidden_size), dtype),),
+        )
+
+
+def _stateless(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Outputs, State]:
+    return (owner(*inputs),), ()

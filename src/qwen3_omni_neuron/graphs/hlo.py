@@ -1,0 +1,101 @@
+"""What in a graph's HLO the published error codes of neuronx-cc reject.
+
+Source: aws-neuron-sdk, compiler/error-codes. Text in, findings out: what lowers a graph to HLO is
+not imported here (see bench/hlo_table.py).
+"""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+INSTRUCTION = re.compile(r"\s*(?:ROOT )?(%[\w.\-]+) = (\(.*?\)|\S+) ([a-z][a-z0-9\-]*)\((.*)")
+INTEGERS = frozenset({"s64", "u64", "s32", "u32", "s16", "u16", "s8", "u8"})
+UNSUPPORTED = {
+    "dynamic-reshape": "dynamic shape",
+    "set-dimension-size": "dynamic shape",
+    "triangular-solve": "no kernel",
+    "cholesky": "no kernel",
+    "fft": "no kernel",
+    "while": "loop over data",
+    "conditional": "branch on data",
+    "rng": "random numbers",
+    "rng-bit-generator": "EVRF006 random numbers",
+}
+
+
+@dataclass
+class Findings:
+    """ops: instructions by name. rejected: what the compiler refuses. noted: what it, or who
+    calls it, puts another form in the place of."""
+
+    ops: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=Counter)
+    noted: Counter[str] = field(default_factory=Counter)
+
+
+def lint_hlo(text: str) -> Findings:
+    """Read HLO text, as XLA prints it."""
+    found = Findings()
+    types: dict[str, str] = {}
+    for line in text.splitlines():
+        match = INSTRUCTION.match(line)
+        if match is None:
+            continue
+        name, result, op, rest = match.groups()
+        types[name] = _dtype(result)
+        operands = re.findall(r"%[\w.\-]+", rest.split(")")[0])
+        found.ops[op] += 1
+        _check(op, result, rest, [types.get(operand, "") for operand in operands], found)
+    return found
+
+
+def _check(op: str, result: str, rest: str, operands: list[str], found: Findings) -> None:
+    kind = _dtype(result)
+    first = operands[0] if operands else ""
+    if "<=" in result:
+        found.rejected["EMOD025 dynamic shape"] += 1
+    if op in UNSUPPORTED:
+        found.rejected[f"{op}: {UNSUPPORTED[op]}"] += 1
+    if kind in {"c64", "c128"}:
+        found.rejected["EVRF004 complex"] += 1
+    if kind == "f64":
+        # A Python number comes as a parameter f64[] that is converted at once.
+        scalar = op in {"parameter", "constant"} and result.startswith("f64[]")
+        (found.noted if scalar else found.rejected)["f64 scalar" if scalar else "f64"] += 1
+    if kind == "s64":
+        found.noted["s64, computed as s32"] += 1
+    if op == "convolution":
+        _check_convolution(rest, found)
+    if op == "dot" and first in INTEGERS:
+        found.rejected["EVRF035 dot of integers"] += 1
+    if op == "scatter" and kind in INTEGERS:
+        found.rejected["EVRF060 scatter of integers"] += 1
+    if op == "sort" and (first in INTEGERS or not first):
+        found.rejected["EVRF013 sort of integers"] += 1
+    elif op == "sort":
+        found.noted["sort (a top-k of floats)"] += 1
+    if op == "reduce-window":
+        found.rejected[_running(result, rest)] += 1
+
+
+def _running(result: str, rest: str) -> str:
+    if "lhs_dilate=" in rest or "rhs_dilate=" in rest:
+        return "EVRF017/018 dilated reduce-window"
+    if result.startswith("("):
+        return "EVRF019 reduce-window of several operands"
+    return "reduce-window (a running sum)"
+
+
+def _check_convolution(rest: str, found: Findings) -> None:
+    if "lhs_dilate=" not in rest:
+        return
+    if "rhs_dilate=" in rest:
+        found.rejected["EVRF010 input and kernel dilation"] += 1
+    elif "stride=" in rest:
+        found.rejected["EVRF011 stride and input dilation"] += 1
+    else:
+        found.noted["transposed convolution"] += 1
+
+
+def _dtype(result: str) -> str:
+    return result.lstrip("(").split("[")[0]

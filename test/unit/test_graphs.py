@@ -1,0 +1,287 @@
+"""The graphs that a compiler traces: static, and equal to the models they are made of."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graph_cases import TINY_BUCKETS
+from qwen3_omni_neuron.config import MoeConfig, OmniConfig
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.export import export_graph, open_shapes, rejected_ops
+from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.kv_state import KvLines, PromptState, StepState
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+from qwen3_omni_neuron.model.norm import RmsNorm
+from qwen3_omni_neuron.positions import rope_positions
+
+EXACT = {"atol": 0.0, "rtol": 0.0}
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums
+
+
+@pytest.fixture(scope="module")
+def static(config: OmniConfig, models: Models) -> Models:
+    return with_weights(static_models(config, torch.float32), models)
+
+
+@pytest.fixture(scope="module")
+def graphs(config: OmniConfig) -> dict[str, Graph]:
+    return {g.label: g for g in all_graphs(config, TINY_BUCKETS, torch.float32)}
+
+
+def state_of(lines: KvLines) -> KvCache:
+    return KvCache(torch.stack(lines[::2]), torch.stack(lines[1::2]))
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+KINDS = (
+    "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_prefill_visual",
+    "thinker_decode", "text_projection", "hidden_projection", "talker_prefill", "talker_decode",
+    "code_predictor_greedy", "code_predictor_sampled", "code2wav_start", "code2wav_step",
+)  # fmt: skip
+
+
+def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) -> None:
+    b = TINY_BUCKETS
+    counts = {kind: sum(g.name == kind for g in graphs.values()) for kind in KINDS}
+    assert sum(counts.values()) == len(graphs)
+    assert counts["audio_encoder"] == counts["vision_encoder"] == 2
+    assert counts["thinker_prefill"] == counts["thinker_prefill_visual"] == len(b.prompt_rows)
+    assert counts["thinker_decode"] == counts["talker_decode"] == len(b.slots) * len(b.windows)
+    assert counts["code2wav_step"] == len(b.slots) * len(b.chunk_frames)
+    assert {g.part for g in graphs.values()} == set(PARTS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_graph_is_static_and_gives_what_its_row_says(
+    graphs: dict[str, Graph], static: Models, kind: str
+) -> None:
+    alike = [g for g in graphs.values() if g.name == kind]
+    for graph in {g.label: g for g in (alike[0], alike[-1])}.values():
+        owner = getattr(static, graph.part)
+        program = export_graph(graph, owner)
+        assert not open_shapes(program), graph.label
+        assert not rejected_ops(program), graph.label
+        example = graph.example(1)
+        given = program.module()(*example)
+        torch.testing.assert_close(given, graph.module(owner)(*example), **EXACT, msg=graph.label)
+        said = [(s.shape, s.dtype) for s in (*graph.outputs, *graph.state)]
+        assert [(tuple(t.shape), t.dtype) for t in given] == said, graph.label
+        for renewed, old in graph.aliases.items():
+            assert given[renewed].shape == example[old].shape
+            assert given[renewed].data_ptr() != example[old].data_ptr(), "state is a value"
+
+
+def test_the_experts_of_the_cpu_are_no_static_graph(
+    graphs: dict[str, Graph], models: Models
+) -> None:
+    """So the test above does see what follows the data."""
+    with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
+        program = export_graph(graphs["thinker_prefill[rows=40]"], models.thinker)
+        raise RuntimeError(f"unsupported: {open_shapes(program) or rejected_ops(program)[0]}")
+
+
+def test_rejected_operations_are_seen() -> None:
+    class Bad(nn.Module):
+        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+            return x.cumsum(0), x.sort().values, x.double(), x.long().cumsum(0)
+
+    spec = (TensorSpec("x", (4,), torch.float32),)
+    graph = Graph("bad", {}, "", lambda owner, x, state: (owner(*x), state), spec, ())
+    found = rejected_ops(export_graph(graph, Bad()))
+    assert [f.split(": ")[1] for f in found] == ["cumsum of torch.float32", "sort", "torch.float64"]
+
+
+def test_static_models_hold_no_copy_of_the_weights(static: Models, models: Models) -> None:
+    for part in PARTS:
+        ours = dict(getattr(static, part).named_parameters())
+        theirs = dict(getattr(models, part).named_parameters())
+        assert ours.keys() == theirs.keys()
+        assert all(ours[name].data_ptr() == theirs[name].data_ptr() for name in ours)
+
+
+@pytest.mark.parametrize("shape", [(64,), (6, 16)])
+def test_norms_spelled_out_are_the_norms(shape: tuple[int, ...]) -> None:
+    """Also where only eps keeps the norm from 0."""
+    fused, spelled = RmsNorm(*shape, eps=1e-6), RmsNorm(*shape, eps=1e-6)
+    nn.init.normal_(fused.weight)
+    spelled.load_state_dict(fused.state_dict())
+    spelled.spelled_out = True
+    for scale in (0.0, 1e-9, 1e-3, 1.0, 1e4):
+        x = scale * torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(spelled(x), fused(x), atol=1e-6, rtol=1e-6)
+
+
+def test_every_norm_of_a_graph_is_spelled_out(static: Models, models: Models) -> None:
+    """torch_xla has no hypot: it would leave the graph for the CPU at every norm."""
+    norms = [m for p in PARTS for m in getattr(static, p).modules() if isinstance(m, RmsNorm)]
+    assert norms
+    assert all(norm.spelled_out for norm in norms)
+    assert not any(
+        m.spelled_out for p in PARTS for m in getattr(models, p).modules() if isinstance(m, RmsNorm)
+    )
+
+
+@pytest.mark.parametrize("block_rows", [1, 4, 128])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("shared", [0, 6])
+def test_experts_in_blocks_are_the_experts(block_rows: int, normalize: bool, shared: int) -> None:
+    """Whatever is chosen, also where all rows want the same experts."""
+    torch.manual_seed(block_rows)
+    sizes = MoeConfig(8, 3, 5, normalize, shared)
+    loop = MoeFeedForward(10, sizes).double()
+    for parameter in loop.parameters():
+        nn.init.normal_(parameter)
+    blocks = MoeFeedForward(10, MoeConfig(8, 3, 5, normalize, shared, block_rows)).double()
+    blocks.load_state_dict(loop.state_dict())
+    for rows in (17, 18, 50, 133):
+        for spread in (1.0, 1e-3):  # nearly equal rows choose alike
+            x = torch.randn(1, 10).double() + spread * torch.randn(rows, 10).double()
+            residual = torch.randn(rows, 10).double()
+            expected = loop.add_to(residual, x)
+            torch.testing.assert_close(blocks.add_to(residual, x), expected, atol=1e-9, rtol=1e-9)
+            assert (expected - residual).abs().max() > 1, "the experts do something"
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+@pytest.mark.parametrize("rows", [13, 40])
+def test_prefill_and_steps_are_those_of_the_cpu(
+    graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig, part: str,
+    rows: int,
+) -> None:  # fmt: skip
+    """A prompt of bucket + 1 and of exactly a bucket into line 2, then three steps beside an idle
+    row: the CPU's logits, and no other line is touched."""
+    c = config.thinker.text if part == "thinker" else config.talker.text
+    model = getattr(static, part)
+    torch.manual_seed(rows)
+    prompt = torch.randn(rows, c.hidden_size)
+    cache = KvCache.zeros(c, 3, 64, torch.float32)
+    prefill, step = graphs[f"{part}_prefill[rows=40]"], graphs[f"{part}_decode[slots=3,window=64]"]
+    lines = tuple(torch.randn(spec.shape) for spec in prefill.state)
+    before = [line.clone() for line in lines]
+    positions, last = rope_positions(rows), torch.tensor([rows - 1])
+    expected = getattr(models, part).prefill(
+        prompt, positions, last, PromptCache(cache.lines(2, 3))
+    )
+    padded = torch.full((40, c.hidden_size), 9.0)
+    padded[:rows] = prompt
+    far = torch.full((3, 40), 55.0)
+    far[:, :rows] = positions
+    logits, hidden, *state = prefill.module(model)(padded, far, last, torch.tensor([2]), *lines)
+    torch.testing.assert_close(logits, expected[0], **CLOSE)
+    torch.testing.assert_close(hidden[: len(expected[1])], expected[1], **CLOSE)
+    for old, saved, new in zip(lines, before, state, strict=True):
+        torch.testing.assert_close(old, saved, **EXACT)
+        torch.testing.assert_close(new[:2], saved[:2], **EXACT)
+    for length in range(rows, rows + 3):
+        row = torch.tensor([7]) if part == "thinker" else torch.randn(1, c.hidden_size)
+        at = torch.tensor([length])
+        one = SlotCache(cache.window(length + 1), torch.tensor([2]), at)
+        wanted = getattr(models, part).decode(row, at.float(), one)
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        given = step.module(model)(
+            torch.cat((row, row, row)), torch.full((3,), float(length)), torch.tensor([1, 2, 0]),
+            torch.tensor([-1, length, -1]), *state,
+        )  # fmt: skip
+        for value, correct in zip(given, wanted, strict=False):
+            torch.testing.assert_close(value[1:2], correct, **CLOSE)
+            assert value.isfinite().all(), "an idle row is a number"
+        kept, state = state, list(given[len(wanted) :])
+        for old, new in zip(kept, state, strict=True):
+            torch.testing.assert_close(new[:2], old[:2], **EXACT)
+    written = state_of(tuple(state))
+    torch.testing.assert_close(
+        written.keys[:, 2, :, : rows + 3], cache.keys[:, 2, :, : rows + 3], **CLOSE
+    )
+
+
+def test_a_step_at_a_smaller_window_is_the_same(graphs: dict[str, Graph], static: Models) -> None:
+    wide = graphs["talker_decode[slots=1,window=64]"]
+    narrow = graphs["talker_decode[slots=1,window=16]"]
+    rows, positions, _, _, *state = wide.example(5)
+    for length in (0, 14, 15):
+        inputs = (rows, positions, torch.tensor([2]), torch.tensor([length]), *state)
+        expected = wide.module(static.talker)(*inputs)
+        torch.testing.assert_close(narrow.module(static.talker)(*inputs), expected, **CLOSE)
+
+
+def test_state_caches_are_the_caches_in_place() -> None:
+    """Bit for bit, where a step reads the same window."""
+    torch.manual_seed(0)
+    lines = tuple(torch.randn(4, 2, 8, 3) for _ in range(4))
+    cache = state_of(tuple(line.clone() for line in lines))
+    slots, lengths = torch.tensor([3, 0]), torch.tensor([7, 2])
+    pure, placed = StepState(lines, slots, lengths, 8), SlotCache(cache, slots, lengths)
+    torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
+    for layer in range(2):
+        new = torch.randn(4, 1, 3), torch.randn(4, 1, 3)
+        expected = placed.append(layer, *new)
+        torch.testing.assert_close(pure.append(layer, *new), expected, **EXACT)
+    torch.testing.assert_close(state_of(tuple(pure.left)).keys, cache.keys, **EXACT)
+    torch.testing.assert_close(state_of(tuple(pure.left)).values, cache.values, **EXACT)
+    prompt = PromptState(lines, torch.tensor([1]))
+    new = torch.randn(2, 5, 3), torch.randn(2, 5, 3)
+    prompt.append(0, *new)
+    torch.testing.assert_close(prompt.left[0][1, :, :5], new[0], **EXACT)
+    torch.testing.assert_close(prompt.left[1][1, :, :5], new[1], **EXACT)
+    assert not prompt.left[0][1, :, 5:].any()
+
+
+def test_pictures_of_fewer_rows_than_the_prompt(
+    graphs: dict[str, Graph], static: Models, models: Models, config: OmniConfig
+) -> None:
+    """Deepstack's rows are padded with zeros that are added anywhere."""
+    graph = graphs["thinker_prefill_visual[rows=40]"]
+    rows, positions, last, slot, _, deepstack, *state = graph.example(3)
+    where = torch.tensor([3, 4, 5, 9])
+    cache = PromptCache(KvCache.zeros(config.thinker.text, 1, 64, torch.float32))
+    expected = models.thinker.prefill(rows, positions, last, cache, where, deepstack[:, :4])
+    visual = torch.cat((where, torch.full((36,), 7)))
+    deepstack[:, 4:] = 0
+    given = graph.module(static.thinker)(rows, positions, last, slot, visual, deepstack, *state)
+    torch.testing.assert_close(given[:2], expected, **CLOSE)
+    text = graphs["thinker_prefill[rows=40]"].module(static.thinker)
+    assert not torch.allclose(text(rows, positions, last, slot, *state)[0], expected[0])
+
+
+@pytest.mark.parametrize("width", [1, 8, 40, 41, 57, 99, 100])
+def test_one_audio_graph_holds_for_every_chunk_width(models: Models, width: int) -> None:
+    encoder = models.audio_encoder
+    mel = torch.randn(2, encoder.config.mel_bins, 800, generator=torch.Generator().manual_seed(1))
+    mel.unflatten(2, (8, 100))[..., width:] = 0
+    valid = torch.ones(2, 104, dtype=torch.bool)
+    expected = encoder(mel, valid, width)
+    torch.testing.assert_close(encoder(mel, valid, torch.tensor([width])), expected, **EXACT)
+
+
+def test_code2wav_graphs_make_one_stream(graphs: dict[str, Graph], static: Models) -> None:
+    codes = torch.randint(0, 64, (3, 16, 9), generator=torch.Generator().manual_seed(2))
+    start = graphs["code2wav_start[streams=3,frames=1]"].module(static.code2wav)
+    step = graphs["code2wav_step[streams=3,frames=4]"].module(static.code2wav)
+    first, *state = start(codes[:, :, :1])
+    second, *state = step(codes[:, :, 1:5], *state)
+    third, *state = step(codes[:, :, 5:], *state)
+    torch.testing.assert_close(
+        torch.cat((first, second, third), 1), static.code2wav(codes), **CLOSE
+    )
+    assert state[0].tolist() == [9, 9, 9]
+
+
+def test_sampling_by_products_draws_the_same_codes(
+    graphs: dict[str, Graph], static: Models, models: Models
+) -> None:
+    """Rounded otherwise, so that a draw within the last bit of an edge could differ: none of
+    these 3600 does."""
+    graph = graphs["code_predictor_sampled[slots=3]"].module(static.code_predictor)
+    for seed in range(80):
+        inputs = graphs["code_predictor_sampled[slots=3]"].example(seed)
+        codes, feedback = models.code_predictor(*inputs, top_k=TINY_BUCKETS.top_k)
+        torch.testing.assert_close(graph(*inputs), (codes, feedback), **EXACT)

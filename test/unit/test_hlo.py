@@ -1,0 +1,76 @@
+"""What Neuron's compiler rejects is seen in HLO, and no graph has any of it."""
+
+from pathlib import Path
+
+import pytest
+
+from qwen3_omni_neuron.graphs.hlo import lint_hlo
+
+# One line each, as XLA prints them.
+REJECTED = {
+    "EMOD025 dynamic shape": "%a.1 = f32[<=4,2]{1,0} add(f32[<=4,2]{1,0} %x, f32[<=4,2]{1,0} %y)",
+    "EVRF004 complex": "%a.1 = c64[4]{0} complex(f32[4]{0} %x, f32[4]{0} %y)",
+    "f64": "%a.1 = f64[4]{0} convert(f32[4]{0} %x)",
+    "EVRF010 input and kernel dilation": (
+        "%c.1 = f32[1,2,9]{2,1,0} convolution(f32[1,2,4]{2,1,0} %x, f32[2,2,3]{2,1,0} %y), "
+        "window={size=3 lhs_dilate=2 rhs_dilate=2}, dim_labels=bf0_oi0->bf0"
+    ),
+    "EVRF011 stride and input dilation": (
+        "%c.1 = f32[1,2,9]{2,1,0} convolution(f32[1,2,4]{2,1,0} %x, f32[2,2,3]{2,1,0} %y), "
+        "window={size=3 stride=2 lhs_dilate=2}, dim_labels=bf0_oi0->bf0"
+    ),
+    "EVRF035 dot of integers": "%d.1 = s32[2,2]{1,0} dot(s32[2,2]{1,0} %n, s32[2,2]{1,0} %n)",
+    "EVRF013 sort of integers": "%s.1 = s32[4]{0} sort(s32[4]{0} %n), dimensions={0}",
+    "EVRF060 scatter of integers": "%s.1 = s32[4]{0} scatter(s32[4]{0} %n, s32[1]{0} %n)",
+    "EVRF019 reduce-window of several operands": (
+        "%r.1 = (f32[4]{0}, s32[4]{0}) reduce-window(f32[4]{0} %x, s32[4]{0} %n), window={size=2}"
+    ),
+    "reduce-window (a running sum)": (
+        "%r.1 = f32[4]{0} reduce-window(f32[4]{0} %x, f32[] %y), window={size=4 pad=3_0}"
+    ),
+    "EVRF017/018 dilated reduce-window": (
+        "%r.1 = f32[4]{0} reduce-window(f32[4]{0} %x, f32[] %y), window={size=4 rhs_dilate=2}"
+    ),
+    "while: loop over data": "%w.1 = f32[4]{0} while(f32[4]{0} %x), condition=%c, body=%b",
+    "EVRF004 complex ": "ROOT %a.1 = c128[4]{0} complex(f32[4]{0} %x, f32[4]{0} %y)",
+}
+ACCEPTED = {
+    "transposed convolution": (
+        "%c.1 = f32[1,2,9]{2,1,0} convolution(f32[1,2,4]{2,1,0} %x, f32[2,2,3]{2,1,0} %y), "
+        "window={size=3 pad=1_1 lhs_dilate=2}, dim_labels=bf0_oi0->bf0"
+    ),
+    "sort (a top-k of floats)": (
+        "%s.1 = (f32[4]{0}, s32[4]{0}) sort(f32[4]{0} %x, s32[4]{0} %n), dimensions={0}"
+    ),
+    "f64 scalar": "%p.1 = f64[] parameter(1)",
+    "s64, computed as s32": "%p.1 = s64[4]{0} parameter(1)",
+}
+PARAMETERS = "%x = f32[4]{0} parameter(0)\n%y = f32[] parameter(1)\n%n = s32[4]{0} parameter(2)\n"
+
+
+@pytest.mark.parametrize("what", REJECTED)
+def test_what_is_rejected_is_seen(what: str) -> None:
+    found = lint_hlo(f"ENTRY main {{\n{PARAMETERS}{REJECTED[what]}\n}}")
+    assert found.rejected == {what.strip(): 1}
+    assert found.ops["parameter"] == 3
+
+
+@pytest.mark.parametrize("what", ACCEPTED)
+def test_what_is_replaced_is_noted_alone(what: str) -> None:
+    found = lint_hlo(PARAMETERS + ACCEPTED[what])
+    assert found.noted == {what: 1}
+    assert not found.rejected
+
+
+def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
+    """Lowered by torch_xla, which is no dependency: bench/hlo_table.py says how to install it."""
+    pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
+    from hlo_table import lowered
+    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+    graphs = 0
+    for graph, found in lowered(write_tiny_checkpoint(tmp_path)):
+        assert not found.rejected, graph.label
+        assert sum(found.ops.values()) > 10, graph.label
+        graphs += 1
+    assert graphs > 20

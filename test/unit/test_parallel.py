@@ -1,0 +1,219 @@
+"""Tensor parallelism: every graph over several ranks is the graph over one."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from graph_cases import TINY_BUCKETS
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.loading import Models, fill, load_models
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.parallel.cut import (
+    Cut,
+    cut_heads,
+    cut_width,
+    shard,
+    shard_state,
+    unshard,
+)
+from qwen3_omni_neuron.parallel.heads import PAD, key_heads, local_kv_heads, query_heads
+from qwen3_omni_neuron.parallel.layers import Alone, Group
+from qwen3_omni_neuron.parallel.modules import parallelize
+from rank_threads import Ranks
+
+CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
+TP = (1, 2, 4, 8)
+# One graph of each kind; decode of one and of several rows takes experts differently.
+BUCKETS = replace(
+    TINY_BUCKETS, audio_windows=(2,), vision_patches=(16,), windows=(64,), chunk_frames=(4,)
+)
+
+
+@pytest.fixture(scope="module")
+def double(checkpoint: Path, config: OmniConfig) -> Models:
+    weights = load_models(Checkpoint(checkpoint), config, torch.float64)
+    return with_weights(static_models(config, torch.float64), weights)
+
+
+@pytest.fixture(scope="module")
+def graphs(config: OmniConfig) -> list[Graph]:
+    return list(all_graphs(config, BUCKETS, torch.float64))
+
+
+def rank_module(
+    config: OmniConfig, plain: nn.Module, part: str, tp: int, rank: int, group: Group
+) -> nn.Module:
+    module = getattr(static_models(config, torch.float64), part)
+    cuts = parallelize(module, tp, group)
+    assert cuts.keys() <= dict(plain.named_parameters()).keys()
+    fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
+    fill(module, plain.named_buffers())
+    left = [name for name, tensor in module.state_dict().items() if tensor.is_meta]
+    assert not left, f"nothing fills {left}"
+    return module
+
+
+def kv_heads_of(graph: Graph, config: OmniConfig) -> tuple[int, int] | None:
+    """Query and KV heads of the part that keeps keys and values, if it does."""
+    if graph.part == "thinker":
+        return config.thinker.text.heads, config.thinker.text.kv_heads
+    if graph.part == "talker":
+        return config.talker.text.heads, config.talker.text.kv_heads
+    if graph.part == "code2wav":
+        return config.code2wav.heads, config.code2wav.kv_heads
+    return None
+
+
+def local(
+    graph: Graph, names: list[str], tensors: list[Tensor], config: OmniConfig, tp: int, rank: int
+) -> list[Tensor]:
+    """What a rank holds of a state: its own KV heads, and all of the rest."""
+    heads = kv_heads_of(graph, config)
+    if heads is None:
+        return tensors
+    cut = cut_heads(1, 1, key_heads(*heads, tp))
+    return [
+        shard(tensor, cut, rank) if name.startswith(("keys", "values")) else tensor
+        for name, tensor in zip(names, tensors, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("tp", TP)
+@pytest.mark.parametrize("part", PARTS)
+@torch.no_grad()
+def test_every_graph_over_ranks_is_the_graph(
+    graphs: list[Graph], double: Models, config: OmniConfig, part: str, tp: int
+) -> None:
+    """Outputs and new state, at every rank."""
+    plain, ranks = getattr(double, part), Ranks(tp)
+    modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
+    own_graphs = {g.label: g for g in all_graphs(config, BUCKETS, torch.float64, tp)}
+    for graph in (g for g in graphs if g.part == part):
+        example = graph.example(4)
+        inputs, state = example[: len(graph.inputs)], list(example[len(graph.inputs) :])
+        expected = graph.module(plain)(*example)
+        in_names = [spec.name for spec in graph.state]
+        out_names = [spec.name for spec in (*graph.outputs, *graph.state)]
+        calls = []
+        for rank, module in enumerate(modules):
+            held = local(graph, in_names, state, config, tp, rank)
+            calls.append(partial(graph.module(module), *inputs, *held))
+        for rank, given in enumerate(ranks.run(calls)):
+            wanted = local(graph, out_names, list(expected), config, tp, rank)
+            torch.testing.assert_close(
+                list(given), wanted, **CLOSE, msg=lambda m, g=graph, r=rank: f"{g.label} {r}: {m}"
+            )
+            own = own_graphs[graph.label]
+            said = [spec.shape for spec in (*own.outputs, *own.state)]
+            assert [tuple(t.shape) for t in given] == said, graph.label
+    assert min(ranks.counted) == max(ranks.counted) > 0
+
+
+@pytest.mark.parametrize("tp", TP)
+@pytest.mark.parametrize("part", PARTS)
+def test_shards_come_together_again(double: Models, config: OmniConfig, part: str, tp: int) -> None:
+    plain = getattr(double, part)
+    cuts = parallelize(getattr(static_models(config), part), tp, Alone())
+    assert cuts
+    for name, tensor in plain.named_parameters():
+        shards = [shard(tensor, cuts.get(name), rank) for rank in range(tp)]
+        torch.testing.assert_close(unshard(shards, cuts.get(name)), tensor, atol=0, rtol=0)
+        assert len({s.shape for s in shards}) == 1
+
+
+def call_audio(module: nn.Module, mel: Tensor, valid: Tensor) -> tuple[Tensor]:
+    return (module(mel, valid, 100),)
+
+
+@torch.no_grad()
+def test_audio_encoder_of_20_heads_over_8_ranks(config: OmniConfig) -> None:
+    """The released number: 24 with zero rows and columns, 3 a rank, the last one of zeros."""
+    torch.manual_seed(0)
+    c = replace(config.thinker.audio, hidden_size=80, heads=20, layers=2)
+    plain = AudioEncoder(c).double()
+    ranks = Ranks(8)
+    modules, cuts = [], {}
+    for rank in range(8):
+        with torch.device("meta"):
+            module = AudioEncoder(c).double()
+        cuts = parallelize(module, 8, ranks.rank(rank))
+        fill(module, shard_state(plain.named_parameters(), cuts, rank).items())
+        fill(module, plain.named_buffers())
+        modules.append(module)
+    qkv = modules[7].layers[0].qkv.weight
+    assert qkv.shape == (3 * 3 * 4, 80)
+    assert not qkv.any(), "rank 7 has heads 21, 22 and 23"
+    assert (
+        modules[6].layers[0].qkv.weight.unflatten(0, (3, 3, 4)).any(3).any(2).tolist()
+        == [[True, True, False]] * 3
+    )
+    assert modules[0].layers[0].heads == 3
+    mel, valid = torch.randn(1, c.mel_bins, 800).double(), torch.ones(1, 104, dtype=torch.bool)
+    expected = plain(mel, valid, 100)
+    for (given,) in ranks.run([partial(call_audio, m, mel, valid) for m in modules]):
+        torch.testing.assert_close(given, expected, **CLOSE)
+
+
+def test_heads_of_the_released_model() -> None:
+    assert query_heads(20, 20, 8)[6:] == [(18, 19, PAD), (PAD, PAD, PAD)]
+    assert key_heads(20, 20, 4)[3] == (15, 16, 17, 18, 19)
+    # thinker: 32 query and 4 KV heads; talker 16 and 2; code predictor 16 and 8
+    assert key_heads(32, 4, 8) == [(0,), (0,), (1,), (1,), (2,), (2,), (3,), (3,)]
+    assert query_heads(32, 4, 8)[3] == (12, 13, 14, 15)
+    assert key_heads(16, 2, 4) == [(0,), (0,), (1,), (1,)]
+    assert key_heads(16, 8, 4)[1] == (2, 3)
+    assert query_heads(16, 8, 4)[1] == (4, 5, 6, 7)
+    assert local_kv_heads(32, 4, 2) == 2
+    with pytest.raises(OptionError, match="6 KV heads can't be held by 4 cores"):
+        key_heads(12, 6, 4)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (32, 4), (16, 8), (20, 20), (6, 2)])
+@pytest.mark.parametrize("tp", TP)
+def test_a_query_head_lies_with_its_keys(heads: int, kv_heads: int, tp: int) -> None:
+    """At its place in the rank: query i of n reads key i * m // n of m."""
+    seen = []
+    queries, keys = query_heads(heads, kv_heads, tp), key_heads(heads, kv_heads, tp)
+    assert len({len(q) for q in queries}) == len({len(k) for k in keys}) == 1
+    for own_queries, own_keys in zip(queries, keys, strict=True):
+        for place, query in enumerate(own_queries):
+            if query != PAD:
+                seen.append(query)
+                key = own_keys[place * len(own_keys) // len(own_queries)]
+                assert key == query * kv_heads // heads
+    assert sorted(seen) == list(range(heads))
+
+
+def test_widths_that_a_degree_does_not_divide_are_padded() -> None:
+    cut = cut_width(0, [5, 5], 4)
+    assert cut.length == 4
+    matrix = torch.arange(1, 11.0)[:, None]
+    shards = [shard(matrix, cut, rank).flatten().tolist() for rank in range(4)]
+    assert shards == [[1, 2, 6, 7], [3, 4, 8, 9], [5, 0, 10, 0], [0, 0, 0, 0]]
+    assert torch.equal(unshard([shard(matrix, cut, r) for r in range(4)], cut), matrix)
+
+
+def test_what_no_rank_holds_is_seen() -> None:
+    matrix = torch.ones(4)
+    lossy = Cut(0, (((0, 1),), ((3, 1),)))
+    assert unshard([shard(matrix, lossy, r) for r in range(2)], lossy).isnan().sum() == 2
+
+
+def test_nothing_in_a_layer_is_whole_but_norms_routers_and_scales(
+    config: OmniConfig, double: Models
+) -> None:
+    """A matrix without a rule would be whole at every rank: equal, and slow."""
+    whole = ("norm", "router", "shared.gate", "scale", "bias")
+    for part in PARTS:
+        cuts = parallelize(getattr(static_models(config), part), 2, Alone())
+        for name, _ in getattr(double, part).named_parameters():
+            if "layers." in name and not any(word in name for word in whole):
+                assert name in cuts
