@@ -10,6 +10,8 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
+from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
+from qwen3_omni_neuron.cpu.slots import DecoderSlots, Slots
 from qwen3_omni_neuron.cpu.talker import CpuTalker
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
@@ -159,31 +161,51 @@ def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> list[P
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
-    assert models.thinker and models.audio_encoder and models.vision_encoder
+    assert models.thinker
     return CpuThinker(
         spec.config,
         models.thinker,
-        CpuAudio(models.audio_encoder),
-        CpuVision(models.vision_encoder, spec.patch_buckets),
+        media_encoders(models, spec),
         spec.slots,
         spec.context_length,
         spec.prompt_buckets,
     )
 
 
+def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
+    """The thinker's encoders, on the CPU."""
+    assert models.audio_encoder and models.vision_encoder
+    audio = CpuAudio(models.audio_encoder)
+    vision = CpuVision(models.vision_encoder, spec.patch_buckets)
+    return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
 def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
-    assert models.talker and models.code_predictor and models.embedding and spec.config.talker
+    assert models.talker and spec.config.talker
+    decoder = Slots(
+        spec.config.talker.text,
+        models.talker,
+        models.talker.codec_embedding.weight[:1],
+        spec.slots,
+        talker_context_length(spec.config.talker, spec.context_length),
+        spec.dtype,
+        spec.prompt_buckets,
+    )
+    return talker_engine(models, spec, decoder)
+
+
+def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> CpuTalker:
+    """The talker over its decoder, wherever that runs; all else is on the CPU."""
+    assert models.talker and models.code_predictor and models.embedding
     assert models.text_projection and models.hidden_projection
     return CpuTalker(
         spec.config,
-        models.talker,
+        decoder,
+        models.talker.codec_embedding.weight,
         models.code_predictor,
         text_row_table(models.embedding.weight, models.text_projection),
         models.hidden_projection,
         spec.newline_id,
-        spec.slots,
-        talker_context_length(spec.config.talker, spec.context_length),
-        spec.prompt_buckets,
     )
 
 
