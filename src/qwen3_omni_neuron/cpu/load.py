@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.config import Code2WavConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
 from qwen3_omni_neuron.cpu.slots import DecoderSlots, Slots
@@ -30,6 +30,7 @@ from qwen3_omni_neuron.weights import (
     audio_encoder_pieces,
     code2wav_pieces,
     code_predictor_pieces,
+    codec_embedding_pieces,
     embedding_pieces,
     load_parts,
     projection_pieces,
@@ -64,9 +65,10 @@ class EngineSpec:
 
 @dataclass
 class Models:
-    """The modules of model/ with their weights; None for a stage that was not loaded.
+    """The modules of model/ with their weights; None for what was not loaded.
 
     embedding: the thinker's table, which the talker's text rows are projected from.
+    codec_embedding: the talker's.
     """
 
     thinker: Thinker | None = None
@@ -74,6 +76,7 @@ class Models:
     vision_encoder: VisionEncoder | None = None
     embedding: nn.Embedding | None = None
     talker: Talker | None = None
+    codec_embedding: nn.Embedding | None = None
     text_projection: ResizeMlp | None = None
     hidden_projection: ResizeMlp | None = None
     code_predictor: CodePredictor | None = None
@@ -86,7 +89,7 @@ def build_engines(spec: EngineSpec) -> Engines:
     thinker = _thinker(models, spec)
     if models.talker is None or models.code2wav is None:
         return Engines(thinker, None, None)
-    return Engines(thinker, _talker(models, spec), _vocoder(models, spec))
+    return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
 
 
 def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
@@ -94,7 +97,7 @@ def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVo
     models = load_models(Checkpoint(spec.folder), spec.config, spec.dtype, (stage,))
     if stage == "thinker":
         return _thinker(models, spec)
-    return _talker(models, spec) if stage == "talker" else _vocoder(models, spec)
+    return _talker(models, spec) if stage == "talker" else vocoder_engine(models, spec)
 
 
 def load_models(
@@ -116,8 +119,24 @@ def load_models(
         if "talker" in stages and config.talker is not None:
             parts += _talker_parts(models, config, config.talker)
         if "vocoder" in stages and config.code2wav is not None:
-            models.code2wav = Code2Wav(config.code2wav)
-            parts.append(Part(models.code2wav, code2wav_pieces(config.code2wav), ("code2wav.",)))
+            parts.append(_vocoder_part(models, config.code2wav))
+    load_parts(parts, checkpoint, dtype)
+    return models
+
+
+def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
+    """As load_models, without the decoders of thinker and talker: for engines that run those
+    elsewhere."""
+    with torch.device("meta"):
+        models = Models()
+        parts = [*_encoder_parts(models, config), _embedding_part(models, config)]
+        if config.talker is not None:
+            text = config.talker.text
+            models.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+            parts.append(Part(models.codec_embedding, codec_embedding_pieces(), ()))
+            parts += _beside_talker_parts(models, config.talker)
+        if config.code2wav is not None:
+            parts.append(_vocoder_part(models, config.code2wav))
     load_parts(parts, checkpoint, dtype)
     return models
 
@@ -133,31 +152,55 @@ def _thinker_parts(models: Models, config: OmniConfig) -> list[Part]:
     accept_layer = config.talker.accept_hidden_layer if config.talker else 0
     models.thinker = Thinker(c, accept_layer)
     models.embedding = models.thinker.embedding
+    return [
+        Part(models.thinker, thinker_pieces(c), ("thinker.model.", "thinker.lm_head.")),
+        *_encoder_parts(models, config),
+    ]
+
+
+def _encoder_parts(models: Models, config: OmniConfig) -> list[Part]:
+    c = config.thinker
     models.audio_encoder = AudioEncoder(c.audio)
     models.vision_encoder = VisionEncoder(c.vision)
     return [
-        Part(models.thinker, thinker_pieces(c), ("thinker.model.", "thinker.lm_head.")),
         Part(models.audio_encoder, audio_encoder_pieces(c.audio), ("thinker.audio_tower.",)),
         Part(models.vision_encoder, vision_encoder_pieces(c.vision), ("thinker.visual.",)),
     ]
 
 
+def _embedding_part(models: Models, config: OmniConfig) -> Part:
+    text = config.thinker.text
+    models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+    return Part(models.embedding, embedding_pieces(), ())
+
+
 def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> list[Part]:
     parts = []
     if models.embedding is None:
-        text = config.thinker.text
-        models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
-        parts.append(Part(models.embedding, embedding_pieces(), ()))
+        parts.append(_embedding_part(models, config))
     models.talker = Talker(c)
-    models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
-    models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
+    models.codec_embedding = models.talker.codec_embedding
     return [
         *parts,
         Part(models.talker, talker_pieces(c), ("talker.",)),
+        *_beside_talker_parts(models, c),
+    ]
+
+
+def _beside_talker_parts(models: Models, c: TalkerConfig) -> list[Part]:
+    assert models.codec_embedding
+    models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
+    models.code_predictor = CodePredictor(c, models.codec_embedding)
+    return [
         Part(models.text_projection, projection_pieces("text_projection"), ()),
         Part(models.hidden_projection, projection_pieces("hidden_projection"), ()),
         Part(models.code_predictor, code_predictor_pieces(c), ()),
     ]
+
+
+def _vocoder_part(models: Models, c: Code2WavConfig) -> Part:
+    models.code2wav = Code2Wav(c)
+    return Part(models.code2wav, code2wav_pieces(c), ("code2wav.",))
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
@@ -196,12 +239,12 @@ def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
 
 def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> CpuTalker:
     """The talker over its decoder, wherever that runs; all else is on the CPU."""
-    assert models.talker and models.code_predictor and models.embedding
+    assert models.codec_embedding and models.code_predictor and models.embedding
     assert models.text_projection and models.hidden_projection
     return CpuTalker(
         spec.config,
         decoder,
-        models.talker.codec_embedding.weight,
+        models.codec_embedding.weight,
         models.code_predictor,
         text_row_table(models.embedding.weight, models.text_projection),
         models.hidden_projection,
@@ -209,6 +252,7 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Cp
     )
 
 
-def _vocoder(models: Models, spec: EngineSpec) -> CpuVocoder:
+def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
+    """The vocoder, on the CPU."""
     assert models.code2wav
     return CpuVocoder(models.code2wav, spec.slots)

@@ -29,9 +29,7 @@ class PromptMedia:
 class MediaEncoders:
     """The thinker's audio and vision encoders, as its prompts need them."""
 
-    def __init__(
-        self, config: OmniConfig, audio: CpuAudio, vision: CpuVision, dtype: torch.dtype
-    ):
+    def __init__(self, config: OmniConfig, audio: CpuAudio, vision: CpuVision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
     def encode(self, prompt: Prompt) -> PromptMedia | None:
