@@ -1,6 +1,9 @@
 # make demo              a spoken question in, text and demo.wav out
 # make test              lint, types and tests, with the newest transformers
 # make test-nxdi-line    the tests with the transformers that NxDI pins
+# make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
+#                        folders of aws-neuron/neuronx-distributed-inference and
+#                        aws-neuron/neuronx-distributed
 PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
@@ -9,7 +12,7 @@ INSTALLED_FROM := pyproject.toml setup.py $(wildcard src/qwen3_omni_neuron/cpu/n
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test lint test-nxdi-line bench clean
+.PHONY: demo test lint test-nxdi-line test-nxdi bench clean
 
 demo: $(CHECKPOINT)/config.json
 	@echo "The tiny checkpoint has random weights: the words and the voice are noise, made the way"
@@ -32,6 +35,10 @@ lint: $(VENV)/installed
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
 
+test-nxdi: $(NXDI_VENV)/nxdi-imports
+	@test -n "$(NXDI_SOURCES)" || { echo "Set NXDI_SOURCES: see test/neuron/nxdi_sources.py"; exit 1; }
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
+
 bench: $(VENV)/installed
 	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
 	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(VENV)/vs_transformers-small.json
@@ -47,6 +54,11 @@ $(CHECKPOINT)/config.json: $(VENV)/installed $(wildcard src/qwen3_omni_neuron/ti
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
+	touch $@
+
+# What NxDI's sources import beside the Neuron SDK.
+$(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed
+	$(NXDI_VENV)/bin/pip install --quiet tenacity boto3
 	touch $@
 
 $(NXDI_VENV)/installed: $(INSTALLED_FROM) requirements/nxdi-line.txt

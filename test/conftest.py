@@ -14,6 +14,9 @@ from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from reference import Reference
 
+# The engines of test/neuron, which can't have a conftest of its own beside this one.
+pytest_plugins = ["nxdi_engines"]
+
 # Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
 torch.set_num_threads(1)
 

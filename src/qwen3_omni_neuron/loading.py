@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.config import Code2WavConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -22,6 +22,7 @@ from qwen3_omni_neuron.weights import (
     audio_encoder_pieces,
     code2wav_pieces,
     code_predictor_pieces,
+    codec_embedding_pieces,
     embedding_pieces,
     load_parts,
     projection_pieces,
@@ -38,6 +39,7 @@ class Models:
     """The modules of model/ with their weights; None for a stage that was not loaded.
 
     embedding: the thinker's table, which the talker's text rows are projected from.
+    codec_embedding: the talker's.
     """
 
     thinker: Thinker | None = None
@@ -45,6 +47,7 @@ class Models:
     vision_encoder: VisionEncoder | None = None
     embedding: nn.Embedding | None = None
     talker: Talker | None = None
+    codec_embedding: nn.Embedding | None = None
     text_projection: ResizeMlp | None = None
     hidden_projection: ResizeMlp | None = None
     code_predictor: CodePredictor | None = None
@@ -67,6 +70,23 @@ def load_models(
     return models
 
 
+def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
+    """As load_models, without the decoders of thinker and talker: for engines that run those
+    elsewhere."""
+    models = Models()
+    with torch.device("meta"), _NoInit():
+        parts = _encoder_parts(models, config) | _embedding_parts(models, config)
+        if config.talker is not None:
+            text = config.talker.text
+            models.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+            codec = Part(models.codec_embedding, list(codec_embedding_pieces()), ())
+            parts |= {"codec_embedding": codec} | _beside_talker_parts(models, config.talker)
+        if config.code2wav is not None:
+            parts |= _vocoder_parts(models, config.code2wav)
+    load_parts(parts.values(), checkpoint, dtype)
+    return models
+
+
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
     """The modules of some stages on the meta device, without weights, and the parts that fill them
     by their names in Models. Talker and vocoder are left out where the checkpoint has none."""
@@ -78,9 +98,7 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
         if "talker" in stages and config.talker is not None:
             parts |= _talker_parts(models, config, config.talker)
         if "vocoder" in stages and config.code2wav is not None:
-            models.code2wav = Code2Wav(config.code2wav)
-            pieces = list(code2wav_pieces(config.code2wav))
-            parts["code2wav"] = Part(models.code2wav, pieces, ("code2wav.",))
+            parts |= _vocoder_parts(models, config.code2wav)
     return models, parts
 
 
@@ -116,31 +134,48 @@ def _thinker_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
     accept_layer = config.talker.accept_hidden_layer if config.talker else 0
     models.thinker = Thinker(c, accept_layer)
     models.embedding = models.thinker.embedding
+    prefixes = ("thinker.model.", "thinker.lm_head.")
+    thinker = Part(models.thinker, list(thinker_pieces(c)), prefixes)
+    return {"thinker": thinker} | _encoder_parts(models, config)
+
+
+def _encoder_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
+    c = config.thinker
     models.audio_encoder = AudioEncoder(c.audio)
     models.vision_encoder = VisionEncoder(c.vision)
     audio, vision = list(audio_encoder_pieces(c.audio)), list(vision_encoder_pieces(c.vision))
-    thinker = ("thinker.model.", "thinker.lm_head.")
     return {
-        "thinker": Part(models.thinker, list(thinker_pieces(c)), thinker),
         "audio_encoder": Part(models.audio_encoder, audio, ("thinker.audio_tower.",)),
         "vision_encoder": Part(models.vision_encoder, vision, ("thinker.visual.",)),
     }
 
 
+def _embedding_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
+    text = config.thinker.text
+    models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
+    return {"embedding": Part(models.embedding, list(embedding_pieces()), ())}
+
+
 def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> dict[str, Part]:
-    parts = {}
-    if models.embedding is None:
-        text = config.thinker.text
-        models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
-        parts["embedding"] = Part(models.embedding, list(embedding_pieces()), ())
+    embedding = {} if models.embedding is not None else _embedding_parts(models, config)
     models.talker = Talker(c)
-    parts["talker"] = Part(models.talker, list(talker_pieces(c)), ("talker.",))
+    models.codec_embedding = models.talker.codec_embedding
+    talker = Part(models.talker, list(talker_pieces(c)), ("talker.",))
+    return embedding | {"talker": talker} | _beside_talker_parts(models, c)
+
+
+def _beside_talker_parts(models: Models, c: TalkerConfig) -> dict[str, Part]:
+    assert models.codec_embedding is not None
     models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
-    for name, projection in (
-        ("text_projection", models.text_projection),
-        ("hidden_projection", models.hidden_projection),
-    ):
-        parts[name] = Part(projection, list(projection_pieces(name)), ())
-    models.code_predictor = CodePredictor(c, models.talker.codec_embedding)
-    parts["code_predictor"] = Part(models.code_predictor, list(code_predictor_pieces(c)), ())
-    return parts
+    models.code_predictor = CodePredictor(c, models.codec_embedding)
+    parts = {
+        name: Part(getattr(models, name), list(projection_pieces(name)), ())
+        for name in ("text_projection", "hidden_projection")
+    }
+    predictor = Part(models.code_predictor, list(code_predictor_pieces(c)), ())
+    return parts | {"code_predictor": predictor}
+
+
+def _vocoder_parts(models: Models, c: Code2WavConfig) -> dict[str, Part]:
+    models.code2wav = Code2Wav(c)
+    return {"code2wav": Part(models.code2wav, list(code2wav_pieces(c)), ("code2wav.",))}

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.errors import CheckpointError
 
 Region = tuple[slice | int, ...]
 EMBEDDING = "thinker.model.embed_tokens.weight"
+CODEC_EMBEDDING = "talker.model.codec_embedding.weight"
 LISTED_NAMES = 12  # names that an error spells out; the rest are counted
 
 
@@ -75,7 +76,7 @@ def converted(
         tensor = torch.empty(parameters[target].shape, dtype=dtype)
         with checkpoint.reader() as reader:
             for piece in pieces:
-                _fill(tensor, piece, reader.tensor(piece.name))
+                fill(tensor, piece, reader.tensor(piece.name))
         yield target, tensor
 
 
@@ -91,9 +92,17 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
     stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
     owned = tuple(prefix for part in parts for prefix in part.prefixes)
-    unexpected = sorted(n for n in stored - wanted if n.startswith(owned))
+    compare_names(wanted, {n for n in stored if n.startswith(owned)}, stored)
+
+
+def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
+    """Raises CheckpointError where a checkpoint lacks a wanted name, or has an owned one that is
+    not wanted."""
     problems = []
-    for problem, names in (("lacks", sorted(wanted - stored)), ("has unknown", unexpected)):
+    for problem, names in (
+        ("lacks", sorted(wanted - stored)),
+        ("has unknown", sorted(owned - wanted)),
+    ):
         if names:
             more = f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
             listed = ", ".join(names[:LISTED_NAMES])
@@ -105,7 +114,9 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
         )
 
 
-def _fill(target: Tensor, piece: Piece, stored: Tensor) -> None:
+def fill(target: Tensor, piece: Piece, stored: Tensor) -> None:
+    """Copy a stored tensor to its place in a parameter. Raises CheckpointError where it does not
+    fit."""
     region = target[piece.region]
     if piece.convert is not None:
         stored = piece.convert(stored)
@@ -121,6 +132,11 @@ def _fill(target: Tensor, piece: Piece, stored: Tensor) -> None:
 def embedding_pieces() -> Pieces:
     """Of the thinker's token embedding, on its own."""
     yield "weight", [Piece(EMBEDDING)]
+
+
+def codec_embedding_pieces() -> Pieces:
+    """Of the talker's codec embedding, on its own."""
+    yield "weight", [Piece(CODEC_EMBEDDING)]
 
 
 def thinker_pieces(c: ThinkerConfig) -> Pieces:
@@ -183,7 +199,7 @@ def vision_encoder_pieces(c: VisionEncoderConfig) -> Pieces:
 
 def talker_pieces(c: TalkerConfig) -> Pieces:
     """Of model.talker.Talker."""
-    yield "codec_embedding.weight", [Piece("talker.model.codec_embedding.weight")]
+    yield "codec_embedding.weight", [Piece(CODEC_EMBEDDING)]
     yield from _decoder("decoder", "talker.model", c.text)
     yield "codec_head.weight", [Piece("talker.codec_head.weight")]
 

@@ -23,6 +23,7 @@ LAYERS = [
     {"options"},
     {"runtime"},
     {"cpu", "process"},
+    {"neuron"},
     {"engines", "compiling"},
     {"targets"},
     {"api"},

@@ -7,8 +7,9 @@ State that a call changes in place (keys and values) is an input alone.
 from collections.abc import Callable, Sequence
 
 from qwen3_omni_neuron.artifact import Call, TensorSpec
+from qwen3_omni_neuron.buckets import buckets_within
 from qwen3_omni_neuron.config import Code2WavConfig, DecoderConfig, OmniConfig, TalkerConfig
-from qwen3_omni_neuron.cpu.slots import cache_buckets, talker_context_length
+from qwen3_omni_neuron.cpu.slots import talker_context_length
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS
 from qwen3_omni_neuron.plan import CompilePlan
 
@@ -25,7 +26,7 @@ def _thinker(plan: CompilePlan, config: OmniConfig) -> list[Call]:
     c, dtype = config.thinker.text, plan.dtype
     deepstack = len(config.thinker.vision.deepstack_layers)
     calls = []
-    for bucket in _buckets(cache_buckets(plan.prompt_buckets, plan.context_length)):
+    for bucket in _buckets(buckets_within(plan.context_length, plan.prompt_buckets)):
         rows = bucket or "rows"
         inputs = _prompt(c, rows, plan.context_length, dtype) | {
             "visual": TensorSpec(("visual",), "int64"),
@@ -76,7 +77,7 @@ def _talker(plan: CompilePlan, config: OmniConfig) -> list[Call]:
         out = {"rows": TensorSpec(("rows", c.hidden_size), dtype)}
         calls.append(Call(name, None, into, out))
     context = talker_context_length(t, plan.context_length)
-    for bucket in _buckets(cache_buckets(plan.prompt_buckets, context)):
+    for bucket in _buckets(buckets_within(context, plan.prompt_buckets)):
         inputs = _prompt(c, bucket or "rows", context, dtype)
         calls.append(Call("prefill", bucket, inputs, _codec(c, 1, dtype)))
     rows = {"rows": TensorSpec(("slots", c.hidden_size), dtype)}

@@ -9,7 +9,8 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
-from qwen3_omni_neuron.cpu.slots import talker_context_length
+from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
+from qwen3_omni_neuron.cpu.slots import DecoderSlots, Slots, talker_context_length
 from qwen3_omni_neuron.cpu.talker import CpuTalker
 from qwen3_omni_neuron.cpu.text_rows import text_row_table
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
@@ -68,7 +69,7 @@ def build_engines(spec: EngineSpec) -> Engines:
     thinker = _thinker(models, spec)
     if models.talker is None or models.code2wav is None:
         return Engines(thinker, None, None)
-    return Engines(thinker, _talker(models, spec), _vocoder(models, spec))
+    return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
 
 
 def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
@@ -76,7 +77,7 @@ def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVo
     models = _models(spec, (stage,))
     if stage == "thinker":
         return _thinker(models, spec)
-    return _talker(models, spec) if stage == "talker" else _vocoder(models, spec)
+    return _talker(models, spec) if stage == "talker" else vocoder_engine(models, spec)
 
 
 def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
@@ -86,34 +87,55 @@ def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
-    assert models.thinker and models.audio_encoder and models.vision_encoder
+    assert models.thinker
     return CpuThinker(
         spec.config,
         models.thinker,
-        CpuAudio(models.audio_encoder),
-        CpuVision(models.vision_encoder, spec.patch_buckets),
+        media_encoders(models, spec),
         spec.slots,
         spec.context_length,
         spec.prompt_buckets,
     )
 
 
+def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
+    """The thinker's encoders, on the CPU."""
+    assert models.audio_encoder and models.vision_encoder
+    audio = CpuAudio(models.audio_encoder)
+    vision = CpuVision(models.vision_encoder, spec.patch_buckets)
+    return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
 def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
-    assert models.talker and models.code_predictor and models.embedding and spec.config.talker
+    assert models.talker and spec.config.talker
+    decoder = Slots(
+        spec.config.talker.text,
+        models.talker,
+        models.talker.codec_embedding.weight[:1],
+        spec.slots,
+        talker_context_length(spec.config.talker, spec.context_length),
+        spec.dtype,
+        spec.prompt_buckets,
+    )
+    return talker_engine(models, spec, decoder)
+
+
+def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> CpuTalker:
+    """The talker over its decoder, wherever that runs; all else is on the CPU."""
+    assert models.codec_embedding and models.code_predictor and models.embedding
     assert models.text_projection and models.hidden_projection
     return CpuTalker(
         spec.config,
-        models.talker,
+        decoder,
+        models.codec_embedding.weight,
         models.code_predictor,
         text_row_table(models.embedding.weight, models.text_projection),
         models.hidden_projection,
         spec.newline_id,
-        spec.slots,
-        talker_context_length(spec.config.talker, spec.context_length),
-        spec.prompt_buckets,
     )
 
 
-def _vocoder(models: Models, spec: EngineSpec) -> CpuVocoder:
+def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
+    """The vocoder, on the CPU."""
     assert models.code2wav
     return CpuVocoder(models.code2wav, spec.slots, spec.chunk_frames)

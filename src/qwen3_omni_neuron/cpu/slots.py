@@ -1,13 +1,13 @@
 """The slots of one decoder on the CPU: its KV cache, where each slot stands, and its step."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.buckets import bucket_of
+from qwen3_omni_neuron.buckets import bucket_of, buckets_within
 from qwen3_omni_neuron.config import DecoderConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
@@ -17,12 +17,6 @@ from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.model.thinker import Thinker
 
 MOST_FRAMES = 4096
-
-
-def cache_buckets(prompt_buckets: Sequence[int], context_length: int) -> tuple[int, ...]:
-    """The prompt lengths of a cache: the buckets that are shorter, and the whole of it."""
-    shorter = tuple(bucket for bucket in prompt_buckets if bucket < context_length)
-    return (*shorter, context_length) if prompt_buckets else ()
 
 
 def talker_context_length(config: TalkerConfig, context_length: int) -> int:
@@ -39,6 +33,23 @@ class Numbers:
 
     def __call__(self, number: int) -> Tensor:
         return self._count[number : number + 1]
+
+
+class DecoderSlots(Protocol):
+    """A decoder with a KV cache line a slot, on whatever it runs."""
+
+    slots: int
+    context_length: int
+
+    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0. rows: [S, hidden]; positions: float32 [3, S]. Returns
+        logits [1, vocab] and the post-norm hidden state [1, hidden] of the last row."""
+        ...
+
+    def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one row [n, hidden] to each slot. Returns logits [n, vocab] and post-norm hidden
+        states [n, hidden]."""
+        ...
 
 
 class Slots:
@@ -61,7 +72,8 @@ class Slots:
         prompt_buckets: Sequence[int] = (),
         extra: tuple[Tensor, ...] = (),
     ):
-        self._buckets = cache_buckets(prompt_buckets, context_length)
+        self.slots, self.context_length = slots, context_length
+        self._buckets = buckets_within(context_length, prompt_buckets)
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots

@@ -12,11 +12,10 @@ from torch import Tensor
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.cpu.native.predictor import native_predictor
-from qwen3_omni_neuron.cpu.slots import Numbers, Slots
+from qwen3_omni_neuron.cpu.slots import DecoderSlots, Numbers
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.sampler import top_p_limits
-from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.talker_prompt import (
     ResizeMlp,
     codec_prefix_ids,
@@ -44,41 +43,42 @@ class _Awaited:
 
 
 class CpuTalker:
-    """Serves runtime.protocols.Talker over model.talker, model.code_predictor and the projections.
+    """Serves runtime.protocols.Talker over a decoder's slots, model.code_predictor and the
+    projections.
 
-    text_rows: [vocab, hidden], see text_rows. newline_id: the token of the line break after a role.
+    decoder: takes rows, gives logits and post-norm hidden states. codec_rows: the codec's table
+    [codec vocab, hidden]. text_rows: [vocab, hidden], see text_rows. newline_id: the token of the
+    line break after a role.
     """
 
     def __init__(
         self,
         config: OmniConfig,
-        talker: Talker,
+        decoder: DecoderSlots,
+        codec_rows: Tensor,
         predictor: CodePredictor,
         text_rows: Tensor,
         hidden_projection: ResizeMlp,
         newline_id: int,
-        slots: int,
-        context_length: int,
-        prompt_buckets: Sequence[int] = (),
     ):
         assert config.talker is not None
         self._groups, self._codec_bos = config.talker.code_groups, config.talker.codec_bos_id
-        self.slots, self.context_length = slots, context_length
-        self._config, self._talker, self._predictor = config, talker, predictor
-        self._text_rows, self._hidden_projection = text_rows, hidden_projection
+        self.slots, self.context_length = decoder.slots, decoder.context_length
+        self._config, self._decoder, self._predictor = config, decoder, predictor
+        self._codec_rows, self._text_rows = codec_rows, text_rows
+        self._hidden_projection = hidden_projection
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(config.talker.text.vocab_size)
-        row = talker.codec_embedding.weight[:1]
-        self._slots = Slots(
-            config.talker.text, talker, row, slots, context_length, row.dtype, prompt_buckets
-        )
         self._awaited: dict[int, _Awaited] = {}
-        self._hidden = [row] * slots  # of the last step: the code predictor starts from it
-        self._feedback = [row] * slots  # of the last frame: the next step starts from it
+        row = codec_rows[:1]
+        # Of the last step: the code predictor starts from it.
+        self._hidden = [row] * self.slots
+        # Of the last frame: the next step starts from it.
+        self._feedback = [row] * self.slots
         self._native = native_predictor(config.talker, predictor)
         self._by_top_k: dict[int | None, Callable[..., tuple[Tensor, Tensor]]] = {}
         for top_k in (GREEDY, DEFAULT_TOP_K):  # now, rather than on the path of a first frame
-            self._predict_graph(top_k, slots)
+            self._predict_graph(top_k, self.slots)
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
@@ -88,7 +88,7 @@ class CpuTalker:
                 f"{self.context_length} positions. Shorten the conversation."
             )
         assistant = self._text_rows[self._text_prefix]
-        assistant[3:] += self._codec_rows(speaker_id)[:-1]
+        assistant[3:] += self._codec_prefix(speaker_id)[:-1]
         rows = torch.cat((self._text_rows[prompt.token_ids], assistant))
         media = media_mask(prompt.token_ids, self._config)
         if media.any():
@@ -101,7 +101,7 @@ class CpuTalker:
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        codec_bos = self._talker.codec_embedding.weight[self._codec_bos]
+        codec_bos = self._codec_rows[self._codec_bos]
         last = self._text_rows[first_token : first_token + 1] + codec_bos
         awaited = self._awaited.pop(slot, None)
         if awaited is None:
@@ -144,12 +144,12 @@ class CpuTalker:
 
     def _fill(self, slot: int, rows: Tensor, positions: Tensor) -> Tensor:
         """Prefill a slot. Returns the last row's logits [1, vocab]."""
-        logits, self._hidden[slot] = self._slots.prefill(slot, rows, positions)
+        logits, self._hidden[slot] = self._decoder.prefill(slot, rows, positions)
         return logits
 
     def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
         """Append one row a slot. Returns logits [len(slots), vocab]."""
-        logits, hidden = self._slots.step(slots, rows)
+        logits, hidden = self._decoder.step(slots, rows)
         for slot, row in zip(slots, hidden.split(1), strict=True):
             self._hidden[slot] = row
         return logits
@@ -177,7 +177,7 @@ class CpuTalker:
             return self._native if top_k is GREEDY else partial(self._native, top_k=top_k)
         if top_k not in self._by_top_k:
             # Two slots, so that the number of slots is no constant in the graph.
-            example = [self._talker.codec_embedding.weight[:2], torch.tensor([0, 1])]
+            example = [self._codec_rows[:2], torch.tensor([0, 1])]
             function: Callable[..., tuple[Tensor, Tensor]] = self._predictor
             if top_k is not GREEDY:
                 example += [torch.zeros(2, self._groups - 1), torch.tensor([0.8, 0.8])]
@@ -185,11 +185,11 @@ class CpuTalker:
             self._by_top_k[top_k] = trace_graph(self._predictor, function, *example)
         return self._by_top_k[top_k]
 
-    def _codec_rows(self, speaker_id: int) -> Tensor:
+    def _codec_prefix(self, speaker_id: int) -> Tensor:
         """Codec sides of the assistant rows 3 to 8."""
         assert self._config.talker is not None
         ids = codec_prefix_ids(self._config.talker, speaker_id)
-        return self._talker.codec_embedding(torch.tensor(ids))
+        return self._codec_rows[torch.tensor(ids)]
 
 
 def _graph_key(sampling: PredictorSampling) -> int | None:

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.audio import CpuAudio
+from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
 from qwen3_omni_neuron.cpu.slots import Numbers, Slots
-from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.prompt import Prompt
@@ -21,17 +20,19 @@ class CpuThinker:
         self,
         config: OmniConfig,
         thinker: Thinker,
-        audio: CpuAudio,
-        vision: CpuVision,
+        media: MediaEncoders,
         slots: int,
         context_length: int,
         prompt_buckets: Sequence[int] = (),
     ):
         self.slots, self.context_length = slots, context_length
-        self._config, self._thinker, self._audio, self._vision = config, thinker, audio, vision
+        self._config, self._thinker, self._media = config, thinker, media
         width, dtype = config.thinker.text.hidden_size, thinker.embedding.weight.dtype
         layers = len(config.thinker.vision.deepstack_layers)
-        self._no_deepstack = torch.zeros(layers, 0, width, dtype=dtype)
+        self._nothing_seen = (
+            torch.zeros(0, dtype=torch.int64),
+            torch.zeros(layers, 0, width, dtype=dtype),
+        )
         self._number = Numbers(config.thinker.text.vocab_size)
         self._slots = Slots(
             config.thinker.text,
@@ -41,23 +42,20 @@ class CpuThinker:
             context_length,
             dtype,
             prompt_buckets,
-            (torch.zeros(0, dtype=torch.int64), self._no_deepstack),
+            self._nothing_seen,
         )
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        c, ids = self._config.thinker, prompt.token_ids
+        ids = prompt.token_ids
         rows = self._thinker.embedding(ids)
-        if prompt.audio_mel:
-            rows[ids == c.audio_token_id] = self._audio.encode(prompt.audio_mel)
-        visual = (ids == c.image_token_id) | (ids == c.video_token_id)
-        deepstack = self._no_deepstack
-        if prompt.images or prompt.videos:
-            deepstack = self._see(prompt, rows, visual)
-        where = visual.nonzero().flatten()
-        logits, accepted = self._slots.prefill(slot, rows, prompt.positions, where, deepstack)
-        media = media_mask(ids, self._config)
-        return logits, accepted[: len(ids)][media]
+        visual, deepstack = self._nothing_seen
+        media = self._media.encode(prompt)
+        if media is not None:
+            rows[media.filled] = media.rows
+            visual, deepstack = media.visual, media.deepstack
+        logits, accepted = self._slots.prefill(slot, rows, prompt.positions, visual, deepstack)
+        return logits, accepted[: len(ids)][media_mask(ids, self._config)]
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
@@ -67,17 +65,3 @@ class CpuThinker:
 
     def close(self) -> None:
         """Nothing to give back but memory, which goes with the engine."""
-
-    def _see(self, prompt: Prompt, rows: Tensor, visual: Tensor) -> Tensor:
-        """Put images and videos into their rows [S, hidden], in place. visual: bool [S], which
-        those are. Returns what deepstack adds there, [layers, V, hidden]."""
-        c, ids = self._config.thinker, prompt.token_ids[visual]
-        seen = rows.new_empty(1 + len(c.vision.deepstack_layers), len(ids), rows.shape[1])
-        for token_id, pictures in (
-            (c.image_token_id, prompt.images),
-            (c.video_token_id, prompt.videos),
-        ):
-            if pictures:
-                seen[:, ids == token_id] = self._vision.encode(pictures)
-        rows[visual] = seen[0]
-        return seen[1:]

@@ -1,0 +1,193 @@
+"""One decoder on NxDI: its three graphs, its weights, and how it is called."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.trace.trace import get_sharded_checkpoint
+from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalLM
+from neuronx_distributed_inference.models.model_wrapper import DecoderModelInstance, ModelWrapper
+from torch import Tensor
+
+from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
+from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
+from qwen3_omni_neuron.neuron.nxdi_decoder import DecoderModel
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.slots import Outputs
+from qwen3_omni_neuron.neuron.weights import State
+
+ONE_SLOT_TAG = "token_generation_model_of_one"
+
+
+class CapturingInstance(DecoderModelInstance):
+    """What NxDI's builder traces for a bucket, which has one output more than it counts."""
+
+    def get(self, bucket_rank: int, **kwargs: object) -> tuple[DecoderModel, dict[Tensor, int]]:
+        """The module, and which output each part of its KV cache is replaced by."""
+        module, outputs = super().get(bucket_rank, **kwargs)
+        return module, {held: output + 1 for held, output in outputs.items()}
+
+
+class GraphWrapper(ModelWrapper):
+    """Calls a graph with inputs that are padded to their bucket and their batch already."""
+
+    config: DecoderInferenceConfig
+
+    def input_generator(self) -> list[Inputs]:
+        """An example of the inputs for every bucket, to compile it with."""
+        c, dtype = self.config.decoder, self.neuron_config.torch_dtype
+        return [
+            self._example(bucket, c.hidden_size, dtype) for bucket in self.neuron_config.buckets
+        ]
+
+    def get_model_instance(self) -> CapturingInstance:
+        return CapturingInstance(
+            model_cls=self.model_cls, config=self.config, **self.model_init_kwargs
+        )
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        """Logits, hidden states, and in CPU mode the new KV cache."""
+        if self.model is None:
+            raise RuntimeError(f"{self.tag} was called before its weights were loaded.")
+        if not self.is_neuron():
+            # A compiled graph is one bucket; in CPU mode one module stands for all of them, and
+            # the attention mask tells which is meant.
+            self.model.n_positions = inputs[1].shape[-1]
+        return self._forward(*inputs)
+
+    def _example(self, bucket: int, width: int, dtype: torch.dtype) -> Inputs:
+        if self.neuron_config.is_prefill_stage:
+            positions = torch.zeros(3, bucket)
+            rows = torch.zeros(bucket, width, dtype=dtype)
+            if self.config.takes_rows:
+                return prefill_inputs(0, bucket, positions, rows=rows)
+            nothing = torch.zeros(bucket, dtype=torch.bool)
+            layers = self.config.deepstack_layers
+            deepstack = torch.zeros(layers, bucket, width, dtype=dtype)
+            ids = torch.zeros(bucket, dtype=torch.int64)
+            media = Media(rows, nothing, deepstack)
+            return prefill_inputs(0, bucket, positions, ids, media=media)
+        batch = self.neuron_config.batch_size
+        given = torch.zeros(batch, width, dtype=dtype) if self.config.takes_rows else None
+        lines, zeros = range(batch), [0] * batch
+        return decode_inputs(lines, bucket, zeros, [0.0] * batch, rows=given)
+
+
+class DecoderApplication(NeuronBaseForCausalLM):
+    """Serves neuron.slots.DecoderGraphs.
+
+    read_state: gives the decoder's weights, whole, by NxDI's names; called once a load, and again
+    by NxDI when it compiles or shards. folder: of the compiled graphs.
+    """
+
+    _model_cls = DecoderModel
+
+    def __init__(
+        self,
+        folder: str,
+        config: DecoderInferenceConfig,
+        plan: DecoderPlan,
+        read_state: Callable[[], State],
+    ):
+        super().__init__(folder, config)
+        self.plan, self._read_state = plan, read_state
+        self._enable_one_slot()
+
+    @classmethod
+    def get_config_cls(cls) -> type[DecoderInferenceConfig]:
+        return DecoderInferenceConfig
+
+    def get_model_wrapper_cls(self) -> type[GraphWrapper]:
+        return GraphWrapper
+
+    def checkpoint_loader_fn(self, mmap: bool = False) -> State:
+        return self._read_state()
+
+    def prefill(self, inputs: Inputs) -> Outputs:
+        """Run one prompt. Logits [1, vocab] are of its last row."""
+        return self._call(self.context_encoding_model, inputs)
+
+    def decode_one(self, inputs: Inputs) -> Outputs:
+        """Run one row of one slot."""
+        return self._call(self._one_slot_model, inputs)
+
+    def decode_all(self, inputs: Inputs) -> Outputs:
+        """Run a row of every slot, IDLE ones included: row i is line i of the cache."""
+        lines: list[int] = inputs[3].tolist()
+        assert all(line in (index, IDLE) for index, line in enumerate(lines)), lines
+        return self._call(self.token_generation_model, inputs)
+
+    def load_in_cpu_mode(self) -> None:
+        """Build the graphs as modules on the CPU, this rank's share of them.
+
+        In place of NxDI's own to_cpu, which starts torch.distributed anew for each application,
+        and reads the weights anew for each graph.
+        """
+        join_ranks(self.plan.tp)
+        first: DecoderModel | None = None
+        for wrapper in self.models:
+            model = wrapper.model_cls(wrapper.config).eval()
+            if first is None:
+                first = self._filled(model)
+            else:
+                model.load_state_dict(first.state_dict(), assign=True)
+                model.kv_mgr.past_key_values = first.kv_mgr.past_key_values
+            wrapper.model = model
+        self.eval()
+
+    def _enable_one_slot(self) -> None:
+        """The third graph: NxDI has one decode graph; one row costs a batch of 16 several times
+        less."""
+        if self.plan.slots == 1:
+            self._one_slot_model = self.token_generation_model
+            return
+        config = copy.deepcopy(self.token_generation_model.config)
+        config.neuron_config.batch_size = 1
+        self._one_slot_model = self.model_wrapper(
+            config=config,
+            model_cls=self._model_cls,
+            tag=ONE_SLOT_TAG,
+            compiler_args=self.get_compiler_args(),
+            priority_model_idx=None,
+        )
+        self.models.append(self._one_slot_model)
+
+    def _filled(self, model: DecoderModel) -> DecoderModel:
+        state = self.checkpoint_loader_fn()
+        # It drops from `state` what other ranks hold.
+        get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.plan.tp)
+        missing, _ = model.load_state_dict(state, strict=False)
+        # The cache starts empty, and shares the rank with the model, where it is filled.
+        unfilled = [name for name in missing if not name.startswith("kv_mgr.")]
+        assert not unfilled, f"no weights for {unfilled}"
+        return model
+
+    def _call(self, wrapper: GraphWrapper, inputs: Inputs) -> Outputs:
+        logits, hidden, *new_cache = wrapper(*inputs)
+        if not wrapper.is_neuron():  # a device keeps it
+            for held, new in zip(wrapper.model.kv_mgr.past_key_values, new_cache, strict=True):
+                held.data = new
+        return logits[:, -1], hidden
+
+
+def join_ranks(tp: int) -> None:
+    """Let this process be one of `tp` that share a model in CPU mode: alone where tp is 1, else as
+    torchrun started it. Decoders of one process share the ranks.
+
+    Raises RuntimeError where the ranks don't fit.
+    """
+    group = torch.distributed
+    if not group.is_initialized():
+        alone: dict[str, Any] = {"store": group.HashStore(), "rank": 0, "world_size": 1}
+        group.init_process_group("gloo", **(alone if tp == 1 else {}))
+    if group.get_world_size() != tp:
+        raise RuntimeError(
+            f"{group.get_world_size()} processes share this model, and it was planned for {tp}. "
+            f"Start it with torchrun --nproc-per-node {tp}."
+        )
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp, skip_collective_init=True
+        )

@@ -1,0 +1,50 @@
+"""The thinker on Neuron: the text decoder on NxDI, the encoders on the CPU for now."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.model.talker_prompt import media_mask
+from qwen3_omni_neuron.neuron.inputs import Media
+from qwen3_omni_neuron.neuron.slots import NxdiSlots
+from qwen3_omni_neuron.prompt import Prompt
+
+
+class NeuronThinker:
+    """Serves runtime.protocols.Thinker. decoder: captures the accept layer."""
+
+    def __init__(
+        self, config: OmniConfig, decoder: NxdiSlots, media: MediaEncoders, dtype: torch.dtype
+    ):
+        self.slots, self.context_length = decoder.slots, decoder.context_length
+        self._config, self._decoder, self._media, self._dtype = config, decoder, media, dtype
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        ids = prompt.token_ids
+        media = self._laid_out(len(ids), self._media.encode(prompt))
+        logits, accepted = self._decoder.prefill_tokens(slot, ids, prompt.positions, media)
+        return logits, accepted[media_mask(ids, self._config)]
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        return self._decoder.step_tokens(slots, token_ids)
+
+    def close(self) -> None:
+        """Nothing to give back but memory, which goes with the engine."""
+
+    def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
+        """Media at their own rows, 0 elsewhere."""
+        c = self._config.thinker
+        width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
+        rows = torch.zeros(length, width, dtype=self._dtype)
+        filled = torch.zeros(length, dtype=torch.bool)
+        deepstack = torch.zeros(layers, length, width, dtype=self._dtype)
+        if encoded is not None:
+            filled = encoded.filled
+            rows[filled] = encoded.rows
+            deepstack[:, encoded.visual] = encoded.deepstack
+        return Media(rows, filled, deepstack)

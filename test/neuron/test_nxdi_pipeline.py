@@ -1,0 +1,90 @@
+"""Whole replies over NxDI's CPU mode, against the CPU engines' and the reference's."""
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from media_cases import CASES
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.cpu.load import EngineSpec
+from qwen3_omni_neuron.neuron.load import NeuronSpec, build_cpu_mode_engines
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.tiny.shapes import SHAPES
+from reference import Reference
+from replies import assert_same, reply_to_the_limit
+
+TEXT = [{"role": "user", "content": "What colour is the sky?"}]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its accept layer lies above those that deepstack adds to, as in the release. Where it does
+    not, 4.57 hands out hidden states that deepstack was added to."""
+    shape = dataclasses.replace(SHAPES["tiny"], thinker_layers=5, accept_hidden_layer=4)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=shape)
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=2) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def omni_over_nxdi(nxdi: None, checkpoint: Path) -> Iterator[Qwen3Omni]:
+    config = read_config(checkpoint)
+    conversation = Conversation(checkpoint, config)
+    spec = EngineSpec(
+        checkpoint, config, torch.float32, conversation.newline_id, 2, 256, prompt_buckets=(48, 96)
+    )
+    engines = build_cpu_mode_engines(NeuronSpec(spec, 1, (64, 128)))
+    defaults = read_generation_defaults(checkpoint)
+    with Qwen3Omni(config, defaults, conversation, engines, max_queued=8) as omni:
+        yield omni
+
+
+@pytest.mark.parametrize(
+    "name", ["image-and-audio", "video-of-odd-rate", "video-heard", "two-clips", "five-turns"]
+)
+def test_a_reply_is_the_references(
+    omni_over_nxdi: Qwen3Omni, reference: Reference, name: str
+) -> None:
+    case = CASES[name]
+    ours, theirs = reply_to_the_limit(
+        omni_over_nxdi,
+        reference,
+        case.messages,
+        tokens=6,
+        talker_max_new_tokens=12,
+        video_second_per_grid=case.seconds_per_grid,
+        use_audio_in_video=case.use_audio_in_video,
+    )
+    assert_same(ours, theirs, reference)
+    assert len(ours.codes) == 11
+
+
+def test_replies_side_by_side_are_the_cpu_engines(
+    omni_over_nxdi: Qwen3Omni, omni: Qwen3Omni
+) -> None:
+    """Sampled, three at once on two slots: steps of one slot, of two, and with one idle."""
+    limits = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 16}
+    asked = [TEXT, CASES["audio-and-image"].messages, TEXT]
+    alone = [omni.generate_audio(m, seed=s, **limits) for s, m in enumerate(asked)]
+    streams = [omni_over_nxdi.stream(m, seed=s, **limits) for s, m in enumerate(asked)]
+    for expected, stream in zip(alone, streams, strict=True):
+        *_, finished = stream
+        result = finished.result
+        assert result.token_ids == expected.token_ids
+        assert result.codes.tolist() == expected.codes.tolist()
+        assert np.abs(result.audio - expected.audio).max() < 1e-4

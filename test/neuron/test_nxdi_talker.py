@@ -1,0 +1,55 @@
+"""The talker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from alike import CLOSE, GREEDY, SPEAKER, assert_speaks_alike
+from media_cases import CASES
+from prompts import prompt_of
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
+from qwen3_omni_neuron.runtime.protocols import Engines
+
+BothEngines = tuple[Engines, Engines]
+BUCKET, DECODE_BUCKET = 48, 64
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_after_prompts_with_media(
+    both: BothEngines, conversation: Conversation, name: str
+) -> None:
+    case = CASES[name]
+    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    assert_speaks_alike(*both, 1, prompt, frames=5)
+
+
+@pytest.mark.parametrize("rows", [BUCKET - 1, BUCKET, BUCKET + 1, DECODE_BUCKET - 2])
+def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
+    """Text alone: the prompt is filled before the first token, which is then a step."""
+    tokens = torch.arange(rows - ASSISTANT_ROWS) % 200 + 1
+    assert_speaks_alike(*both, 0, prompt_of(tokens), frames=5)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
+def test_frames_of_several_slots_in_any_order_with_others_idle(
+    both: BothEngines, order: list[int]
+) -> None:
+    spoken = []
+    for engines in both:
+        talker: Any = engines.talker
+        logits: dict[int, torch.Tensor] = {}
+        for slot, rows in enumerate((45, 3, 70)):
+            prompt = prompt_of(torch.arange(rows) % 150 + 7 * slot + 1)
+            talker.prepare(slot, prompt.talker, SPEAKER)
+            logits[slot] = talker.prefill(slot, torch.zeros(0, 64), 9 + slot)
+        frames = []
+        for turn in (order, order, [1, 0, 2]):  # those that were idle go on
+            code0 = [int(logits[slot].argmax()) for slot in turn]
+            frames.append(talker.predict(turn, code0, [GREEDY] * len(turn)).tolist())
+            stepped = talker.step(turn, [11 + slot for slot in turn])
+            logits |= dict(zip(turn, stepped.split(1), strict=True))
+        spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
+    assert spoken[1][0] == spoken[0][0]
+    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)

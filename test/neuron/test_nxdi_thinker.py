@@ -1,0 +1,210 @@
+"""The thinker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from alike import CLOSE, assert_prefills_alike, assert_steps_alike
+from conftest import CheckpointMaker
+from media_cases import CASES, IMAGE, audio, text, user
+from prompts import prompt_of
+from qwen3_omni_neuron.buckets import bucket_of
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.neuron.thinker import NeuronThinker
+from qwen3_omni_neuron.runtime.protocols import Engines
+
+BothEngines = tuple[Engines, Engines]
+BUCKETS, DECODE_BUCKET, CONTEXT_LENGTH = (48, 96), 64, 256
+
+
+def text_prompt(rows: int, seed: int = 0) -> Any:
+    generator = torch.Generator().manual_seed(seed)
+    return prompt_of(torch.randint(1, 200, (rows,), generator=generator))
+
+
+def cache_of(thinker: Any) -> list[torch.Tensor]:
+    """The KV cache, copied: keys and values [lines, kv_heads, positions, head_dim] a layer."""
+    held = thinker._decoder._graphs.context_encoding_model.model.kv_mgr.past_key_values
+    return [line.clone() for line in held]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_with_media_and_the_replies_to_them(
+    both: BothEngines, conversation: Conversation, name: str
+) -> None:
+    case = CASES[name]
+    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    ours, theirs = (engines.thinker for engines in both)
+    token = assert_prefills_alike(ours, theirs, 1, prompt)
+    assert_steps_alike(ours, theirs, [1], [token], steps=6)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 47, 48, 49, 95, 96, 97, 255])
+def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
+    ours, theirs = (engines.thinker for engines in both)
+    token = assert_prefills_alike(ours, theirs, 0, text_prompt(rows))
+    assert_steps_alike(ours, theirs, [0], [token], steps=1)
+
+
+@pytest.mark.parametrize(("words", "bucket"), [(1, 48), (25, 96), (60, 256)])
+def test_the_accept_layer_leaves_every_bucket(
+    both: BothEngines, conversation: Conversation, words: int, bucket: int
+) -> None:
+    """A picture and a clip, before and after as much text as fills the bucket."""
+    padding = text("a " * words)
+    prompt = conversation.prompt([user(padding, IMAGE, audio(0.7), padding)])
+    assert bucket_of(len(prompt), (*BUCKETS, CONTEXT_LENGTH), "rows") == bucket
+    ours, theirs = (engines.thinker for engines in both)
+    assert_prefills_alike(ours, theirs, 2, prompt)
+
+
+@pytest.mark.parametrize("rows", [DECODE_BUCKET - 3, 2 * DECODE_BUCKET - 3])
+def test_a_reply_grows_past_a_decode_bucket(both: BothEngines, rows: int) -> None:
+    ours, theirs = (engines.thinker for engines in both)
+    token = assert_prefills_alike(ours, theirs, 1, text_prompt(rows))
+    assert_steps_alike(ours, theirs, [1], [token], steps=7)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1, 2], [1]])
+def test_slots_in_any_order_with_others_idle(both: BothEngines, order: list[int]) -> None:
+    """Then the slots that were idle go on, as if nothing had been."""
+    ours, theirs = (engines.thinker for engines in both)
+    tokens = [
+        assert_prefills_alike(ours, theirs, slot, text_prompt(rows, slot))
+        for slot, rows in enumerate((63, 12, 90))
+    ]
+    last = assert_steps_alike(ours, theirs, order, [tokens[slot] for slot in order], steps=4)
+    for slot, token in zip(order, last, strict=True):
+        tokens[slot] = token
+    assert_steps_alike(ours, theirs, [1, 0, 2], [tokens[1], tokens[0], tokens[2]], steps=3)
+
+
+@pytest.mark.parametrize("slots", [[1], [0, 1]])
+def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: list[int]) -> None:
+    """One slot takes the graph of one, two the graph of all with an idle row."""
+    thinker = both[1].thinker
+    lengths = (50, 20, 70)
+    for slot, rows in enumerate(lengths):
+        thinker.prefill(slot, text_prompt(rows, slot))
+    before = cache_of(thinker)
+    thinker.step(slots, [5] * len(slots))
+    for held, was in zip(cache_of(thinker), before, strict=True):
+        changed = (held != was)[:, :, :CONTEXT_LENGTH].any(-1).any(1).nonzero().tolist()
+        assert changed == [[slot, lengths[slot]] for slot in slots]
+
+
+def test_a_shorter_prompt_takes_the_place_of_a_longer_one(both: BothEngines) -> None:
+    ours, theirs = (engines.thinker for engines in both)
+    for rows in (90, 10):
+        token = assert_prefills_alike(ours, theirs, 1, text_prompt(rows))
+        assert_steps_alike(ours, theirs, [1], [token], steps=3)
+
+
+def test_what_is_too_long_is_refused_and_moves_nothing(both: BothEngines) -> None:
+    ours, theirs = (engines.thinker for engines in both)
+    token = assert_prefills_alike(ours, theirs, 0, text_prompt(CONTEXT_LENGTH - 1))
+    (token,) = assert_steps_alike(ours, theirs, [0], [token], steps=1)
+    with pytest.raises(BucketError, match="a slot holds 256 positions"):
+        theirs.step([0], [token])
+    with pytest.raises(BucketError, match=r"257 prompt rows, and the longest .* holds 256"):
+        theirs.prefill(0, text_prompt(CONTEXT_LENGTH + 1))
+    token = assert_prefills_alike(ours, theirs, 1, text_prompt(9))
+    with pytest.raises(BucketError):
+        theirs.step([1, 0], [token, token])
+    assert_steps_alike(ours, theirs, [1], [token], steps=2)
+
+
+def test_positions_between_whole_ones_are_taken_as_they_are(
+    both: BothEngines, conversation: Conversation
+) -> None:
+    """1.7 pictures a second: 15.29 positions from one to the next. Rounded, the reply differs."""
+    prompt = conversation.prompt(CASES["video-of-odd-rate"].messages)
+    assert (prompt.positions % 1 != 0).any()
+    ours, theirs = (engines.thinker for engines in both)
+    assert_prefills_alike(ours, theirs, 0, prompt)
+    exact, _ = theirs.prefill(0, prompt)
+    rounded, _ = theirs.prefill(0, replace(prompt, positions=prompt.positions.round()))
+    assert (exact - rounded).abs().max() > 10 * CLOSE["atol"]
+
+
+@pytest.mark.parametrize("layer", [0, 1, 3])
+def test_any_accept_layer(
+    both_of: Callable[..., BothEngines],
+    config: OmniConfig,
+    conversation: Conversation,
+    layer: int,
+) -> None:
+    assert config.talker is not None
+    changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
+    ours, theirs = (engines.thinker for engines in both_of(config=changed, slots=1))
+    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    assert_prefills_alike(ours, theirs, 0, prompt)
+
+
+def test_one_slot_alone(both_of: Callable[..., BothEngines]) -> None:
+    """No graph of all slots beside that of one."""
+    ours, theirs = (engines.thinker for engines in both_of(slots=1))
+    token = assert_prefills_alike(ours, theirs, 0, text_prompt(20))
+    assert_steps_alike(ours, theirs, [0], [token], steps=3)
+
+
+def test_other_weights(
+    both_of: Callable[..., BothEngines],
+    checkpoint_of_seed: CheckpointMaker,
+    conversation: Conversation,
+) -> None:
+    ours, theirs = (engines.thinker for engines in both_of(folder=checkpoint_of_seed(2)))
+    prompt = conversation.prompt(CASES["image-and-video"].messages)
+    token = assert_prefills_alike(ours, theirs, 0, prompt)
+    assert_steps_alike(ours, theirs, [0], [token], steps=4)
+
+
+def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None:
+    """NxDI casts whatever is a parameter or a buffer."""
+    from qwen3_omni_neuron.neuron.rotary import AxisRotary
+
+    text_config = config.thinker.text
+    rotary = AxisRotary(text_config.rope, text_config.head_dim)
+    positions = torch.rand(3, 1, 9) * 4000
+    expected = rotary(torch.zeros(1), positions)
+    rotary._apply(lambda tensor: tensor.to(torch.bfloat16))
+    torch.testing.assert_close(rotary(torch.zeros(1), positions), expected, atol=0, rtol=0)
+
+
+def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
+    both: BothEngines, conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the graph that each call takes, shapes and types of the example of its bucket."""
+    thinker = both[1].thinker
+    assert isinstance(thinker, NeuronThinker)
+    graphs: Any = thinker._decoder._graphs
+    called = []
+    for wrapper in graphs.models:
+        forward = wrapper.forward
+        monkeypatch.setattr(
+            wrapper,
+            "forward",
+            lambda *inputs, wrapper=wrapper, forward=forward: (
+                called.append((wrapper, inputs)) or forward(*inputs)
+            ),
+        )
+    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    thinker.prefill(0, prompt)
+    thinker.prefill(2, text_prompt(10))
+    thinker.step([0], [5])
+    thinker.step([2, 0], [5, 6])
+    assert [wrapper.tag for wrapper, _ in called] == [
+        "context_encoding_model",
+        "context_encoding_model",
+        "token_generation_model_of_one",
+        "token_generation_model",
+    ]
+    for wrapper, inputs in called:
+        bucket = inputs[1].shape[-1]
+        example = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
+        assert [(i.shape, i.dtype) for i in inputs] == [(e.shape, e.dtype) for e in example]
