@@ -12,7 +12,7 @@ INSTALLED_FROM := pyproject.toml setup.py $(wildcard src/qwen3_omni_neuron/cpu/n
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test lint test-nxdi-line test-nxdi bench clean
+.PHONY: demo test lint test-nxdi-line test-nxdi nxdi-sources bench clean
 
 demo: $(CHECKPOINT)/config.json
 	@echo "The tiny checkpoint has random weights: the words and the voice are noise, made the way"
@@ -35,8 +35,7 @@ lint: $(VENV)/installed
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
 
-test-nxdi: $(NXDI_VENV)/nxdi-imports
-	@test -n "$(NXDI_SOURCES)" || { echo "Set NXDI_SOURCES: see test/neuron/nxdi_sources.py"; exit 1; }
+test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
 
 bench: $(VENV)/installed
@@ -55,6 +54,9 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
 	touch $@
+
+nxdi-sources:
+	@test -n "$(NXDI_SOURCES)" || { echo "Set NXDI_SOURCES: see test/neuron/nxdi_sources.py"; exit 1; }
 
 # What NxDI's sources import beside the Neuron SDK.
 $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.loading import STAGES, Models
-from qwen3_omni_neuron.model.kv_cache import KvCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.plan import GRAPHS
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from replies import GREEDY
@@ -220,7 +220,7 @@ def run_call(models: Any, graph: str, call: Call, x: dict[str, torch.Tensor]) ->
         cache = SlotCache(KvCache(kept["keys"], kept["values"]), kept["slots"], kept["lengths"])
         return getattr(models, graph).decode(*x.values(), cache)
     if call.name == "prefill":
-        cache = KvCache(x.pop("keys"), x.pop("values"))
+        cache = PromptCache(KvCache(x.pop("keys"), x.pop("values")))
         rows, positions, last, *more = x.values()
         return getattr(models, graph).prefill(rows, positions, last, cache, *more)
     if graph == "vision":

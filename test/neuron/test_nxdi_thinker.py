@@ -208,3 +208,16 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
         bucket = inputs[1].shape[-1]
         example = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
         assert [(i.shape, i.dtype) for i in inputs] == [(e.shape, e.dtype) for e in example]
+
+
+def test_bfloat16_is_as_close_as_its_rounding(
+    both_of: Callable[..., BothEngines], both: BothEngines, conversation: Conversation
+) -> None:
+    """Each engine rounds elsewhere: 8 bits hold logits of up to 16 to 0.06."""
+    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    exact, _ = both[0].thinker.prefill(0, prompt)
+    for engines in both_of(dtype=torch.bfloat16, slots=2):
+        logits, accepted = engines.thinker.prefill(0, prompt)
+        assert accepted.dtype == torch.bfloat16
+        assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
+        assert engines.thinker.step([0], [5]).isfinite().all()

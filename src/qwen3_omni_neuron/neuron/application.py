@@ -123,12 +123,19 @@ class DecoderApplication(NeuronBaseForCausalLM):
         """Build the graphs as modules on the CPU, this rank's share of them.
 
         In place of NxDI's own to_cpu, which starts torch.distributed anew for each application,
-        and reads the weights anew for each graph.
+        and reads the weights anew for each graph. Raises ValueError for bfloat16 over several
+        ranks, which can't add it up.
         """
+        if self.plan.tp > 1 and self.plan.dtype != torch.float32:
+            raise ValueError(
+                f"NxDI's CPU mode over {self.plan.tp} processes is for float32, got "
+                f"{self.plan.dtype}. Choose float32, or one process."
+            )
         join_ranks(self.plan.tp)
         first: DecoderModel | None = None
         for wrapper in self.models:
-            model = wrapper.model_cls(wrapper.config).eval()
+            # Some of NxDI's parts are made in float32 whatever the config says.
+            model = wrapper.model_cls(wrapper.config).eval().to(self.plan.dtype)
             if first is None:
                 first = self._filled(model)
             else:

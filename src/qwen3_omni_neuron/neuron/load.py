@@ -44,8 +44,10 @@ def build_cpu_mode_engines(spec: NeuronSpec) -> Engines:
     """Thinker and talker over NxDI's CPU mode, which runs its modules without a device; encoders,
     code predictor, projections and vocoder over model/ on the CPU.
 
-    With tp over 1 every rank builds the same engines and makes the same calls. float32 only.
-    Raises CheckpointError (see weights.load_parts), RuntimeError (see application.join_ranks).
+    With tp over 1 every rank builds the same engines, and makes the same calls in the same order:
+    the pipeline's threads do not, so it runs with 1.
+    Raises CheckpointError (see weights.load_parts), RuntimeError (see application.join_ranks), and
+    ValueError for bfloat16 with tp over 1.
     """
     config = spec.engine.config
     host = load_host_models(Checkpoint(spec.engine.folder), config, spec.engine.dtype)
