@@ -343,6 +343,25 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     }
 
 
+def test_a_dry_run_prints_its_tables_and_writes_nothing(
+    checkpoint: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["compile", "--model", str(checkpoint), "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "GB a core, TP 8" in printed
+    assert "| code_predictor_greedy[slots=1] | 4 |" in printed
+    assert not list(tmp_path.iterdir())
+
+
+def test_without_a_folder_it_says_so(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", "--model", str(checkpoint)]) == 1
+    assert "give --out DIR, or --dry-run" in capsys.readouterr().err
+
+
 def test_a_script_compiles_its_graph(checkpoint: Path, tmp_path: Path) -> None:
     words = compile_words(checkpoint, tmp_path)[1:]
     script = ROOT / "compile" / "audio.py"

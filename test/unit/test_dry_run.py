@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from graph_cases import TINY_BUCKETS
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.buckets import GraphBuckets
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.dry_run import DryRun, PlannedGraph, dry_run, dry_run_text
@@ -47,6 +47,13 @@ def test_the_released_totals(plan: DryRun) -> None:
     assert round(sizes["thinker"] / 1e9, 1) == 30.5
     assert round(sizes["talker"] / 1e9, 1) == 3.2
     assert round(sizes["code2wav"] / 1e9, 1) == 0.2
+
+
+def test_what_two_parts_share_is_counted_once(plan: DryRun) -> None:
+    """The talker's table of code 0, which the code predictor reads too."""
+    models = static_models(RELEASED)
+    parameters = {id(p): p for part in PARTS for p in getattr(models, part).parameters()}
+    assert plan.parameters == sum(p.numel() for p in parameters.values())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.plan import CHUNK_FRAMES, DEFAULT_CONCURRENCY, GRAPHS
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     """Say what the verb takes."""
     parser.set_defaults(run=_compile)
     add_checkpoint_argument(parser)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="the tree's folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="compile nothing; print what each graph takes on a trn2, and the least time of a call",
+    )
     parser.add_argument("--target", default="cpu", help="cpu (the default)")
     parser.add_argument("--tp", type=int, default=1, help="cores that share a graph; cpu: 1")
     parser.add_argument("--lnc", type=int, default=1, help="physical cores a logical one; cpu: 1")
@@ -72,6 +78,10 @@ def _compile(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.targets import COMPILERS
 
     model = resolve_checkpoint(chosen_model(parsed))
+    if parsed.dry_run:
+        return _dry_run(model)
+    if parsed.out is None:
+        raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     names = (
         *("target", "tp", "lnc", "dtype", "max_concurrency", "context_length"),
         *("prompt_buckets", "patch_buckets", "chunk_frames"),
@@ -87,6 +97,15 @@ def _compile(parsed: argparse.Namespace) -> int:
     if outcome.missing:
         said = "; ".join(f"{graph}: {reason}" for graph, reason in outcome.missing.items())
         print(f"{parsed.out} is not whole yet ({said}). Compile these, too.", file=sys.stderr)
+    return 0
+
+
+def _dry_run(model: Path) -> int:
+    """Print what a Neuron compile of a checkpoint would come to, at TP 4 and 8."""
+    from qwen3_omni_neuron.config_json import read_config
+    from qwen3_omni_neuron.graphs.dry_run import dry_run, dry_run_text
+
+    print(dry_run_text(dry_run(read_config(model))))
     return 0
 
 
