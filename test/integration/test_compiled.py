@@ -350,7 +350,7 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["compile", "--model", str(checkpoint), "--dry-run"]) == 0
+    assert cli.main(["compile", "--model", str(checkpoint), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert "GB a core, TP 8" in printed
     assert "| code_predictor_greedy[slots=1] | 4 |" in printed
@@ -358,7 +358,7 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
 
 
 def test_without_a_folder_it_says_so(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["compile", "--model", str(checkpoint)]) == 1
+    assert cli.main(["compile", "--model", str(checkpoint)]) == 1
     assert "give --out DIR, or --dry-run" in capsys.readouterr().err
 
 
