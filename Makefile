@@ -8,7 +8,6 @@ PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 CHECKPOINT := $(VENV)/tiny-checkpoint
-INSTALLED_FROM := pyproject.toml setup.py $(wildcard src/qwen3_omni_neuron/cpu/native/*.c)
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
@@ -45,12 +44,12 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python bench/long_audio.py --json $(VENV)/long_audio.json
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) build demo.wav src/qwen3_omni_neuron/cpu/native/*.so
+	rm -rf $(VENV) $(NXDI_VENV) demo.wav
 
 $(CHECKPOINT)/config.json: $(VENV)/installed $(wildcard src/qwen3_omni_neuron/tiny/*.py)
 	$(VENV)/bin/qwen3-omni-neuron tiny-checkpoint $(CHECKPOINT)
 
-$(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
+$(VENV)/installed: pyproject.toml requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
 	touch $@
@@ -63,7 +62,7 @@ $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/pip install --quiet tenacity boto3
 	touch $@
 
-$(NXDI_VENV)/installed: $(INSTALLED_FROM) requirements/nxdi-line.txt
+$(NXDI_VENV)/installed: pyproject.toml requirements/nxdi-line.txt
 	$(PYTHON) -m venv $(NXDI_VENV)
 	$(NXDI_VENV)/bin/pip install --quiet -c requirements/nxdi-line.txt --editable '.[test,bench]'
 	touch $@

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
-from qwen3_omni_neuron.cpu.native.predictor import native_predictor
 from qwen3_omni_neuron.cpu.slots import DecoderSlots, Numbers
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -75,10 +74,9 @@ class CpuTalker:
         self._hidden = [row] * self.slots
         # Of the last frame: the next step starts from it.
         self._feedback = [row] * self.slots
-        self._native = native_predictor(config.talker, predictor)
         self._by_top_k: dict[int | None, Callable[..., tuple[Tensor, Tensor]]] = {}
         for top_k in (GREEDY, DEFAULT_TOP_K):  # now, rather than on the path of a first frame
-            self._predict_graph(top_k, self.slots)
+            self._predict_graph(top_k)
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
@@ -157,12 +155,12 @@ class CpuTalker:
     def _predict_alike(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> tuple[Tensor, Tensor]:
-        """One call for slots that sample alike. Returns codes [n, 16] and feedback [n, hidden]."""
+        """One graph for slots that sample alike. Returns codes [n, 16] and feedback [n, hidden]."""
         if len(slots) == 1:
             hidden, code = self._hidden[slots[0]], self._number(code0[0])
         else:
             hidden, code = torch.cat([self._hidden[s] for s in slots]), torch.tensor(code0)
-        graph = self._predict_graph(_graph_key(sampling[0]), len(slots))
+        graph = self._predict_graph(_graph_key(sampling[0]))
         if sampling[0].uniforms is None:
             return graph(hidden, code)
         uniforms = torch.from_numpy(
@@ -170,11 +168,8 @@ class CpuTalker:
         )
         return graph(hidden, code, uniforms, top_p_limits([how.top_p for how in sampling]))
 
-    def _predict_graph(self, top_k: int | None, slots: int) -> Callable[..., tuple[Tensor, Tensor]]:
-        """The code predictor for one top_k, or for greedy: in C, or as a graph, inside which top_k
-        is a shape."""
-        if self._native is not None and slots <= self._native.most_slots:
-            return self._native if top_k is GREEDY else partial(self._native, top_k=top_k)
+    def _predict_graph(self, top_k: int | None) -> Callable[..., tuple[Tensor, Tensor]]:
+        """The code predictor's graph for one top_k, which is a shape inside it, or for greedy."""
         if top_k not in self._by_top_k:
             # Two slots, so that the number of slots is no constant in the graph.
             example = [self._codec_rows[:2], torch.tensor([0, 1])]
