@@ -1,4 +1,4 @@
-"""The modules of model/ with their weights, from a checkpoint or from a compiled tree."""
+"""The modules of model/, laid out without weights, or with those of a checkpoint."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from qwen3_omni_neuron.weights import (
     embedding_pieces,
     load_parts,
     projection_pieces,
+    put_parameter,
     talker_pieces,
     thinker_pieces,
     vision_encoder_pieces,
@@ -107,9 +108,10 @@ def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
     for name, tensor in tensors:
         owner, _, attribute = name.rpartition(".")
         kept = module.get_submodule(owner)
-        weight = attribute in dict(kept.named_parameters(recurse=False))
-        own = nn.Parameter(tensor.detach(), requires_grad=False) if weight else tensor
-        setattr(kept, attribute, own)
+        if attribute in dict(kept.named_parameters(recurse=False)):
+            put_parameter(module, name, tensor.detach())
+        else:
+            setattr(kept, attribute, tensor)
 
 
 class _NoInit(TorchFunctionMode):

@@ -125,16 +125,19 @@ class Slots:
         length = len(rows)
         padding = bucket_of(length, self._buckets, "prompt rows") - length
         line = self._cache.lines(slot, slot + 1)
+        following = float(positions.max()) + 1
+        if padding:  # even no padding would be a copy
+            rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
         outputs = self._prefill(
-            F.pad(rows, (0, 0, 0, padding)),
-            F.pad(positions, (0, padding)),
+            rows,
+            positions,
             self._number(length - 1),
             line.keys,
             line.values,
             *extra,
         )
         self._lengths[slot] = length
-        self._next_positions[slot] = float(positions.max()) + 1
+        self._next_positions[slot] = following
         return outputs
 
     def step(self, slots: Sequence[int], rows: Tensor) -> Any:

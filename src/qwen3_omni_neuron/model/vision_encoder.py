@@ -153,4 +153,6 @@ def pad_patches(frames: Tensor, places: Tensor, bucket: int) -> tuple[Tensor, Te
     """
     missing = bucket - frames.shape[1]
     valid = torch.arange(bucket) < frames.shape[1]
-    return F.pad(frames, (0, 0, 0, missing)), F.pad(places, (0, missing)), valid
+    if missing:  # even no padding would be a copy
+        frames, places = F.pad(frames, (0, 0, 0, missing)), F.pad(places, (0, missing))
+    return frames, places, valid
