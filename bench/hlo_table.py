@@ -17,24 +17,13 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.hlo import Findings, lint_hlo
 from qwen3_omni_neuron.loading import load_models
+from qwen3_omni_neuron.planning import make_plan
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
 # Prompts of few rows and of many take experts differently, and so do one slot and several.
-BUCKETS = GraphBuckets(
-    audio_windows=(1,),
-    vision_patches=(64,),
-    prompt_rows=(12, 40),
-    media_rows=(8,),
-    slots=(1, 3),
-    windows=(64,),
-    thinker_positions=64,
-    talker_positions=64,
-    chunk_frames=(1, 4),
-)
 
 
 def lower(graph: Graph, owner: nn.Module) -> str:
@@ -62,7 +51,24 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, torch.bfloat16)
     models = with_weights(static_models(config), weights)
-    for graph in all_graphs(config, BUCKETS):
+    plan = make_plan(
+        folder,
+        config,
+        "neuron",
+        tp=1,
+        dtype="bfloat16",
+        max_concurrency=3,
+        context_length=64,
+        talker_context_length=64,
+        prompt_buckets=(12, 40),
+        decode_buckets=(64,),
+        patch_buckets=(64,),
+        audio_windows=(1,),
+        projection_rows=(8,),
+        batches=(1,),
+        chunk_frames=(1, 4),
+    )
+    for graph in all_graphs(config, plan):
         yield graph, lint_hlo(lower(graph, getattr(models, graph.part)))
 
 

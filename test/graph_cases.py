@@ -1,16 +1,26 @@
 """Graphs at sizes that the tiny checkpoint computes in no time."""
 
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
+from pathlib import Path
+
+from qwen3_omni_neuron.plan import CompilePlan
 
 # Two of each where a size may matter: prompts of few and of many rows take experts differently.
-TINY_BUCKETS = GraphBuckets(
+TINY_PLAN = CompilePlan(
+    model=Path(),
+    target="neuron",
+    tp=1,
+    lnc=2,
+    profile="safe",
+    dtype="float32",
+    max_concurrency=3,
+    context_length=64,
+    talker_context_length=64,
+    prompt_buckets=(12, 40),
+    decode_buckets=(16, 64),
+    patch_buckets=(16, 64),
     audio_windows=(1, 2),
-    vision_patches=(16, 64),
-    prompt_rows=(12, 40),
-    media_rows=(8,),
-    slots=(1, 3),
-    windows=(16, 64),
-    thinker_positions=64,
-    talker_positions=64,
+    projection_rows=(8,),
+    batches=(1, 3),
     chunk_frames=(1, 4),
+    predictor_top_k=50,
 )

@@ -24,7 +24,7 @@ def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
                 file.write(f"{graph} {number} {part} {plan.dtype}\n".encode() * (FILE_BYTES // 40))
                 time.sleep(0.01)
     spec = {"x": TensorSpec(("rows", 3), plan.dtype)}
-    calls = (Call("run", None, spec, spec), Call("run", 8, spec, spec))
+    calls = (Call("run", {}, spec, spec, {}), Call("run", {"rows": 8}, spec, spec, {}))
     return GraphRecord(calls, record_files(folder), time.monotonic() - started)
 
 

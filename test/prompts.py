@@ -2,7 +2,7 @@
 
 import torch
 
-from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
+from qwen3_omni_neuron.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 

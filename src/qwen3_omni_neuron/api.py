@@ -16,7 +16,8 @@ from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, make_plan
 from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.protocols import Engines

@@ -20,7 +20,7 @@ from typing import Any
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.json_file import sync_folder, write_json
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "record.json"
 _HASHED_AT_ONCE = 1 << 20
@@ -37,12 +37,14 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Call:
-    """One way to call a graph. bucket: the compiled length; None: of any length."""
+    """One way to call a graph. bucket: the compiled sizes by name; a name of its own, where one may
+    be any. state: what a call finds from the last one and renews."""
 
     name: str
-    bucket: int | None
+    bucket: Mapping[str, int | str]
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
+    state: Mapping[str, TensorSpec]
 
 
 @dataclass(frozen=True)
@@ -66,9 +68,14 @@ class GraphRecord:
         return sum(file.bytes for file in self.files.values())
 
     @property
-    def buckets(self) -> tuple[int, ...]:
-        """Every compiled length, ascending; none where any length goes."""
-        return tuple(sorted({call.bucket for call in self.calls if call.bucket is not None}))
+    def buckets(self) -> dict[str, list[int]]:
+        """Every compiled size by name, ascending; those that may be any are left out."""
+        found: dict[str, set[int]] = {}
+        for call in self.calls:
+            for name, size in call.bucket.items():
+                if isinstance(size, int):
+                    found.setdefault(name, set()).add(size)
+        return {name: sorted(sizes) for name, sizes in found.items()}
 
 
 @dataclass(frozen=True)
@@ -196,7 +203,13 @@ def verify_files(tree: Path, manifest: Manifest) -> None:
 
 def _graph_record(raw: Mapping[str, Any]) -> GraphRecord:
     calls = tuple(
-        Call(call["name"], call["bucket"], _specs(call["inputs"]), _specs(call["outputs"]))
+        Call(
+            call["name"],
+            call["bucket"],
+            _specs(call["inputs"]),
+            _specs(call["outputs"]),
+            _specs(call["state"]),
+        )
         for call in raw["calls"]
     )
     files = {name: FileRecord(**file) for name, file in raw["files"].items()}

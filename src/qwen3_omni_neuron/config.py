@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+ASSISTANT_ROWS = 9
+"""Of the talker's prompt, behind the user's: see model.talker_prompt."""
+
 
 @dataclass(frozen=True)
 class RopeConfig:

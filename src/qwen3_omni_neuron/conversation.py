@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.media.items import Film, Media, MediaLoader, Picture, Sound
 from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.media.patches import PatchMaker
 from qwen3_omni_neuron.messages import Messages, read_messages
-from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS, user_positions
+from qwen3_omni_neuron.model.talker_prompt import user_positions
 from qwen3_omni_neuron.positions import MediaRun, rope_positions, talker_positions
 from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 

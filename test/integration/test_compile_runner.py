@@ -21,7 +21,8 @@ from qwen3_omni_neuron.compiling.lock import tree_lock
 from qwen3_omni_neuron.compiling.runner import compile_tree
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
-from qwen3_omni_neuron.plan import GRAPHS, HEARING_GRAPHS, CompilePlan, make_plan
+from qwen3_omni_neuron.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
+from qwen3_omni_neuron.planning import make_plan
 
 MOMENTS = 20
 
@@ -71,7 +72,7 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         f"from made_trees import {target}\n"
         "from qwen3_omni_neuron.compiling.runner import compile_tree\n"
         "from qwen3_omni_neuron.config_json import read_config\n"
-        "from qwen3_omni_neuron.plan import make_plan\n"
+        "from qwen3_omni_neuron.planning import make_plan\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = make_plan(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
         f"compile_tree(plan, Path({str(tree)!r}), {target})\n"

@@ -8,8 +8,8 @@ import torch
 from alike import CLOSE, GREEDY, SPEAKER, assert_speaks_alike
 from media_cases import CASES
 from prompts import prompt_of
+from qwen3_omni_neuron.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.runtime.protocols import Engines
 
 BothEngines = tuple[Engines, Engines]

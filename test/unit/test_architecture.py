@@ -14,6 +14,7 @@ LAYERS = [
     {"errors"},
     {"config", "events", "prompt", "text", "buckets", "json_file", "versions"},
     {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media", "plan"},
+    {"planning"},
     {"tensor_file", "artifact", "fingerprint"},
     {"compiled_tree"},
     {"weights", "sampling", "conversation", "tiny"},

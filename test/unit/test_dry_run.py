@@ -1,14 +1,15 @@
 """The plan of a compile, at the released sizes, against published totals and counts by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_BUCKETS
+from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.dry_run import DryRun, PlannedGraph, dry_run, dry_run_text
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
@@ -18,13 +19,18 @@ from qwen3_omni_neuron.parallel.modules import parallelize
 from released import RELEASED
 
 PROMPT = 1300  # rows, of the published estimate
-BUCKETS = GraphBuckets(
+PLAN = replace(
+    TINY_PLAN,
+    dtype="bfloat16",
+    max_concurrency=1,
+    context_length=8192,
+    talker_context_length=8192,
+    prompt_buckets=(PROMPT,),
+    decode_buckets=(256,),
+    patch_buckets=(256,),
     audio_windows=(1,),
-    vision_patches=(256,),
-    prompt_rows=(PROMPT,),
-    media_rows=(512,),
-    slots=(1,),
-    windows=(256,),
+    projection_rows=(512,),
+    batches=(1,),
     chunk_frames=(1,),
 )
 TWO_CHIPS = 2 * TRN2.bytes_per_s
@@ -32,7 +38,7 @@ TWO_CHIPS = 2 * TRN2.bytes_per_s
 
 @pytest.fixture(scope="module")
 def plan() -> DryRun:
-    return dry_run(RELEASED, BUCKETS, degrees=(1, 8))
+    return dry_run(RELEASED, PLAN, degrees=(1, 8))
 
 
 def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
@@ -115,11 +121,11 @@ def test_text_names_every_part_and_graph(plan: DryRun) -> None:
 
 def test_a_degree_that_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match="KV heads can't be held by 3 cores"):
-        dry_run(RELEASED, BUCKETS, degrees=(3,))
+        dry_run(RELEASED, PLAN, degrees=(3,))
 
 
 def cost_of(config: OmniConfig, models: Models, name: str, tp: int = 1) -> tuple[Graph, Cost]:
-    graphs = all_graphs(config, TINY_BUCKETS, torch.float32, tp)
+    graphs = all_graphs(config, replace(TINY_PLAN, tp=tp))
     graph = next(g for g in graphs if g.name == name)
     return graph, graph_cost(graph, getattr(models, graph.part))
 
@@ -175,9 +181,7 @@ def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:
 def test_collectives_are_counted_a_call(config: OmniConfig) -> None:
     models, group = static_models(config, torch.float32), CountingGroup(2)
     parallelize(models.hidden_projection, 2, group)
-    graph = next(
-        g for g in all_graphs(config, TINY_BUCKETS, torch.float32) if g.part == "hidden_projection"
-    )
+    graph = next(g for g in all_graphs(config, TINY_PLAN) if g.part == "hidden_projection")
     for _ in range(2):
         cost = graph_cost(graph, models.hidden_projection, group)
         assert (cost.sums, cost.sum_bytes) == (1, 8 * config.talker.text.hidden_size * 4)

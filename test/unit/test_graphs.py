@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_BUCKETS
+from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.export import export_graph, open_shapes, rejected_ops
@@ -29,7 +29,7 @@ def static(config: OmniConfig, models: Models) -> Models:
 
 @pytest.fixture(scope="module")
 def graphs(config: OmniConfig) -> dict[str, Graph]:
-    return {g.label: g for g in all_graphs(config, TINY_BUCKETS, torch.float32)}
+    return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
 def state_of(lines: KvLines) -> KvCache:
@@ -50,13 +50,17 @@ KINDS = (
 
 
 def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) -> None:
-    b = TINY_BUCKETS
+    plan = TINY_PLAN
     counts = {kind: sum(g.name == kind for g in graphs.values()) for kind in KINDS}
     assert sum(counts.values()) == len(graphs)
     assert counts["audio_encoder"] == counts["vision_encoder"] == 2
-    assert counts["thinker_prefill"] == counts["thinker_prefill_visual"] == len(b.prompt_rows)
-    assert counts["thinker_decode"] == counts["talker_decode"] == len(b.slots) * len(b.windows)
-    assert counts["code2wav_step"] == len(b.slots) * len(b.chunk_frames)
+    assert counts["thinker_prefill"] == counts["thinker_prefill_visual"] == len(plan.prompt_buckets)
+    assert (
+        counts["thinker_decode"]
+        == counts["talker_decode"]
+        == len(plan.batches) * len(plan.decode_buckets)
+    )
+    assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
     assert {g.part for g in graphs.values()} == set(PARTS)
 
 
@@ -283,5 +287,5 @@ def test_sampling_by_products_draws_the_same_codes(
     graph = graphs["code_predictor_sampled[slots=3]"].module(static.code_predictor)
     for seed in range(80):
         inputs = graphs["code_predictor_sampled[slots=3]"].example(seed)
-        codes, feedback = models.code_predictor(*inputs, top_k=TINY_BUCKETS.top_k)
+        codes, feedback = models.code_predictor(*inputs, top_k=TINY_PLAN.predictor_top_k)
         torch.testing.assert_close(graph(*inputs), (codes, feedback), **EXACT)

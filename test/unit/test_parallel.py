@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_BUCKETS
+from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import OptionError
@@ -32,8 +32,13 @@ from rank_threads import Ranks
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 TP = (1, 2, 4, 8)
 # One graph of each kind; decode of one and of several rows takes experts differently.
-BUCKETS = replace(
-    TINY_BUCKETS, audio_windows=(2,), vision_patches=(16,), windows=(64,), chunk_frames=(4,)
+PLAN = replace(
+    TINY_PLAN,
+    dtype="float64",
+    audio_windows=(2,),
+    patch_buckets=(16,),
+    decode_buckets=(64,),
+    chunk_frames=(4,),
 )
 
 
@@ -45,7 +50,7 @@ def double(checkpoint: Path, config: OmniConfig) -> Models:
 
 @pytest.fixture(scope="module")
 def graphs(config: OmniConfig) -> list[Graph]:
-    return list(all_graphs(config, BUCKETS, torch.float64))
+    return list(all_graphs(config, PLAN))
 
 
 def rank_module(
@@ -95,7 +100,7 @@ def test_every_graph_over_ranks_is_the_graph(
     """Outputs and new state, at every rank."""
     plain, ranks = getattr(double, part), Ranks(tp)
     modules = [rank_module(config, plain, part, tp, rank, ranks.rank(rank)) for rank in range(tp)]
-    own_graphs = {g.label: g for g in all_graphs(config, BUCKETS, torch.float64, tp)}
+    own_graphs = {g.label: g for g in all_graphs(config, replace(PLAN, tp=tp))}
     for graph in (g for g in graphs if g.part == part):
         example = graph.example(4)
         inputs, state = example[: len(graph.inputs)], list(example[len(graph.inputs) :])

@@ -9,13 +9,24 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.plan import CHUNK_FRAMES, DEFAULT_CONCURRENCY, GRAPHS
+from qwen3_omni_neuron.plan import GRAPHS, flag_of
+from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, TARGETS, make_plan
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.artifact import GraphRecord
     from qwen3_omni_neuron.compiling.runner import Outcome
+    from qwen3_omni_neuron.plan import CompilePlan
 
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
+_SIZES = {
+    "prompt_buckets": "rows of a prompt",
+    "decode_buckets": "positions that a decode step looks back on",
+    "patch_buckets": "patches of a picture or video frame",
+    "audio_windows": "windows of 8 s at once",
+    "projection_rows": "rows that the talker's projections take",
+    "batches": "slots that a step renews",
+    "chunk_frames": "frames the vocoder decodes",
+}
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +39,14 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile nothing; print what each graph takes on a trn2, and the least time of a call",
     )
-    parser.add_argument("--target", default="cpu", help="cpu (the default)")
-    parser.add_argument("--tp", type=int, default=1, help="cores that share a graph; cpu: 1")
-    parser.add_argument("--lnc", type=int, default=1, help="physical cores a logical one; cpu: 1")
+    parser.add_argument(
+        "--target", help=f"{' or '.join(TARGETS)}; default: cpu, and neuron for a --dry-run"
+    )
+    parser.add_argument("--tp", type=int, help="cores that share a graph; cpu: 1, neuron: 8")
+    parser.add_argument("--lnc", type=int, help="physical cores a logical one; cpu: 1, neuron: 2")
+    parser.add_argument(
+        "--profile", default="safe", help="safe, or fast: NxDI's kernels for the experts"
+    )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
     parser.add_argument(
         "--max-concurrency",
@@ -42,18 +58,20 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context-length", type=int, metavar="N", help="positions of a slot; default: 8192"
     )
-    for flag, dest, default, what in (
-        ("--buckets", "prompt_buckets", [], "lengths of prompts; default: any"),
-        ("--patch-buckets", "patch_buckets", [], "patches of a frame; default: any"),
-        (
-            "--chunk-frames",
-            "chunk_frames",
-            list(CHUNK_FRAMES),
-            f"frames the vocoder decodes; default: {','.join(map(str, CHUNK_FRAMES))}",
-        ),
-    ):
+    parser.add_argument(
+        "--talker-context-length", type=int, metavar="N", help="the talker's; default: 4105 more"
+    )
+    parser.add_argument(
+        "--predictor-top-k", type=int, metavar="K", help="largest of a request; neuron: 50"
+    )
+    for name, what in _SIZES.items():
+        default = ",".join(map(str, TARGETS["neuron"].sizes[name]))
         parser.add_argument(
-            flag, type=sizes, dest=dest, default=default, metavar="N,N,...", help=what
+            flag_of(name),
+            type=sizes,
+            dest=name,
+            metavar="N,N,...",
+            help=f"{what}; neuron: {default}",
         )
     parser.add_argument(
         "--only",
@@ -73,21 +91,14 @@ def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
     from qwen3_omni_neuron.checkpoint import resolve_checkpoint
     from qwen3_omni_neuron.compiling.runner import compile_tree
-    from qwen3_omni_neuron.config_json import read_config
-    from qwen3_omni_neuron.plan import make_plan
     from qwen3_omni_neuron.targets import COMPILERS
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        return _dry_run(model)
+        return _dry_run(_plan(parsed, model, parsed.target or "neuron"))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
-    names = (
-        *("target", "tp", "lnc", "dtype", "max_concurrency", "context_length"),
-        *("prompt_buckets", "patch_buckets", "chunk_frames"),
-    )
-    settings: dict[str, Any] = {name: getattr(parsed, name) for name in names}
-    plan = make_plan(model, read_config(model), **settings)
+    plan = _plan(parsed, model, parsed.target or "cpu")
     bar = _Bar()
     try:
         outcome = compile_tree(plan, parsed.out, COMPILERS[plan.target], parsed.only, bar)
@@ -100,12 +111,23 @@ def _compile(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _dry_run(model: Path) -> int:
-    """Print what a Neuron compile of a checkpoint would come to, at TP 4 and 8."""
+def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan":
+    from qwen3_omni_neuron.config_json import read_config
+
+    names = (
+        *("tp", "lnc", "profile", "dtype", "max_concurrency", "context_length"),
+        *("talker_context_length", "predictor_top_k"),
+    )
+    settings: dict[str, Any] = {name: getattr(parsed, name) for name in (*names, *_SIZES)}
+    return make_plan(model, read_config(model), target, **settings)
+
+
+def _dry_run(plan: "CompilePlan") -> int:
+    """Print what the plan would come to on a trn2."""
     from qwen3_omni_neuron.config_json import read_config
     from qwen3_omni_neuron.graphs.dry_run import dry_run, dry_run_text
 
-    print(dry_run_text(dry_run(read_config(model))))
+    print(dry_run_text(dry_run(read_config(plan.model), plan)))
     return 0
 
 

@@ -49,21 +49,17 @@ def _shown(manifest: Manifest) -> str:
         rows.append(graph_row(graph, record, f"{record.seconds:.2f}"))
     lines += ["", aligned(rows)]
     for graph, record in manifest.graphs.items():
-        lines += ["", *(f"{graph}.{_call(call)}" for call in record.calls)]
+        lines += ["", f"{graph}:", *(f"  {_call(call)}" for call in record.calls)]
     return "\n".join(lines)
 
 
 def _call(call: Call) -> str:
-    name = call.name if call.bucket is None else f"{call.name} {call.bucket}"
-    return f"{name}: {_tensors(call.inputs)} -> {_tensors(call.outputs)}"
+    sizes = ",".join(f"{name}={size}" for name, size in call.bucket.items())
+    state = f", state of {len(call.state)} tensors" if call.state else ""
+    return f"{call.name}[{sizes}]: {_tensors(call.inputs)}{state} -> {_tensors(call.outputs)}"
 
 
 def _tensors(specs: Mapping[str, TensorSpec]) -> str:
-    """Every tensor, but those of a state, which are many, as a number."""
-    said = [
-        f"{name} {spec.dtype} [{', '.join(map(str, spec.shape))}]"
-        for name, spec in specs.items()
-        if not name.startswith("state_")
-    ]
-    state = len(specs) - len(said)
-    return ", ".join([*said, f"state of {state} tensors"] if state else said)
+    return ", ".join(
+        f"{name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for name, spec in specs.items()
+    )

@@ -21,5 +21,5 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 def graph_row(graph: str, record: GraphRecord, seconds: str) -> tuple[str, str, str, str]:
     """graph, bucket, seconds, MB."""
-    buckets = ",".join(map(str, record.buckets)) or "any"
-    return graph, buckets, seconds, f"{record.bytes / MB:.1f}"
+    buckets = [f"{name} {','.join(map(str, sizes))}" for name, sizes in record.buckets.items()]
+    return graph, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"

@@ -13,10 +13,10 @@ from torch import Tensor
 from qwen3_omni_neuron.artifact import GraphRecord, record_files
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.calls import graph_calls
-from qwen3_omni_neuron.cpu.compiled import GRAPH_MODULES, GRAPH_STAGES, WEIGHTS_FILE
+from qwen3_omni_neuron.cpu.compiled import GRAPH_STAGES, WEIGHTS_FILE
+from qwen3_omni_neuron.graphs.record import graph_calls
 from qwen3_omni_neuron.loading import lay_out
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.tensor_file import write_tensors
 from qwen3_omni_neuron.weights import Part, check_names, converted
 
@@ -31,7 +31,7 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     checkpoint = Checkpoint(plan.model)
     parts = _stage_parts(plan, graph)
     check_names(list(parts.values()), checkpoint)
-    chosen = {name: parts[name] for name in GRAPH_MODULES[graph]}
+    chosen = {name: parts[name] for name in GRAPH_PARTS[graph]}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name, part in chosen.items():
@@ -39,14 +39,14 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
                 yield f"{name}.{target}", tensor
 
     write_tensors(folder / WEIGHTS_FILE, _shapes(chosen), dtype, tensors())
-    calls, files = graph_calls(plan, config, graph), record_files(folder)
+    calls, files = graph_calls(config, plan, graph), record_files(folder)
     return GraphRecord(calls, files, round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:
     """Of a graph's weights in the plan's dtype."""
     parts = _stage_parts(plan, graph)
-    shapes = _shapes({name: parts[name] for name in GRAPH_MODULES[graph]})
+    shapes = _shapes({name: parts[name] for name in GRAPH_PARTS[graph]})
     return sum(shape.numel() for shape in shapes.values()) * getattr(torch, plan.dtype).itemsize
 
 

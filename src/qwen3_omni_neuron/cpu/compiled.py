@@ -16,18 +16,10 @@ from torch import nn
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.loading import Models, lay_out
+from qwen3_omni_neuron.plan import GRAPH_PARTS
 from qwen3_omni_neuron.weights import put_parameter
 
 WEIGHTS_FILE = "weights.safetensors"
-# The modules of each graph by their names in Models: also the first words of its tensors' names.
-GRAPH_MODULES = {
-    "thinker": ("thinker",),
-    "vision": ("vision_encoder",),
-    "audio": ("audio_encoder",),
-    "talker": ("talker", "text_projection", "hidden_projection"),
-    "code_predictor": ("code_predictor",),
-    "code2wav": ("code2wav",),
-}
 GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "talker": "talker",
     "code_predictor": "talker",
@@ -44,7 +36,7 @@ def load_compiled_models(
     Raises ArtifactError for a file that can't be read, or whose tensors are not the modules'.
     """
     models, parts = lay_out(config, stages)
-    for graph, names in GRAPH_MODULES.items():
+    for graph, names in GRAPH_PARTS.items():
         modules = {name: parts[name].module for name in names if name in parts}
         if modules:
             with _weights(tree / graph) as file:

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.buckets import bucket_of, buckets_within
-from qwen3_omni_neuron.config import DecoderConfig, TalkerConfig
+from qwen3_omni_neuron.config import ASSISTANT_ROWS, DecoderConfig, TalkerConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.model.thinker import Thinker
 
 MOST_FRAMES = 4096

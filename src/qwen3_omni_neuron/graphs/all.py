@@ -6,15 +6,16 @@ from itertools import product
 
 import torch
 
+from qwen3_omni_neuron.buckets import buckets_within
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
-from qwen3_omni_neuron.graphs.decoders import decode_graph, decoder_config, prefill_graph
+from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
 from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
-from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.graphs.graph import Axis, Graph
 from qwen3_omni_neuron.graphs.speech import code2wav_graph, predictor_graph
 from qwen3_omni_neuron.loading import Models, fill, lay_out
 from qwen3_omni_neuron.model.norm import RmsNorm
 from qwen3_omni_neuron.parallel.heads import local_kv_heads
+from qwen3_omni_neuron.plan import CompilePlan
 
 # 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
 EXPERT_BLOCK_ROWS = 128
@@ -30,26 +31,28 @@ PARTS = (
 )
 
 
-def all_graphs(
-    config: OmniConfig, buckets: GraphBuckets, dtype: torch.dtype = torch.bfloat16, tp: int = 1
-) -> Iterator[Graph]:
-    """A row for every graph and bucket, as one of `tp` cores runs it: inputs and outputs are
-    whole, the KV cache is the core's own heads."""
-    c, b = config.thinker, buckets
-    yield from (audio_graph(c.audio, windows, dtype) for windows in b.audio_windows)
-    yield from (vision_graph(c.vision, patches, dtype) for patches in b.vision_patches)
-    yield from _decoder_graphs(config, "thinker", b, dtype, tp)
+def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
+    """A row for every graph and bucket of a plan, as one of its `tp` cores runs it: inputs and
+    outputs are whole, the KV cache is the core's own heads. What is of any length has a name."""
+    c, dtype = config.thinker, getattr(torch, plan.dtype)
+    for windows in plan.audio_windows or ("windows",):
+        yield audio_graph(c.audio, windows, dtype)
+    frames: Axis = "frames" if plan.target == "cpu" else 1
+    for patches in plan.patch_buckets or ("patches",):
+        yield vision_graph(c.vision, frames, patches, dtype)
+    yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
     if config.talker is None or config.code2wav is None:
         return
-    for rows in b.media_rows:
+    for rows in plan.projection_rows or ("rows",):
         yield from projection_graphs(config.talker, rows, dtype)
-    yield from _decoder_graphs(config, "talker", b, dtype, tp)
-    for slots, top_k in product(b.slots, (0, b.top_k)):
+    yield from _decoder_graphs(config, "talker", plan, plan.talker_context_length)
+    batches: tuple[Axis, ...] = plan.batches or ("slots",)
+    for slots, top_k in product(batches, (0, plan.predictor_top_k)):
         yield predictor_graph(config.talker, slots, top_k, dtype)
     wav = config.code2wav
-    kv = local_kv_heads(wav.heads, wav.kv_heads, tp)
-    for streams, frames, first in product(b.slots, b.chunk_frames, (True, False)):
-        yield code2wav_graph(wav, streams, frames, first, dtype, kv)
+    kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
+    for streams, chunk, first in product(batches, plan.chunk_frames, (True, False)):
+        yield code2wav_graph(wav, streams, chunk, first, dtype, kv)
 
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
@@ -91,13 +94,13 @@ def _in_blocks(c: DecoderConfig) -> DecoderConfig:
 
 
 def _decoder_graphs(
-    config: OmniConfig, part: str, b: GraphBuckets, dtype: torch.dtype, tp: int
+    config: OmniConfig, part: str, plan: CompilePlan, context_length: int
 ) -> Iterator[Graph]:
-    c = decoder_config(config, part)
-    kv = local_kv_heads(c.heads, c.kv_heads, tp)
-    for rows in b.prompt_rows:
-        yield prefill_graph(config, part, rows, b, dtype, kv)
+    for rows in plan.prompt_buckets or ("rows",):
+        yield prefill_graph(config, part, rows, plan)
         if part == "thinker":
-            yield prefill_graph(config, part, rows, b, dtype, kv, visual=True)
-    for slots, window in product(b.slots, b.windows):
-        yield decode_graph(config, part, slots, window, b, dtype, kv)
+            yield prefill_graph(config, part, rows, plan, visual=True)
+    windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
+    batches: tuple[Axis, ...] = plan.batches or ("slots",)
+    for slots, window in product(batches, windows):
+        yield decode_graph(config, part, slots, window, plan)

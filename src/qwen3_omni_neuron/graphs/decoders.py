@@ -6,34 +6,28 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
-from qwen3_omni_neuron.graphs.graph import Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.model.kv_state import PromptState, StepState
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.parallel.heads import local_kv_heads
+from qwen3_omni_neuron.plan import CompilePlan
 
 
 def prefill_graph(
-    config: OmniConfig,
-    part: str,
-    rows: int,
-    buckets: GraphBuckets,
-    dtype: torch.dtype,
-    kv_heads: int,
-    visual: bool = False,
+    config: OmniConfig, part: str, rows: Axis, plan: CompilePlan, visual: bool = False
 ) -> Graph:
     """One prompt, padded to `rows`, into one line.
 
-    part: "thinker" or "talker". kv_heads: those that this core holds. visual: with the rows that
-    images and video fill (as many as the prompt may have; what is over points anywhere and adds
-    zeros) and what deepstack adds there.
+    part: "thinker" or "talker". visual: with the rows that images and video fill (as many as the
+    prompt may have; what is over points anywhere and adds zeros) and what deepstack adds there.
     """
-    c = decoder_config(config, part)
+    c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
     inputs = [
         TensorSpec("rows", (rows, c.hidden_size), dtype),
         TensorSpec("positions", (3, rows), torch.float32, rows),
         TensorSpec("last", (1,), torch.int64, rows),
-        TensorSpec("slot", (1,), torch.int64, buckets.most_slots),
+        TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
     ]
     if visual:
         layers = len(config.thinker.vision.deepstack_layers)
@@ -49,21 +43,15 @@ def prefill_graph(
         _prefill,
         tuple(inputs),
         (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
-        kv_lines(c, part, buckets, dtype, kv_heads),
+        kv_lines(config, part, plan),
     )
 
 
 def decode_graph(
-    config: OmniConfig,
-    part: str,
-    slots: int,
-    window: int,
-    buckets: GraphBuckets,
-    dtype: torch.dtype,
-    kv_heads: int,
+    config: OmniConfig, part: str, slots: Axis, window: Axis, plan: CompilePlan
 ) -> Graph:
     """One row each of `slots` lines, which read `window` positions. A row of length -1 is idle."""
-    c = decoder_config(config, part)
+    c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
     if part == "thinker":
@@ -78,11 +66,11 @@ def decode_graph(
         (
             row,
             TensorSpec("positions", (slots,), torch.float32, window),
-            TensorSpec("slots", (slots,), torch.int64, buckets.most_slots),
+            TensorSpec("slots", (slots,), torch.int64, plan.max_concurrency),
             TensorSpec("lengths", (slots,), torch.int64, window),
         ),
         tuple(outputs),
-        kv_lines(c, part, buckets, dtype, kv_heads),
+        kv_lines(config, part, plan),
     )
 
 
@@ -94,14 +82,15 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
     return config.talker.text
 
 
-def kv_lines(
-    c: DecoderConfig, part: str, buckets: GraphBuckets, dtype: torch.dtype, kv_heads: int
-) -> tuple[TensorSpec, ...]:
-    """The state of a decoder, see model.kv_state: shared by all its graphs."""
-    positions = buckets.thinker_positions if part == "thinker" else buckets.talker_positions
-    shape = (buckets.most_slots, kv_heads, positions, c.head_dim)
+def kv_lines(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
+    """The state of a decoder, see model.kv_state: shared by all its graphs. Of a core's own KV
+    heads."""
+    c = decoder_config(config, part)
+    positions = plan.context_length if part == "thinker" else plan.talker_context_length
+    heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
+    shape = (plan.max_concurrency, heads, positions, c.head_dim)
     return tuple(
-        TensorSpec(f"{kind}.{layer}", shape, dtype)
+        TensorSpec(f"{kind}.{layer}", shape, getattr(torch, plan.dtype))
         for layer in range(c.layers)
         for kind in ("keys", "values")
     )
@@ -115,9 +104,10 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
 
 
 def _decode(
-    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: int
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
 ) -> tuple[Outputs, State]:
     assert isinstance(owner, Thinker | Talker)
+    assert isinstance(window, int)
     rows, positions, slots, lengths = inputs
     cache = StepState(state, slots, lengths, window)
     outputs = owner.decode(rows, positions, cache)

@@ -1,19 +1,19 @@
 """The plan of a compile without weights and without a compiler: sizes, cost and floors."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.buckets import GraphBuckets
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.hardware import TRN2, Chip
 from qwen3_omni_neuron.loading import Models
 from qwen3_omni_neuron.parallel.modules import parallelize
+from qwen3_omni_neuron.plan import CompilePlan
 
 TP_DEGREES = (4, 8)
 SHARED = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
@@ -63,16 +63,15 @@ class DryRun:
 
 def dry_run(
     config: OmniConfig,
-    buckets: GraphBuckets | None = None,
-    dtype: torch.dtype = torch.bfloat16,
+    plan: CompilePlan,
     degrees: Sequence[int] = TP_DEGREES,
     chip: Chip = TRN2,
 ) -> DryRun:
-    """Lay every graph out on the meta device, as each TP degree has it, and count.
+    """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
 
     Raises OptionError where a degree and the KV heads don't divide.
     """
-    buckets = buckets or GraphBuckets()
+    dtype = getattr(torch, plan.dtype)
     whole = static_models(config, dtype)
     shards: dict[int, dict[str, int]] = {}
     graphs: list[PlannedGraph] = []
@@ -83,7 +82,7 @@ def dry_run(
             parallelize(module, tp, group)
         shards[tp] = {name: _size(name, module)[1] for name, module in _parts(rank)}
         state[tp] = {}
-        for graph in all_graphs(config, buckets, dtype, tp):
+        for graph in all_graphs(config, replace(plan, tp=tp)):
             cost = graph_cost(graph, getattr(rank, graph.part), group)
             floor = chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
             graphs.append(PlannedGraph(graph, tp, cost, floor))

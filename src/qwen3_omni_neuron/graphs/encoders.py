@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import AudioEncoderConfig, TalkerConfig, VisionEncoderConfig
-from qwen3_omni_neuron.graphs.graph import Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 
 
-def audio_graph(c: AudioEncoderConfig, windows: int, dtype: torch.dtype) -> Graph:
+def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Graph:
     """A batch of windows of 8 s, of clips of any length."""
     frames, tokens = c.window_mel_frames, c.window_tokens
     return Graph(
@@ -26,25 +26,25 @@ def audio_graph(c: AudioEncoderConfig, windows: int, dtype: torch.dtype) -> Grap
     )
 
 
-def vision_graph(c: VisionEncoderConfig, patches: int, dtype: torch.dtype) -> Graph:
-    """One frame, padded to `patches`."""
-    rows = patches // c.merge_size**2
+def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: torch.dtype) -> Graph:
+    """Frames of one size each, padded to `patches`."""
+    rows = patches // c.merge_size**2 if isinstance(patches, int) else "merged"
     return Graph(
         "vision_encoder",
         {"patches": patches},
         "vision_encoder",
         _stateless,
         (
-            TensorSpec("patches", (1, patches, c.patch_values), dtype),
+            TensorSpec("patches", (frames, patches, c.patch_values), dtype),
             TensorSpec("places", (2, patches), torch.int64, c.positions_per_side),
             TensorSpec("grid", (2,), torch.int64, 2 * c.positions_per_side),
             TensorSpec("valid", (patches,), torch.bool),
         ),
-        (TensorSpec("rows", (1 + len(c.deepstack_layers), 1, rows, c.output_size), dtype),),
+        (TensorSpec("rows", (1 + len(c.deepstack_layers), frames, rows, c.output_size), dtype),),
     )
 
 
-def projection_graphs(c: TalkerConfig, rows: int, dtype: torch.dtype) -> Iterator[Graph]:
+def projection_graphs(c: TalkerConfig, rows: Axis, dtype: torch.dtype) -> Iterator[Graph]:
     """Thinker rows to talker rows: of text, and of the accept layer at media positions."""
     for name in ("text_projection", "hidden_projection"):
         yield Graph(

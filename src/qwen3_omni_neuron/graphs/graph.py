@@ -1,5 +1,6 @@
 """One graph: a call of a module at fixed shapes, with its state passed in and out."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -8,6 +9,8 @@ from torch import Tensor, nn
 
 Outputs = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
+Axis = int | str
+"""A length, or the name of one that may be any, which no compiler takes."""
 Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 """(module, inputs, state) -> (outputs, new state), the new state of the old one's shapes."""
 
@@ -17,44 +20,48 @@ class TensorSpec:
     """A tensor of a graph. below: values of an example are under it (0: any; see `example`)."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Axis, ...]
     dtype: torch.dtype
-    below: float = 0
+    below: Axis = 0
 
     @property
     def nbytes(self) -> int:
-        size = self.dtype.itemsize
-        for length in self.shape:
-            size *= length
-        return size
+        return math.prod(self.lengths) * self.dtype.itemsize
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The shape, all of it fixed. Raises ValueError where it is not."""
+        return tuple(map(_length, self.shape))
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
         """Integers from 0 up to `below`, bools of which the first of a row is true, floats in
         [0, below), or normal ones where it is 0."""
         if device == "meta":
-            return torch.empty(self.shape, dtype=self.dtype, device=device)
+            return torch.empty(self.lengths, dtype=self.dtype, device=device)
         if self.dtype == torch.bool:
-            flags = torch.rand(self.shape, generator=generator) > 0.3
+            flags = torch.rand(self.lengths, generator=generator) > 0.3
             flags[..., 0] = True
             return flags
         if not self.dtype.is_floating_point:
-            return torch.randint(0, int(self.below), self.shape, generator=generator).to(self.dtype)
+            below = _length(self.below)
+            return torch.randint(0, below, self.lengths, generator=generator).to(self.dtype)
+        values = torch.randn(self.lengths, generator=generator)
         if self.below:
-            return (torch.rand(self.shape, generator=generator) * self.below).to(self.dtype)
-        return torch.randn(self.shape, generator=generator).to(self.dtype)
+            values = torch.rand(self.lengths, generator=generator) * _length(self.below)
+        return values.to(self.dtype)
 
 
 @dataclass(frozen=True)
 class Graph:
     """What a compiler needs to know of a graph.
 
-    name: of its kind, "thinker_decode". bucket: the sizes it is compiled for. part: the attribute
-    of loading.Models that it calls. state: what goes in after the inputs and comes out, renewed,
-    after the outputs.
+    name: of its kind, "thinker_decode". bucket: the sizes it is for, and which are any. part: the
+    attribute of loading.Models that it calls. state: what goes in after the inputs and comes out,
+    renewed, after the outputs.
     """
 
     name: str
-    bucket: Mapping[str, int]
+    bucket: Mapping[str, Axis]
     part: str
     call: Call
     inputs: tuple[TensorSpec, ...]
@@ -98,3 +105,9 @@ class GraphModule(nn.Module):
         inputs = len(self._graph.inputs)
         outputs, state = self._graph.call(self.owner, tensors[:inputs], tensors[inputs:])
         return (*outputs, *state)
+
+
+def _length(axis: Axis) -> int:
+    if isinstance(axis, str):
+        raise ValueError(f"{axis} may be of any length here. Give it one in the plan.")
+    return axis

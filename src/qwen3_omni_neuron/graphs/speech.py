@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import Code2WavConfig, TalkerConfig
-from qwen3_omni_neuron.graphs.graph import Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav
 from qwen3_omni_neuron.model.sampler import running_sum_by_product
 
 
-def predictor_graph(c: TalkerConfig, slots: int, top_k: int, dtype: torch.dtype) -> Graph:
+def predictor_graph(c: TalkerConfig, slots: Axis, top_k: int, dtype: torch.dtype) -> Graph:
     """The other 15 codes of a frame of `slots` streams. top_k 0: greedy."""
     width = c.predictor.hidden_size
     inputs = [
@@ -37,7 +37,7 @@ def predictor_graph(c: TalkerConfig, slots: int, top_k: int, dtype: torch.dtype)
 
 
 def code2wav_graph(
-    c: Code2WavConfig, streams: int, frames: int, first: bool, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig, streams: Axis, frames: int, first: bool, dtype: torch.dtype, kv_heads: int
 ) -> Graph:
     """A chunk of `frames` of each stream. first: the streams' first one, which gives the state.
 
@@ -58,7 +58,7 @@ def code2wav_graph(
 
 
 def vocoder_state(
-    c: Code2WavConfig, streams: int, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig, streams: Axis, dtype: torch.dtype, kv_heads: int
 ) -> tuple[TensorSpec, ...]:
     """In the order of model.code2wav.State."""
     specs = [TensorSpec("position", (streams,), torch.int64, c.sliding_window)]

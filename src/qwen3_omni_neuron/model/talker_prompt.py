@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
 
-ASSISTANT_ROWS = 9
-
 
 class ResizeMlp(nn.Module):
     """Thinker width to talker width. Source: transformers Qwen3OmniMoeTalkerResizeMLP."""

@@ -1,0 +1,108 @@
+"""Compile plans: a target's defaults, what a caller names, and what is refused."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.cli import compile as verb
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.plan import GRAPHS, flag_of, graphs_of
+from qwen3_omni_neuron.planning import TARGETS, make_plan
+from released import RELEASED
+
+MODEL = Path("/a/checkpoint")
+
+
+def test_what_a_neuron_compile_takes_by_itself() -> None:
+    plan = make_plan(MODEL, RELEASED, "neuron")
+    assert (plan.tp, plan.lnc, plan.profile, plan.dtype) == (8, 2, "safe", "bfloat16")
+    assert (plan.context_length, plan.talker_context_length) == (8192, 8192 + 9 + 4096)
+    assert plan.prompt_buckets[-1] == plan.decode_buckets[-1] == 8192
+    assert plan.batches == (1, 8)
+    assert plan.predictor_top_k == 50
+
+
+def test_a_cpu_pads_nothing_by_itself() -> None:
+    plan = make_plan(MODEL, RELEASED)
+    assert (plan.tp, plan.lnc, plan.predictor_top_k) == (1, 1, 0)
+    empty = ("prompt_buckets", "decode_buckets", "patch_buckets", "audio_windows", "batches")
+    assert not any(getattr(plan, name) for name in empty)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_settings_make_the_same_plan_again(target: str) -> None:
+    plan = make_plan(MODEL, RELEASED, target, prompt_buckets=(100, 300), max_concurrency=3)
+    assert plan.prompt_buckets == (100, 300, 8192)
+    assert make_plan(MODEL, RELEASED, **plan.settings) == plan
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
+    plan = make_plan(MODEL, RELEASED, target, prompt_buckets=(100,), chunk_frames=(1, 3))
+    words = shlex.split(plan.command(Path("out")))
+    parsed = vars(parse(words[2:]))
+    given = {name: parsed[name] for name in plan.settings}
+    assert make_plan(MODEL, RELEASED, **given) == plan
+
+
+@pytest.fixture
+def parse() -> Any:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    verb.add_compile(parser)
+    return parser.parse_args
+
+
+def test_every_setting_is_one_of_some_graph() -> None:
+    """Else a tree would be taken for fresh that was compiled with another one."""
+    plan = make_plan(MODEL, RELEASED, "neuron")
+    seen = {name for graph in GRAPHS for name in plan.graph_settings(graph)}
+    assert seen == plan.settings.keys()
+
+
+def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:
+    from dataclasses import replace
+
+    mute = replace(config, talker=None, code2wav=None)
+    plan = make_plan(MODEL, mute)
+    assert graphs_of(mute) == ("thinker", "vision", "audio")
+    assert plan.talker_context_length == 0
+    assert make_plan(MODEL, mute, **plan.settings) == plan
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target": "gpu"}, "target is one of cpu, neuron, got 'gpu'"),
+        ({"tp": 3}, "tp is 8 or 4 or 2 or 1 for target neuron, got 3"),
+        ({"target": "cpu", "tp": 8}, "tp is 1 for target cpu, got 8"),
+        ({"lnc": 4}, "lnc is 2 or 1 for target neuron, got 4"),
+        ({"profile": "quick"}, "profile is safe or fast for target neuron, got quick"),
+        ({"profile": "fast", "lnc": 1}, "profile fast uses kernels .* for lnc 2, got lnc 1"),
+        ({"target": "cpu", "profile": "fast"}, "profile is safe for target cpu"),
+        ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
+        ({"max_concurrency": 0}, "max_concurrency is 1 or more, got 0"),
+        ({"context_length": 1}, "context_length is 2 to 65536"),
+        ({"talker_context_length": 9}, "talker_context_length is 10 to 65536 .* got 9"),
+        ({"batches": (2, 1)}, "batches is a list of ascending sizes of 1 or more, got 2, 1"),
+        ({"audio_windows": ()}, "audio_windows names no size. Target neuron needs one or more"),
+        ({"chunk_frames": (), "target": "cpu"}, "chunk_frames names no size. Target cpu needs"),
+        ({"target": "cpu", "batches": (1, 2)}, "batches is for target neuron alone"),
+        ({"prompt_buckets": (9000,)}, "prompt_buckets has 9000, and the KV cache 8192 positions"),
+        ({"patch_buckets": (30,)}, "patch_buckets has 30; a size is a multiple of 4"),
+        ({"predictor_top_k": 0}, "predictor_top_k is 1 or more for target neuron, got 0"),
+        ({"target": "cpu", "predictor_top_k": 5}, "predictor_top_k is 0 for target cpu, got 5"),
+    ],
+)
+def test_what_no_plan_can_be_made_of(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make_plan(MODEL, RELEASED, **({"target": "neuron"} | settings))
+
+
+def test_a_setting_is_called_on_the_command_line_as_it_is_here() -> None:
+    assert flag_of("prompt_buckets") == "--buckets"
+    assert flag_of("max_concurrency") == "--max-concurrency"
