@@ -329,10 +329,16 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["compile", "--model", str(checkpoint), "--dry-run"]) == 0
+    few = ["--buckets", "16", "--decode-buckets", "64", "--patch-buckets", "64"]
+    few += ["--context-length", "64", "--max-concurrency", "1", "--chunk-frames", "4"]
+    words = ["compile", "--model", str(checkpoint), "--dry-run", *few]
+    assert cli.main(words) == 0
     printed = capsys.readouterr().out
-    assert "GB a core, TP 8" in printed
+    assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
     assert "| code_predictor_greedy[slots=1] | 4 |" in printed
+    assert "| thinker_prefill[rows=64] | 8 |" in printed
+    assert cli.main([*words, "--tp", "2"]) == 0
+    assert "| GB | GB a core, TP 2 |\n" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

@@ -95,7 +95,8 @@ def _compile(parsed: argparse.Namespace) -> int:
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        return _dry_run(_plan(parsed, model, parsed.target or "neuron"))
+        plan = _plan(parsed, model, parsed.target or "neuron")
+        return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
     plan = _plan(parsed, model, parsed.target or "cpu")
@@ -122,12 +123,13 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
     return make_plan(model, read_config(model), target, **settings)
 
 
-def _dry_run(plan: "CompilePlan") -> int:
-    """Print what the plan would come to on a trn2."""
+def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
+    """Print what the plan would come to on a trn2. degrees: of tensor parallelism; None: 4 and 8,
+    what one chip and two make of it."""
     from qwen3_omni_neuron.config_json import read_config
-    from qwen3_omni_neuron.graphs.dry_run import dry_run, dry_run_text
+    from qwen3_omni_neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
-    print(dry_run_text(dry_run(read_config(plan.model), plan)))
+    print(dry_run_text(dry_run(read_config(plan.model), plan, degrees or TP_DEGREES)))
     return 0
 
 

@@ -1,6 +1,6 @@
 """What one call of a graph computes and reads, counted operation by operation, on meta tensors."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from qwen3_omni_neuron.graphs.graph import Graph
 
+WEIGHTS, STATE = "weights", "state"
 PICKS = frozenset({"index_select", "embedding", "index"})
 PUTS = frozenset({"index_put", "index_copy"})
 
@@ -58,42 +59,45 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
     with."""
     before = (group.sums, group.sum_bytes) if group else (0, 0)
     example = graph.example(device="meta")
-    weights = _Reads(owner.parameters())
-    state = _Reads(example[len(graph.inputs) :])
-    with torch.no_grad(), FlopCounterMode(display=False) as flops, weights, state:
+    reads = _Reads({WEIGHTS: owner.parameters(), STATE: example[len(graph.inputs) :]})
+    with torch.no_grad(), FlopCounterMode(display=False) as flops, reads:
         graph.module(owner)(*example)
     after = (group.sums, group.sum_bytes) if group else (0, 0)
     sums, sum_bytes = (now - then for now, then in zip(after, before, strict=True))
-    return Cost(flops.get_total_flops(), weights.nbytes, state.nbytes, sums, sum_bytes)
+    weight_bytes, state_bytes = reads.nbytes[WEIGHTS], reads.nbytes[STATE]
+    return Cost(flops.get_total_flops(), weight_bytes, state_bytes, sums, sum_bytes)
 
 
 class _Reads(TorchDispatchMode):
-    """Counts what operations read of some tensors and of views on them."""
+    """Counts what operations read of some tensors and of views on them. kinds: tensors by kind."""
 
-    def __init__(self, tensors: Iterable[Tensor]):
+    def __init__(self, kinds: Mapping[str, Iterable[Tensor]]):
         super().__init__()
-        self.nbytes = 0
+        self.nbytes = dict.fromkeys(kinds, 0)
         # By identity; held, so that none is made anew in the same place.
-        self._watched = {id(tensor): tensor for tensor in tensors}
+        self._watched = {id(t): (kind, t) for kind, tensors in kinds.items() for t in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._watched]
+        given = tree_leaves((args, kwargs))
+        read = [self._watched[id(leaf)] for leaf in given if id(leaf) in self._watched]
         if not read:
             return out
         name = func._schema.name.removeprefix("aten::")
+        kind = read[0][0]
         if any(returned.alias_info is not None for returned in func._schema.returns):
-            self._watch(out)
+            self._watch(kind, out)
         elif name in PUTS:
-            self._watch(out)  # the same memory in a compiled graph, but for what is put
-            self.nbytes += args[-1].nbytes
+            self._watch(kind, out)  # the same memory in a compiled graph, but for what is put
+            self.nbytes[kind] += args[-1].nbytes
         elif name in PICKS:
             # Never more than there is: blocks of one expert read it once.
-            self.nbytes += min(out.nbytes, sum(tensor.nbytes for tensor in read))
+            self.nbytes[kind] += min(out.nbytes, sum(tensor.nbytes for _, tensor in read))
         else:
-            self.nbytes += sum(tensor.nbytes for tensor in read)
+            for kind, tensor in read:
+                self.nbytes[kind] += tensor.nbytes
         return out
 
-    def _watch(self, out: Any) -> None:
+    def _watch(self, kind: str, out: Any) -> None:
         for tensor in tree_leaves(out):
-            self._watched[id(tensor)] = tensor
+            self._watched[id(tensor)] = (kind, tensor)

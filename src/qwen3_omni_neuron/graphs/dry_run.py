@@ -64,7 +64,7 @@ class DryRun:
 def dry_run(
     config: OmniConfig,
     plan: CompilePlan,
-    degrees: Sequence[int] = TP_DEGREES,
+    degrees: Sequence[int],
     chip: Chip = TRN2,
 ) -> DryRun:
     """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
