@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.media.patches import Patches, PatchMaker
+from qwen3_omni_neuron.media.patches import Patches, PatchMaker, SizeLimits
 from qwen3_omni_neuron.tiny.tokenizer import PREPROCESSOR_CONFIG
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
@@ -69,6 +69,13 @@ def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> No
     assert worst < 1e-5, f"off by {worst}"
 
 
+def picture_grid(
+    maker: PatchMaker, height: int, width: int, asked: SizeLimits | None = None
+) -> tuple[int, int, int]:
+    """What a picture of that size becomes."""
+    return maker.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
+
+
 def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
     sizes = (maker.patch_size, maker.merge_size, maker.temporal_patch_size)
     assert sizes == (PATCH, MERGE, TOGETHER)
@@ -85,7 +92,6 @@ def test_pictures_are_as_transformers_makes_them(
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
     made = maker.image(Image.fromarray(pixels), "here")
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
-    assert maker.image_grid(height, width, "here") == made.grid
     assert maker.tokens(made.grid) * MERGE**2 == len(made.values)
 
 
@@ -101,21 +107,22 @@ def test_pictures_are_resized_into_the_limits(
         input_data_format="channels_last",
         return_tensors="np",
     )
-    made = maker.image(Image.fromarray(pixels), "here", min_pixels=low, max_pixels=high)
+    made = maker.image(Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high))
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
     assert low <= np.prod(made.grid) * PATCH**2 <= high
 
 
 def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
     small = PatchMaker(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
-    assert np.prod(small.image_grid(500, 500, "here")) * PATCH**2 == 4096
-    assert np.prod(small.image_grid(1, 1, "here")) * PATCH**2 == 1024
+    assert np.prod(picture_grid(small, 500, 500)) * PATCH**2 == 4096
+    assert np.prod(picture_grid(small, 1, 1)) * PATCH**2 == 1024
 
 
 def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
-    assert maker.image_grid(50, 50, "here", max_pixels=1024) == (1, 2, 2)
-    assert maker.video_grid(2, 200, 200, "here", max_pixels=50_000) == (1, 12, 12)
-    assert np.prod(maker.image_grid(50, 50, "here", min_pixels=20_000_000)) > 20_000_000 / 256
+    assert picture_grid(maker, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
+    assert maker.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
+    enlarged = maker.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
+    assert np.prod(enlarged) > 1_000_000 / 256
 
 
 def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
@@ -144,9 +151,9 @@ def test_videos_are_laid_out_frame_by_frame(maker: PatchMaker, n: int) -> None:
     frames = noise(n, 64, 96, 3)  # of a size that is not resized
     mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.5, 0.25, 0.2])
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
-    made = maker.video(frames, "here", min_pixels=1024)
+    made = maker.video(frames, "here", SizeLimits(min_pixels=1024))
     same(made, laid_out(normal, maker), (-(-n // TOGETHER), 4, 6))
-    assert maker.video_grid(n, 64, 96, "here", min_pixels=1024) == made.grid
+    assert maker.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
 
 
 @pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
@@ -155,7 +162,9 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(
 ) -> None:
     pixels = noise(*size, 3)
     low, high = VIDEO_LIMITS
-    still = maker.image(Image.fromarray(pixels), "here", min_pixels=low, max_pixels=high)
+    still = maker.image(
+        Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
+    )
     video = maker.video(np.stack([pixels] * 6), "here")
     same(video, still.values.repeat(3, 1).numpy(), (3, *still.grid[1:]))
 
@@ -184,22 +193,22 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
 ) -> None:
     picture = Image.new("RGB", (640, 320))
     frames = np.zeros((5, 320, 640, 3), np.uint8)
-    made = maker.tokens(maker.image_grid(320, 640, "here"))
+    made = maker.tokens(picture_grid(maker, 320, 640))
     assert made == 200
-    assert len(maker.image(picture, "here", most_tokens=200).values) == 800
+    assert len(maker.image(picture, "here", SizeLimits(most_tokens=200)).values) == 800
     monkeypatch.setattr(maker, "_run", never)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is a picture of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
         r"most. Lower its max_pixels \(now 12845056\)",
     ):
-        maker.image(picture, "here", most_tokens=199)
+        maker.image(picture, "here", SizeLimits(most_tokens=199))
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
         r"599 is the most. Lower its max_pixels \(now 786432 a frame\), or its fps",
     ):
-        maker.video(frames, "here", most_tokens=599)
+        maker.video(frames, "here", SizeLimits(most_tokens=599))
 
 
 @pytest.mark.parametrize(
@@ -215,17 +224,17 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
 )
 def test_limits_that_cannot_be_are_refused(maker: PatchMaker, limits: Any, said: str) -> None:
     with pytest.raises(ImageError, match=f"^here has .*{said}"):
-        maker.image(Image.new("RGB", (64, 64)), "here", **limits)
+        maker.image(Image.new("RGB", (64, 64)), "here", SizeLimits(**limits))
     with pytest.raises(VideoError, match=f"^here has .*{said}"):
-        maker.video(np.zeros((2, 64, 64, 3), np.uint8), "here", **limits)
+        maker.video(np.zeros((2, 64, 64, 3), np.uint8), "here", SizeLimits(**limits))
 
 
 def test_what_is_too_long_for_the_encoder_is_refused(maker: PatchMaker) -> None:
-    assert maker.image_grid(1, 200, "here")
+    assert picture_grid(maker, 1, 200)
     for error, call in (
-        (ImageError, lambda: maker.image_grid(1, 201, "here")),
+        (ImageError, lambda: picture_grid(maker, 1, 201)),
         (VideoError, lambda: maker.video(np.zeros((2, 201, 1, 3), np.uint8), "here")),
-        (ImageError, lambda: maker.image_grid(0, 5, "here")),
+        (ImageError, lambda: picture_grid(maker, 0, 5)),
     ):
         with pytest.raises(error, match=r"^here is .* pixels: "):
             call()

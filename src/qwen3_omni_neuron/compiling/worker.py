@@ -1,14 +1,12 @@
 """One graph's compile in a process of its own.
 
-A plain new interpreter: what the compile took of memory goes back with it, whatever a compiler does
-to its process ends there, and it has an environment of its own to give. multiprocessing's would
-import the script that is run once more.
+What the compile took of memory goes back with it, whatever a compiler does to its process ends
+there, and it has an environment of its own to give.
 """
 
 import os
 import pickle
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,8 +18,8 @@ from qwen3_omni_neuron.compiling.target import GraphCompiler
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.plan import CompilePlan
 from qwen3_omni_neuron.process.failure import Failure
+from qwen3_omni_neuron.process.interpreter import obey_parent, start_interpreter
 from qwen3_omni_neuron.process.last_words import LastWords, exit_words
-from qwen3_omni_neuron.process.parent import end_with
 
 TICK_S = 0.2
 _PIPE_BYTES = 1 << 16
@@ -44,7 +42,9 @@ def run_worker(
     results, answers = os.pipe()
     last_words = LastWords()
     try:
-        process = _start(answers, lock, last_words)
+        process = start_interpreter(
+            "qwen3_omni_neuron.compiling.worker", (answers, lock), last_words, stdin=subprocess.PIPE
+        )
         try:
             os.close(answers)
             answers = -1
@@ -72,11 +72,7 @@ def run_worker(
 
 def main(answers: int, lock: int, parent: int) -> None:
     """What the process runs. answers: a descriptor that takes the pickled outcome."""
-    # Ctrl-C reaches every process of the terminal; the parent is to handle it. Blocked by the
-    # parent until here.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    end_with(parent)
+    obey_parent(parent)
     for descriptor in (answers, lock):  # not for what a compiler starts
         os.set_inheritable(descriptor, False)
     compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)
@@ -87,25 +83,6 @@ def main(answers: int, lock: int, parent: int) -> None:
         outcome = False, Failure.of(error)
     with os.fdopen(answers, "wb") as pipe:
         pickle.dump(outcome, pipe)
-
-
-def _start(answers: int, lock: int, last_words: LastWords) -> "subprocess.Popen[bytes]":
-    code = (
-        f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
-        "from qwen3_omni_neuron.compiling.worker import main; "
-        f"main({answers}, {lock}, {os.getpid()})"
-    )
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=last_words.file,
-            stderr=last_words.file,
-            pass_fds=(answers, lock),
-        )
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
 
 
 def _exchange(

@@ -7,7 +7,7 @@ from typing import Any
 
 from qwen3_omni_neuron.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.media.image import load_image
-from qwen3_omni_neuron.media.patches import PatchMaker
+from qwen3_omni_neuron.media.patches import PatchMaker, SizeLimits
 from qwen3_omni_neuron.media.video import load_video
 from qwen3_omni_neuron.prompt import Patches
 
@@ -71,14 +71,10 @@ class MediaLoader:
         """
         if kind == "audio":
             return Sound(load_waveform(item, self._rate, where, self._limit_s))
-        limits: dict[str, Any] = {
-            "min_pixels": item.get("min_pixels"),
-            "max_pixels": item.get("max_pixels"),
-            "most_tokens": self._most_tokens,
-        }
+        asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
         if kind == "image":
-            return Picture(self._patches.image(load_image(item, where), where, **limits))
-        check = partial(self._patches.video_grid, where=where, **limits)
+            return Picture(self._patches.image(load_image(item, where), where, asked))
+        check = partial(self._patches.video_grid, where=where, asked=asked)
         video = load_video(item, where, audio_rate=self._audio_rate, check=check)
-        patches = self._patches.video(video.frames, where, **limits)
+        patches = self._patches.video(video.frames, where, asked)
         return Film(patches, self._patches.temporal_patch_size / video.fps, video.audio)

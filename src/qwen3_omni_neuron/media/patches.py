@@ -7,6 +7,7 @@ video), and what it doesn't do at all: saying how many tokens there will be befo
 
 import numbers
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,19 @@ _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 _PAIRS_A_CALL = 4  # frames in float32 are large: a few at a time
 
 
+@dataclass(frozen=True)
+class SizeLimits:
+    """What an item asks of its size. min_pixels, max_pixels: when resized; None: what is usual for
+    its kind. most_tokens: that it may become; None: any number."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    most_tokens: int | None = None
+
+
+USUAL = SizeLimits()
+
+
 class PatchMaker:
     """Makes patches as one checkpoint wants them. Holds no state of a call.
 
@@ -50,40 +64,26 @@ class PatchMaker:
         self.temporal_patch_size: int = self._processor.temporal_patch_size
         self._image_limits: Limits = (size["shortest_edge"], size["longest_edge"])
 
-    def image(
-        self,
-        picture: "Image",
-        where: str,
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        most_tokens: int | None = None,
-    ) -> Patches:
-        """The patches of an RGB picture; grid[0] is 1.
+    def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Patches:
+        """The patches of an RGB picture; grid[0] is 1. where: names the item in errors.
 
-        where: names the item in errors.
-        min_pixels, max_pixels: of the picture when resized; the checkpoint's unless given.
         Raises ImageError for a side more than 200 times the other, or limits that can't be, and
-        PromptTooLongError when it makes more than most_tokens tokens.
+        PromptTooLongError when it makes more tokens than asked.
         """
         width, height = picture.size
-        grid, limits = self._image_plan(height, width, where, min_pixels, max_pixels, most_tokens)
+        limits = self._limits(self._image_limits, asked, where, ImageError)
+        grid = self._grid(1, height, width, limits, where, ImageError)
+        what = f"{where} is a picture of {width} x {height} pixels, which"
+        advice = f"Lower its max_pixels (now {limits[1]})."
+        self._check_tokens(grid, asked.most_tokens, what, advice)
         pixels = [np.asarray(picture.convert("RGB"))]
         return Patches(torch.from_numpy(self._run(pixels, limits, self.temporal_patch_size)), grid)
 
-    def video(
-        self,
-        frames: NDArray[np.uint8],
-        where: str,
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        most_tokens: int | None = None,
-    ) -> Patches:
+    def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Patches:
         """The patches of uint8 frames [n, height, width, 3]; grid[0] is n / temporal_patch_size.
 
-        The last frame is repeated when n is not a multiple of that.
-        min_pixels, max_pixels: of a frame when resized; else 131,072 and 786,432.
+        The last frame is repeated when n is not a multiple of that. Pixels are counted by frame;
+        131,072 and 786,432 are usual.
         Frames are resized by Pillow, where the reference has torchvision: both are bicubic with
         antialiasing, and round a pixel to the same or the next of 256 levels.
         Raises VideoError and PromptTooLongError as image() does.
@@ -93,92 +93,32 @@ class PatchMaker:
             raise VideoError(
                 f"{where} has frames of {frames.dtype} {shape}; uint8 [n, height, width, 3] it is."
             )
-        n, height, width, _ = shape
-        grid, limits = self._video_plan(
-            n, height, width, where, min_pixels, max_pixels, most_tokens
-        )
+        grid = self.video_grid(shape[0], shape[1], shape[2], where, asked)
+        limits = self._limits(_VIDEO_LIMITS, asked, where, VideoError)
         return Patches(torch.from_numpy(self._pairs(frames, grid, limits)), grid)
 
-    def image_grid(
-        self,
-        height: int,
-        width: int,
-        where: str,
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        most_tokens: int | None = None,
-    ) -> Grid:
-        """The grid that image() makes of a picture of this size, or its error, and no patches."""
-        return self._image_plan(height, width, where, min_pixels, max_pixels, most_tokens)[0]
-
     def video_grid(
-        self,
-        frames: int,
-        height: int,
-        width: int,
-        where: str,
-        *,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
-        most_tokens: int | None = None,
+        self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
     ) -> Grid:
         """The grid that video() makes of so many frames of this size, or its error."""
-        return self._video_plan(frames, height, width, where, min_pixels, max_pixels, most_tokens)[
-            0
-        ]
+        limits = self._limits(_VIDEO_LIMITS, asked, where, VideoError)
+        grid = self._grid(frames, height, width, limits, where, VideoError)
+        what = f"{where} is a video of {frames} frames of {width} x {height} pixels, which"
+        advice = f"Lower its max_pixels (now {limits[1]} a frame), or its fps."
+        self._check_tokens(grid, asked.most_tokens, what, advice)
+        return grid
 
     def tokens(self, grid: Grid) -> int:
         """How many tokens of a prompt a grid of patches becomes."""
         t, h, w = grid
         return t * h * w // self.merge_size**2
 
-    def _image_plan(
-        self,
-        height: int,
-        width: int,
-        where: str,
-        min_pixels: int | None,
-        max_pixels: int | None,
-        most_tokens: int | None,
-    ) -> tuple[Grid, Limits]:
-        limits = self._limits(self._image_limits, min_pixels, max_pixels, where, ImageError)
-        grid = self._grid(1, height, width, limits, where, ImageError)
-        what = f"{where} is a picture of {width} x {height} pixels, which"
-        advice = f"Lower its max_pixels (now {limits[1]})."
-        self._check_tokens(grid, most_tokens, what, advice)
-        return grid, limits
-
-    def _video_plan(
-        self,
-        frames: int,
-        height: int,
-        width: int,
-        where: str,
-        min_pixels: int | None,
-        max_pixels: int | None,
-        most_tokens: int | None,
-    ) -> tuple[Grid, Limits]:
-        limits = self._limits(_VIDEO_LIMITS, min_pixels, max_pixels, where, VideoError)
-        grid = self._grid(frames, height, width, limits, where, VideoError)
-        what = f"{where} is a video of {frames} frames of {width} x {height} pixels, which"
-        advice = f"Lower its max_pixels (now {limits[1]} a frame), or its fps."
-        self._check_tokens(grid, most_tokens, what, advice)
-        return grid, limits
-
     def _limits(
-        self,
-        usual: Limits,
-        min_pixels: int | None,
-        max_pixels: int | None,
-        where: str,
-        error: type[InputError],
+        self, usual: Limits, asked: SizeLimits, where: str, error: type[InputError]
     ) -> Limits:
-        given: tuple[tuple[str, Any], ...] = (
-            ("min_pixels", min_pixels),
-            ("max_pixels", max_pixels),
-        )
-        for name, value in given:
+        min_pixels, max_pixels = asked.min_pixels, asked.max_pixels
+        given: dict[str, Any] = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+        for name, value in given.items():
             integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
             if value is not None and not (integer and value > 0):
                 raise error(f"{where} has {name} {value!r}; it is a whole number, 1 or more.")

@@ -1,12 +1,9 @@
 """A process with one engine in it: started, called, ended."""
 
 import logging
-import os
 import select
-import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -15,6 +12,7 @@ from typing import Any
 
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 from qwen3_omni_neuron.process.block import SharedBlock
+from qwen3_omni_neuron.process.interpreter import start_interpreter
 from qwen3_omni_neuron.process.last_words import LastWords, exit_words
 from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox
 from qwen3_omni_neuron.runtime.protocols import Talker, Thinker, Vocoder
@@ -184,38 +182,22 @@ class EngineProcess:
             raise kind(words)
 
 
-def _start(last_words: LastWords, env: Mapping[str, str]) -> tuple[Mailbox, subprocess.Popen]:
-    """Start a process that serves. Returns this end of its mailbox, and the process.
-
-    A plain new interpreter, not multiprocessing's: that one would import the script that is run
-    once more, and has no environment of its own to give.
-    """
+def _start(
+    last_words: LastWords, env: Mapping[str, str]
+) -> "tuple[Mailbox, subprocess.Popen[bytes]]":
+    """Start a process that serves. Returns this end of its mailbox, and the process."""
     ours, theirs = socket.socketpair()
     requests, answers = SharedBlock.create(), SharedBlock.create()
     mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
     descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())
-    code = (
-        f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
-        "from qwen3_omni_neuron.process.server import main; "
-        f"main(*{descriptors}, parent={os.getpid()})"
-    )
-    # Blocked in the new process, too, until it ignores it.
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    server = "qwen3_omni_neuron.process.server"
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-u", "-X", "faulthandler", "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=last_words.file,
-            stderr=last_words.file,
-            pass_fds=descriptors,
-            env={**os.environ, **env},
-        )
+        process = start_interpreter(server, descriptors, last_words, env, stdin=subprocess.DEVNULL)
     except BaseException:
         mailbox.close()
         last_words.close()
         raise
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
         theirs.close()
     return mailbox, process
 

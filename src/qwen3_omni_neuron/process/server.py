@@ -1,6 +1,5 @@
 """What an engine's process runs: it builds the engine and serves its calls, one at a time."""
 
-import signal
 import socket
 from typing import Any
 
@@ -8,8 +7,8 @@ import torch
 
 from qwen3_omni_neuron.process.block import SharedBlock
 from qwen3_omni_neuron.process.failure import Failure
+from qwen3_omni_neuron.process.interpreter import obey_parent
 from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox
-from qwen3_omni_neuron.process.parent import end_with
 from qwen3_omni_neuron.runtime.protocols import Talker, Thinker, Vocoder
 
 
@@ -19,11 +18,7 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     connection, incoming, outgoing: descriptors of the socket and of the blocks of the mailbox.
     parent: the process id of the other end.
     """
-    # Ctrl-C reaches every process of the terminal; the parent is to handle it. Blocked by the
-    # parent until here, so that it does no harm while this process is importing.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    end_with(parent)
+    obey_parent(parent)
     mailbox = Mailbox(
         socket.socket(fileno=connection),
         SharedBlock.of_descriptor(incoming),
