@@ -49,7 +49,7 @@ def all_graphs(
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, tp)
     for streams, frames, first in product(b.slots, b.chunk_frames, (True, False)):
-        yield code2wav_graph(wav, streams, frames, first, dtype, kv)
+        yield code2wav_graph(wav, streams, frames, first, b.most_slots, dtype, kv)
 
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:

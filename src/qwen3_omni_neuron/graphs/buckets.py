@@ -10,8 +10,8 @@ class GraphBuckets:
     audio_windows: windows of 8 s a call. vision_patches: of one frame. prompt_rows: of thinker and
     talker prompts. media_rows: that the hidden projection takes at once. slots: requests in a
     decode step. windows: positions that a decode step reads. thinker_positions, talker_positions:
-    of a line of the KV cache. chunk_frames: that a code2wav call decodes. top_k: of the code
-    predictor's sampled graph.
+    of a line of the KV cache. chunk_frames: that a code2wav call decodes. top_k: the most that the
+    code predictor's sampled graph chooses from.
     """
 
     audio_windows: tuple[int, ...] = (1, 4)

@@ -14,12 +14,14 @@ Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a graph. below: values of an example are under it (0: any; see `example`)."""
+    """A tensor of a graph. below: values of an example are under it (0: any; see `example`). idle:
+    the value, everywhere, of a call that is to change nothing (see `quiet`)."""
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     below: float = 0
+    idle: float = 0
 
     @property
     def nbytes(self) -> int:
@@ -42,6 +44,10 @@ class TensorSpec:
         if self.below:
             return (torch.rand(self.shape, generator=generator) * self.below).to(self.dtype)
         return torch.randn(self.shape, generator=generator).to(self.dtype)
+
+    def quiet(self) -> Tensor:
+        """An input for a call whose results nobody reads: `idle` everywhere."""
+        return torch.full(self.shape, self.idle, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
