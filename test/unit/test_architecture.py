@@ -22,6 +22,7 @@ LAYERS = [
     {"graphs"},
     {"options"},
     {"runtime"},
+    {"engine"},
     {"cpu", "process"},
     {"neuron"},
     {"engines", "compiling"},

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from qwen3_omni_neuron.artifact import Call, TensorSpec
 from qwen3_omni_neuron.buckets import buckets_within
 from qwen3_omni_neuron.config import Code2WavConfig, DecoderConfig, OmniConfig, TalkerConfig
-from qwen3_omni_neuron.cpu.slots import talker_context_length
+from qwen3_omni_neuron.engine.decoder import talker_context_length
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS
 from qwen3_omni_neuron.plan import CompilePlan
 

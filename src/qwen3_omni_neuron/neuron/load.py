@@ -14,7 +14,7 @@ from qwen3_omni_neuron.cpu.load import (
     talker_engine,
     vocoder_engine,
 )
-from qwen3_omni_neuron.cpu.slots import talker_context_length
+from qwen3_omni_neuron.engine.decoder import talker_context_length
 from qwen3_omni_neuron.loading import load_host_models
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engine.prompt_media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.neuron.inputs import Media
 from qwen3_omni_neuron.neuron.slots import NxdiSlots
