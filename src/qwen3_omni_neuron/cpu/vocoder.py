@@ -68,10 +68,11 @@ class CpuVocoder:
     ) -> list[NDArray[np.float32]]:
         """Put the new states into their slots, and cut the sound of the padding off."""
         frames = (samples.shape[1] + late) // self.frame_samples
+        parts = zip(slots, codes, _part(state), strict=True)
+        kept = {slot: left for slot, chunk, left in parts if len(chunk) == frames}
         for slot in slots:
             self._states.pop(slot, None)
-        parts = zip(slots, codes, _part(state), strict=True)
-        self._states |= {slot: left for slot, chunk, left in parts if len(chunk) == frames}
+        self._states |= kept
         return cut_sound(codes, samples, self.frame_samples, late)
 
 
