@@ -78,12 +78,21 @@ def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dt
     with torch.device("meta"), _NoInit():
         parts = _encoder_parts(models, config) | _embedding_parts(models, config)
         if config.talker is not None:
-            text = config.talker.text
-            models.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
-            codec = Part(models.codec_embedding, list(codec_embedding_pieces()), ())
-            parts |= {"codec_embedding": codec} | _beside_talker_parts(models, config.talker)
+            parts |= _codec_embedding_parts(models, config.talker)
+            parts |= _beside_talker_parts(models, config.talker)
         if config.code2wav is not None:
             parts |= _vocoder_parts(models, config.code2wav)
+    load_parts(parts.values(), checkpoint, dtype)
+    return models
+
+
+def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
+    """The token and codec embeddings alone: what the talker's rows are looked up in."""
+    models = Models()
+    with torch.device("meta"), _NoInit():
+        parts = _embedding_parts(models, config)
+        if config.talker is not None:
+            parts |= _codec_embedding_parts(models, config.talker)
     load_parts(parts.values(), checkpoint, dtype)
     return models
 
@@ -156,6 +165,11 @@ def _embedding_parts(models: Models, config: OmniConfig) -> dict[str, Part]:
     text = config.thinker.text
     models.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
     return {"embedding": Part(models.embedding, list(embedding_pieces()), ())}
+
+
+def _codec_embedding_parts(models: Models, c: TalkerConfig) -> dict[str, Part]:
+    models.codec_embedding = nn.Embedding(c.text.vocab_size, c.text.hidden_size)
+    return {"codec_embedding": Part(models.codec_embedding, list(codec_embedding_pieces()), ())}
 
 
 def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> dict[str, Part]:

@@ -13,7 +13,7 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.text_rows import text_row_table
+from qwen3_omni_neuron.engine.text_rows import text_row_table
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache

@@ -23,6 +23,7 @@ LAYERS = [
     {"graphs"},
     {"options"},
     {"runtime"},
+    {"engine"},
     {"cpu", "process"},
     {"neuron"},
     {"engines", "compiling"},

@@ -2,8 +2,8 @@
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Sequence
-from itertools import accumulate, chain, cycle, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain, cycle, pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from eager_neuron import EagerPart
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.graphs.speech import code2wav_graph
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
+from qwen3_omni_neuron.neuron.vocoder import NeuronVocoder
+from qwen3_omni_neuron.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.runtime.protocols import Vocoder
 from reference import Reference
 
 FRAME, LATENCY = 1920, 555
@@ -51,8 +56,24 @@ def double(single: Code2Wav) -> Code2Wav:
 
 
 @pytest.fixture(scope="module")
-def vocoder(single: Code2Wav) -> CpuVocoder:
+def cpu_vocoder(single: Code2Wav) -> CpuVocoder:
     return CpuVocoder(single, slots=4)
+
+
+def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> NeuronVocoder:
+    c = single.config
+    graphs = [
+        code2wav_graph(c, streams, frames, first, slots, torch.float32, c.kv_heads)
+        for streams, frames, first in product((1, slots), chunk_frames, (True, False))
+    ]
+    return NeuronVocoder(EagerPart(single, graphs), c)
+
+
+@pytest.fixture(scope="module", params=["cpu", "neuron"])
+def vocoder(request: pytest.FixtureRequest, single: Code2Wav, cpu_vocoder: CpuVocoder) -> Vocoder:
+    if request.param == "cpu":
+        return cpu_vocoder
+    return neuron_vocoder(single, 4, CHUNK_FRAMES)
 
 
 def random_codes(frames: int, streams: int = 1, seed: int = 0) -> Tensor:
@@ -337,8 +358,8 @@ def as_chunks(sound: Sequence[np.ndarray]) -> list[Tensor]:
     [*(cut(48, SPLITS[name]) for name in ("ones", "25s", "ramp")), [16, 16, 3], [5], [1], [2, 1]],
     ids=str,
 )
-def test_vocoder_on_the_cpu(vocoder: CpuVocoder, single: Code2Wav, split: list[int]) -> None:
-    """Through the traced graphs, with a short last chunk."""
+def test_vocoder_in_one_slot(vocoder: Vocoder, single: Code2Wav, split: list[int]) -> None:
+    """Through the graphs, with a short last chunk."""
     codes = random_codes(sum(split))
     sound = []
     for begin, end in pairwise((0, *accumulate(split))):
@@ -350,20 +371,18 @@ def test_vocoder_on_the_cpu(vocoder: CpuVocoder, single: Code2Wav, split: list[i
 @pytest.mark.parametrize("streams", [1, 2, 5])
 @pytest.mark.parametrize("frames", [1, 3, 30])
 def test_graphs_are_traced_once_for_every_size(
-    vocoder: CpuVocoder, single: Code2Wav, streams: int, frames: int
+    cpu_vocoder: CpuVocoder, single: Code2Wav, streams: int, frames: int
 ) -> None:
     codes = random_codes(frames, streams)
-    ours, theirs = vocoder._start(codes), single.start(codes)
+    ours, theirs = cpu_vocoder._start(codes), single.start(codes)
     for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-    ours, theirs = vocoder._step(codes, *ours[1]), single.step(codes, theirs[1])
+    ours, theirs = cpu_vocoder._step(codes, *ours[1]), single.step(codes, theirs[1])
     for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
 
 
-def test_vocoder_serves_streams_of_its_slots_together(
-    vocoder: CpuVocoder, single: Code2Wav
-) -> None:
+def test_vocoder_serves_streams_of_its_slots_together(vocoder: Vocoder, single: Code2Wav) -> None:
     """Slots 3 and 0 start together, 1 comes later; 0 ends short beside a full chunk and is used
     again."""
     codes = [random_codes(n, seed=n) for n in (7, 16, 12, 20)]
@@ -389,7 +408,7 @@ def test_vocoder_serves_streams_of_its_slots_together(
         assert_same(as_chunks(chunks), single(codes[i]), 1e-5)
 
 
-def test_a_call_that_raises_moves_no_slot(vocoder: CpuVocoder, single: Code2Wav) -> None:
+def test_a_call_that_raises_moves_no_slot(vocoder: Vocoder, single: Code2Wav) -> None:
     codes = [random_codes(8, seed=1), random_codes(8, seed=2)]
     sound = [[s] for s in vocoder.start([0, 1], [rows(c, 0, 4) for c in codes])]
     good, broken = rows(codes[0], 4, 8), torch.full((4, 16), 10**6)
@@ -409,8 +428,9 @@ def test_a_call_that_raises_moves_no_slot(vocoder: CpuVocoder, single: Code2Wav)
         assert_same(as_chunks(sound[slot]), single(codes[slot]), 1e-5)
 
 
-def test_close_drops_the_streams(single: Code2Wav) -> None:
-    vocoder = CpuVocoder(single, slots=1, chunk_frames=(2, 4))
+@pytest.mark.parametrize("make", [CpuVocoder, neuron_vocoder])
+def test_close_drops_the_streams(single: Code2Wav, make: Callable[..., Vocoder]) -> None:
+    vocoder = make(single, slots=1, chunk_frames=(2, 4))
     assert (vocoder.slots, vocoder.chunk_frames) == (1, (2, 4))
     assert (vocoder.frame_samples, vocoder.latency_samples) == (FRAME, LATENCY)
     codes = rows(random_codes(4), 0, 4)

@@ -266,26 +266,114 @@ def test_one_audio_graph_holds_for_every_chunk_width(models: Models, width: int)
     torch.testing.assert_close(encoder(mel, valid, torch.tensor([width])), expected, **EXACT)
 
 
-def test_code2wav_graphs_make_one_stream(graphs: dict[str, Graph], static: Models) -> None:
-    codes = torch.randint(0, 64, (3, 16, 9), generator=torch.Generator().manual_seed(2))
+def codes_of(streams: int, frames: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, 64, (streams, 16, frames), generator=generator)
+
+
+def garbage_state(graph: Graph) -> list[Tensor]:
+    """What streams long gone have left, in every line."""
+    return [*graph.example(7)[len(graph.inputs) :]]
+
+
+def test_code2wav_graphs_share_inputs_and_state(graphs: dict[str, Graph]) -> None:
+    """So a device holds the state once, and any graph renews it."""
+    alike = [g for g in graphs.values() if g.part == "code2wav"]
+    assert {g.state for g in alike} == {alike[0].state}
+    assert {spec.shape[0] for spec in alike[0].state} == {TINY_PLAN.max_concurrency + 1}
+    for graph in alike:
+        twin = graph.name.replace("start", "step") + graph.label.removeprefix(graph.name)
+        assert graphs[twin].inputs == graph.inputs
+
+
+@pytest.mark.parametrize("slots", [[0, 1, 2], [2, 0, 1]])
+def test_code2wav_graphs_make_streams_in_any_slots(
+    graphs: dict[str, Graph], static: Models, slots: list[int]
+) -> None:
+    """Over used slots, each stream at its own position, the others' rows moved or not there."""
+    codes = codes_of(3, 9)
     start = graphs["code2wav_start[streams=3,frames=1]"].module(static.code2wav)
     step = graphs["code2wav_step[streams=3,frames=4]"].module(static.code2wav)
-    first, *state = start(codes[:, :, :1])
-    second, *state = step(codes[:, :, 1:5], *state)
-    third, *state = step(codes[:, :, 5:], *state)
-    torch.testing.assert_close(
-        torch.cat((first, second, third), 1), static.code2wav(codes), **CLOSE
+    one = graphs["code2wav_step[streams=1,frames=4]"].module(static.code2wav)
+    state = garbage_state(graphs["code2wav_start[streams=3,frames=1]"])
+    first, *state = start(codes[:, :, :1], torch.tensor(slots), *state)
+    turned = [1, 2, 0]
+    second, *state = step(
+        codes[turned, :, 1:5], torch.tensor([slots[stream] for stream in turned]), *state
     )
-    assert state[0].tolist() == [9, 9, 9]
+    third = []
+    for stream in (2, 0, 1):
+        sound, *state = one(codes[stream, None, :, 5:], torch.tensor([slots[stream]]), *state)
+        third.append((stream, sound))
+    joined = torch.cat((first, second[[2, 0, 1]], torch.cat([s for _, s in sorted(third)])), 1)
+    torch.testing.assert_close(joined, static.code2wav(codes), **CLOSE)
+    assert state[0][:3].tolist() == [9, 9, 9]
+
+
+def test_an_idle_row_touches_no_stream(graphs: dict[str, Graph], static: Models) -> None:
+    """Also two of them in one call, which name the same line; the idle line starts anew each time,
+    so its position never runs away."""
+    codes, idle = codes_of(3, 5), TINY_PLAN.max_concurrency
+    start = graphs["code2wav_start[streams=3,frames=1]"]
+    step = graphs["code2wav_step[streams=3,frames=4]"]
+    before = garbage_state(start)
+    before[0][idle] = 0
+    rows = torch.tensor([idle, 1, idle])
+    first, *state = start.module(static.code2wav)(codes[:, :, :1], rows, *before)
+    second, *after = step.module(static.code2wav)(codes[:, :, 1:], rows, *state)
+    sound = torch.cat((first, second), 1)
+    torch.testing.assert_close(sound[1:2], static.code2wav(codes[1:2]), **CLOSE)
+    assert sound.isfinite().all()
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new[[0, 2]], old[[0, 2]], **EXACT)
+        assert new.isfinite().all()
+    assert after[0].tolist() == [before[0][0], 5, before[0][2], 0]
+
+
+def test_a_start_reads_nothing_of_its_slot(graphs: dict[str, Graph], static: Models) -> None:
+    graph = graphs["code2wav_start[streams=1,frames=4]"]
+    state = [
+        s.fill_(float("nan")) if s.is_floating_point() else s.fill_(99)
+        for s in garbage_state(graph)
+    ]
+    codes = codes_of(1, 4)
+    samples, *left = graph.module(static.code2wav)(codes, torch.tensor([2]), *state)
+    torch.testing.assert_close(samples, static.code2wav(codes), **CLOSE)
+    assert left[0][2] == 4
+    assert all(line[2].isfinite().all() for line in left)
 
 
 def test_sampling_by_products_draws_the_same_codes(
     graphs: dict[str, Graph], static: Models, models: Models
 ) -> None:
-    """Rounded otherwise, so that a draw within the last bit of an edge could differ: none of
-    these 3600 does."""
-    graph = graphs["code_predictor_sampled[slots=3]"].module(static.code_predictor)
+    """One graph for every top_k up to the compiled one, each row with its own. Rounded otherwise,
+    so that a draw within the last bit of an edge could differ: none of these 3600 does."""
+    graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
+    module = graph.module(static.code_predictor)
     for seed in range(80):
-        inputs = graphs["code_predictor_sampled[slots=3]"].example(seed)
-        codes, feedback = models.code_predictor(*inputs, top_k=TINY_PLAN.predictor_top_k)
-        torch.testing.assert_close(graph(*inputs), (codes, feedback), **EXACT)
+        *inputs, top_k = graph.example(seed)
+        top_k = top_k.clamp(min=1)
+        if seed % 4 == 0:
+            top_k[:2] = torch.tensor([1, TINY_PLAN.predictor_top_k])
+        codes, feedback = module(*inputs, top_k)
+        for row, k in enumerate(top_k.tolist()):
+            alone = [tensor[row : row + 1] for tensor in inputs]
+            expected, sums = models.code_predictor(*alone, top_k=k)
+            torch.testing.assert_close(codes[row : row + 1], expected, **EXACT)
+            torch.testing.assert_close(feedback[row : row + 1], sums, **CLOSE)
+
+
+def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> None:
+    graph = graphs["code_predictor_sampled[slots=3,top_k=50]"]
+    inputs = graph.example(3)[:-1]
+    codes, feedback = graph.module(static.code_predictor)(*inputs, torch.ones(3).long())
+    greedy = graphs["code_predictor_greedy[slots=3]"].module(static.code_predictor)
+    torch.testing.assert_close((codes, feedback), greedy(*inputs[:2]), **EXACT)
+
+
+def test_quiet_inputs_give_numbers(graphs: dict[str, Graph], static: Models) -> None:
+    """Where nothing is attended to there would be none."""
+    for graph in graphs.values():
+        quiet = [spec.quiet() for spec in (*graph.inputs, *graph.state)]
+        for given in graph.module(getattr(static, graph.part))(*quiet):
+            assert given.isfinite().all(), graph.label

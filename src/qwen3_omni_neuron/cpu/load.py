@@ -9,13 +9,15 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
-from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
-from qwen3_omni_neuron.cpu.slots import DecoderSlots, Slots, talker_context_length
-from qwen3_omni_neuron.cpu.talker import CpuTalker
-from qwen3_omni_neuron.cpu.text_rows import text_row_table
+from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.engine.decoder import DecoderSlots, talker_context_length
+from qwen3_omni_neuron.engine.prompt_media import MediaEncoders
+from qwen3_omni_neuron.engine.talker import TalkerEngine
+from qwen3_omni_neuron.engine.text_rows import text_row_table
 from qwen3_omni_neuron.loading import STAGES, Models, load_models
 from qwen3_omni_neuron.plan import CHUNK_FRAMES, CompilePlan
 from qwen3_omni_neuron.runtime.protocols import Engines
@@ -72,7 +74,7 @@ def build_engines(spec: EngineSpec) -> Engines:
     return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
 
 
-def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | CpuTalker | CpuVocoder:
+def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | TalkerEngine | CpuVocoder:
     """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
     models = _models(spec, (stage,))
     if stage == "thinker":
@@ -106,7 +108,7 @@ def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
 
 
-def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
+def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
     assert models.talker and spec.config.talker
     decoder = Slots(
         spec.config.talker.text,
@@ -120,15 +122,15 @@ def _talker(models: Models, spec: EngineSpec) -> CpuTalker:
     return talker_engine(models, spec, decoder)
 
 
-def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> CpuTalker:
+def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
     """The talker over its decoder, wherever that runs; all else is on the CPU."""
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert models.text_projection and models.hidden_projection
-    return CpuTalker(
+    return TalkerEngine(
         spec.config,
         decoder,
+        CpuPredictor(models.code_predictor),
         models.codec_embedding.weight,
-        models.code_predictor,
         text_row_table(models.embedding.weight, models.text_projection),
         models.hidden_projection,
         spec.newline_id,

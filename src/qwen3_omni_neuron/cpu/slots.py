@@ -1,54 +1,20 @@
 """The slots of one decoder on the CPU: its KV cache, where each slot stands, and its step."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.buckets import bucket_of, buckets_within
-from qwen3_omni_neuron.config import ASSISTANT_ROWS, DecoderConfig, TalkerConfig
+from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.engine.decoder import Numbers
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-
-MOST_FRAMES = 4096
-
-
-def talker_context_length(config: TalkerConfig, context_length: int) -> int:
-    """Positions of the talker's KV cache: the longest prompt, its assistant rows, and as many
-    frames as a request speaks by default."""
-    return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
-
-
-class Numbers:
-    """Integers as tensors int64 [1], ready made: views on a count from 0 up to `limit`."""
-
-    def __init__(self, limit: int):
-        self._count = torch.arange(limit)
-
-    def __call__(self, number: int) -> Tensor:
-        return self._count[number : number + 1]
-
-
-class DecoderSlots(Protocol):
-    """A decoder with a KV cache line a slot, on whatever it runs."""
-
-    slots: int
-    context_length: int
-
-    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0. rows: [S, hidden]; positions: float32 [3, S]. Returns
-        logits [1, vocab] and the post-norm hidden state [1, hidden] of the last row."""
-        ...
-
-    def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row [n, hidden] to each slot. Returns logits [n, vocab] and post-norm hidden
-        states [n, hidden]."""
-        ...
 
 
 class Slots:

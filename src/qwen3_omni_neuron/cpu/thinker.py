@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders
-from qwen3_omni_neuron.cpu.slots import Numbers, Slots
+from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.engine.decoder import Numbers
+from qwen3_omni_neuron.engine.prompt_media import MediaEncoders
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.prompt import Prompt

@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.graph import trace_graph
-from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.engine.chunks import cut_sound, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 from qwen3_omni_neuron.plan import CHUNK_FRAMES
 
@@ -43,14 +42,14 @@ class CpuVocoder:
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """As the protocol has it. Raises BucketError for a chunk of no frames or of too many."""
-        batch = self._pad(codes)
+        batch = pad_chunks(codes, self.chunk_frames)
         samples, state = self._start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """As `start`. Every slot was started, and its last chunk was not padded."""
-        batch = self._pad(codes)
+        batch = pad_chunks(codes, self.chunk_frames)
         lost = [slot for slot in slots if slot not in self._states]
         assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
         samples, state = self._step(batch, *_join([self._states[slot] for slot in slots]))
@@ -58,19 +57,6 @@ class CpuVocoder:
 
     def close(self) -> None:
         self._states.clear()
-
-    def _pad(self, codes: Sequence[Tensor]) -> Tensor:
-        """[frames, groups] a slot -> [slots, groups, T], T the smallest bucket that holds all."""
-        shortest, longest = min(map(len, codes)), max(map(len, codes))
-        if not 1 <= shortest <= longest <= self.chunk_frames[-1]:
-            raise BucketError(
-                f"A chunk has 1 to {self.chunk_frames[-1]} frames, got "
-                f"{longest if shortest else shortest}. "
-                f"Cut it into chunks of {', '.join(map(str, self.chunk_frames))} frames."
-            )
-        bucket = next(size for size in self.chunk_frames if size >= longest)
-        padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
-        return torch.stack(padded).transpose(1, 2)
 
     def _finish(
         self,
@@ -81,13 +67,13 @@ class CpuVocoder:
         late: int,
     ) -> list[NDArray[np.float32]]:
         """Put the new states into their slots, and cut the sound of the padding off."""
-        audio = samples.float().numpy()
-        frames = (audio.shape[1] + late) // self.frame_samples
-        chunks = list(zip(slots, codes, audio, _part(state), strict=True))
+        frames = (samples.shape[1] + late) // self.frame_samples
+        parts = zip(slots, codes, _part(state), strict=True)
+        kept = {slot: left for slot, chunk, left in parts if len(chunk) == frames}
         for slot in slots:
             self._states.pop(slot, None)
-        self._states |= {s: left for s, chunk, _, left in chunks if len(chunk) == frames}
-        return [row[: len(chunk) * self.frame_samples - late] for _, chunk, row, _ in chunks]
+        self._states |= kept
+        return cut_sound(codes, samples, self.frame_samples, late)
 
 
 def _join(states: list[State]) -> State:

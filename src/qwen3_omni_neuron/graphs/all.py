@@ -37,9 +37,9 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     c, dtype = config.thinker, getattr(torch, plan.dtype)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
-    frames: Axis = "frames" if plan.target == "cpu" else 1
+    pictures: Axis = "frames" if plan.target == "cpu" else 1
     for patches in plan.patch_buckets or ("patches",):
-        yield vision_graph(c.vision, frames, patches, dtype)
+        yield vision_graph(c.vision, pictures, patches, dtype)
     yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
     if config.talker is None or config.code2wav is None:
         return
@@ -47,12 +47,13 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
         yield from projection_graphs(config.talker, rows, dtype)
     yield from _decoder_graphs(config, "talker", plan, plan.talker_context_length)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
-    for slots, top_k in product(batches, (0, plan.predictor_top_k)):
+    top_ks: tuple[Axis, ...] = (0, plan.predictor_top_k or "top_k")
+    for slots, top_k in product(batches, top_ks):
         yield predictor_graph(config.talker, slots, top_k, dtype)
     wav = config.code2wav
     kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
-    for streams, chunk, first in product(batches, plan.chunk_frames, (True, False)):
-        yield code2wav_graph(wav, streams, chunk, first, dtype, kv)
+    for streams, frames, first in product(batches, plan.chunk_frames, (True, False)):
+        yield code2wav_graph(wav, streams, frames, first, plan.max_concurrency, dtype, kv)
 
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:

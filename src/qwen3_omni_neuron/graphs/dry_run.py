@@ -43,8 +43,8 @@ class PlannedGraph:
 class DryRun:
     """What `dry_run` finds. graphs: degree after degree, each in the order of graphs.all.
 
-    state_bytes: on each core, by TP degree, of the KV caches and of one vocoder state for the
-    most slots: kept between calls, and shared by the graphs of a part.
+    state_bytes: on each core, by TP degree, of the KV caches and of the vocoder's state, a line a
+    slot and its idle one: kept between calls, and shared by the graphs of a part.
     """
 
     parts: list[PartSize]

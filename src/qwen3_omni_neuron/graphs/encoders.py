@@ -19,8 +19,10 @@ def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Gra
         _stateless,
         (
             TensorSpec("mel", (windows, c.mel_bins, frames), dtype),
-            TensorSpec("valid", (windows, tokens), torch.bool),
-            TensorSpec("chunk_width", (1,), torch.int64, c.chunk_mel_frames + 1),
+            TensorSpec("valid", (windows, tokens), torch.bool, idle=True),
+            TensorSpec(
+                "chunk_width", (1,), torch.int64, c.chunk_mel_frames + 1, c.chunk_mel_frames
+            ),
         ),
         (TensorSpec("rows", (windows, tokens, c.output_size), dtype),),
     )
@@ -38,7 +40,7 @@ def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: tor
             TensorSpec("patches", (frames, patches, c.patch_values), dtype),
             TensorSpec("places", (2, patches), torch.int64, c.positions_per_side),
             TensorSpec("grid", (2,), torch.int64, 2 * c.positions_per_side),
-            TensorSpec("valid", (patches,), torch.bool),
+            TensorSpec("valid", (patches,), torch.bool, idle=True),
         ),
         (TensorSpec("rows", (1 + len(c.deepstack_layers), frames, rows, c.output_size), dtype),),
     )

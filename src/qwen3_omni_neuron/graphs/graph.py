@@ -17,12 +17,14 @@ Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a graph. below: values of an example are under it (0: any; see `example`)."""
+    """A tensor of a graph. below: values of an example are under it (0: any; see `example`). idle:
+    the value, everywhere, of a call that is to change nothing (see `quiet`)."""
 
     name: str
     shape: tuple[Axis, ...]
     dtype: torch.dtype
     below: Axis = 0
+    idle: float = 0
 
     @property
     def nbytes(self) -> int:
@@ -50,6 +52,10 @@ class TensorSpec:
             values = torch.rand(self.lengths, generator=generator) * _length(self.below)
         return values.to(self.dtype)
 
+    def quiet(self) -> Tensor:
+        """An input for a call whose results nobody reads: `idle` everywhere."""
+        return torch.full(self.lengths, self.idle, dtype=self.dtype)
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -72,6 +78,10 @@ class Graph:
     def label(self) -> str:
         """thinker_decode[slots=1,window=4096]"""
         return f"{self.name}[{','.join(f'{name}={size}' for name, size in self.bucket.items())}]"
+
+    def size(self, axis: str) -> int:
+        """Of the bucket, along an axis. Raises ValueError where it may be any."""
+        return _length(self.bucket[axis])
 
     @property
     def aliases(self) -> dict[int, int]:

@@ -11,21 +11,27 @@ from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav
 from qwen3_omni_neuron.model.sampler import running_sum_by_product
 
 
-def predictor_graph(c: TalkerConfig, slots: Axis, top_k: int, dtype: torch.dtype) -> Graph:
-    """The other 15 codes of a frame of `slots` streams. top_k 0: greedy."""
+def predictor_graph(c: TalkerConfig, slots: Axis, top_k: Axis, dtype: torch.dtype) -> Graph:
+    """The other 15 codes of a frame of `slots` streams.
+
+    top_k: the most codes that a draw chooses from; each stream has a top_k of its own, from 1 up
+    to this. 0: greedy.
+    """
     width = c.predictor.hidden_size
     inputs = [
         TensorSpec("hidden", (slots, width), dtype),
         TensorSpec("code0", (slots,), torch.int64, c.predictor.vocab_size),
     ]
     if top_k:
+        beyond = top_k + 1 if isinstance(top_k, int) else top_k
         inputs += [
             TensorSpec("uniforms", (slots, c.code_groups - 1), torch.float32, 1),
-            TensorSpec("top_p", (slots,), torch.float32, 1),
+            TensorSpec("top_p", (slots,), torch.float32, 1, idle=1),
+            TensorSpec("top_k", (slots,), torch.int64, beyond, idle=1),
         ]
     return Graph(
         f"code_predictor_{'sampled' if top_k else 'greedy'}",
-        {"slots": slots},
+        {"slots": slots} | ({"top_k": top_k} if top_k else {}),
         "code_predictor",
         partial(_predict, top_k=top_k),
         tuple(inputs),
@@ -37,37 +43,46 @@ def predictor_graph(c: TalkerConfig, slots: Axis, top_k: int, dtype: torch.dtype
 
 
 def code2wav_graph(
-    c: Code2WavConfig, streams: Axis, frames: int, first: bool, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig,
+    streams: Axis,
+    frames: int,
+    first: bool,
+    slots: int,
+    dtype: torch.dtype,
+    kv_heads: int,
 ) -> Graph:
-    """A chunk of `frames` of each stream. first: the streams' first one, which gives the state.
+    """A chunk of `frames` of each of `streams` streams, each in the slot that it names.
 
-    kv_heads: those that this core holds.
+    first: the streams' first one, which fills their slots without reading them. slots: of the
+    state, which has a line more, the last: it is the slot of a row that is padding, which so
+    touches no stream. kv_heads: those that this core holds.
     """
-    state = vocoder_state(c, streams, dtype, kv_heads)
     samples = frames * c.frame_samples - (c.latency_samples if first else 0)
-    outputs = [TensorSpec("samples", (streams, samples), dtype)]
     return Graph(
         f"code2wav_{'start' if first else 'step'}",
         {"streams": streams, "frames": frames},
         "code2wav",
         _start if first else _step,
-        (TensorSpec("codes", (streams, c.code_groups, frames), torch.int64, c.codebook_size),),
-        tuple(outputs) + (state if first else ()),
-        () if first else state,
+        (
+            TensorSpec("codes", (streams, c.code_groups, frames), torch.int64, c.codebook_size),
+            TensorSpec("slots", (streams,), torch.int64, slots + 1, idle=slots),
+        ),
+        (TensorSpec("samples", (streams, samples), dtype),),
+        vocoder_state(c, slots + 1, dtype, kv_heads),
     )
 
 
 def vocoder_state(
-    c: Code2WavConfig, streams: Axis, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig, lines: int, dtype: torch.dtype, kv_heads: int
 ) -> tuple[TensorSpec, ...]:
-    """In the order of model.code2wav.State."""
-    specs = [TensorSpec("position", (streams,), torch.int64, c.sliding_window)]
-    reach = (streams, kv_heads, c.sliding_window - 1, c.head_dim)
+    """In the order of model.code2wav.State, a line a slot."""
+    specs = [TensorSpec("position", (lines,), torch.int64, c.sliding_window)]
+    reach = (lines, kv_heads, c.sliding_window - 1, c.head_dim)
     for layer in range(c.layers):
         specs += [TensorSpec(f"{kind}.{layer}", reach, dtype) for kind in ("keys", "values")]
 
     def conv(name: str, channels: int, inputs: int) -> None:
-        specs.append(TensorSpec(name, (streams, channels, inputs), dtype))
+        specs.append(TensorSpec(name, (lines, channels, inputs), dtype))
 
     for stage in range(len(c.upsampling_ratios)):
         conv(f"upsample.{stage}", c.hidden_size, 6)
@@ -82,22 +97,37 @@ def vocoder_state(
 
 
 def _predict(
-    owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: int
+    owner: nn.Module, inputs: tuple[Tensor, ...], _: State, top_k: Axis
 ) -> tuple[Outputs, State]:
     if not top_k:
         return owner(*inputs), ()
-    return owner(*inputs, top_k=top_k, running_sum=running_sum_by_product), ()
+    assert isinstance(top_k, int)
+    hidden, code0, uniforms, top_p, limits = inputs
+    return owner(hidden, code0, uniforms, top_p, top_k, running_sum_by_product, limits), ()
 
 
-def _start(owner: nn.Module, inputs: tuple[Tensor, ...], _: State) -> tuple[Outputs, State]:
+def _start(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
-    (codes,) = inputs
-    samples, state = owner.start(codes)
-    return (samples, *state), ()
+    codes, slots = inputs
+    samples, new = owner.start(codes)
+    return (samples,), _with_lines(state, slots, new)
 
 
 def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
-    (codes,) = inputs
-    samples, new = owner.step(codes, state)
-    return (samples,), new
+    codes, slots = inputs
+    samples, new = owner.step(codes, tuple(held.index_select(0, slots) for held in state))
+    return (samples,), _with_lines(state, slots, new)
+
+
+def _with_lines(state: State, slots: Tensor, new: State) -> State:
+    """`state` with the lines of `slots` renewed. Several rows may name the last line, the idle
+    one: it keeps what any of them leaves there, and its position stays as it is."""
+    position, *held = state
+    lines = torch.arange(len(position), device=slots.device)
+    # [streams, lines]. By comparison: the compiler scatters no integers.
+    named = (slots[:, None] == lines) & (lines < len(position) - 1)
+    given = torch.where(named, new[0][:, None], 0).amax(0)
+    position = torch.where(named.any(0), given, position)
+    renewed = (old.index_copy(0, slots, n) for old, n in zip(held, new[1:], strict=True))
+    return (position, *renewed)

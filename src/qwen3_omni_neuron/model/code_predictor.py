@@ -39,12 +39,14 @@ class CodePredictor(nn.Module):
         top_p: Tensor | None = None,
         top_k: int = 50,
         running_sum: RunningSum = running_sum,
+        top_k_limits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One frame a slot.
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
         the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
-        model.sampler.top_p_limits; running_sum: see model.sampler.
+        model.sampler.top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see
+        model.sampler.sample_top.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
         of the 16 codes' embeddings.
         """
@@ -57,7 +59,8 @@ class CodePredictor(nn.Module):
             if uniforms is None or top_p is None:
                 code = logits.argmax(-1)
             else:
-                code = sample_top(logits, uniforms[:, step], top_k, top_p, running_sum)
+                draws = uniforms[:, step]
+                code = sample_top(logits, draws, top_k, top_p, running_sum, top_k_limits)
             rows = self.embedding[step].index_select(0, code)
             codes.append(code)
             embedded.append(rows)

@@ -27,16 +27,21 @@ def sample_top(
     top_k: int,
     top_p: Tensor,
     running_sum: RunningSum = running_sum,
+    limits: Tensor | None = None,
 ) -> Tensor:
     """Draw one id a row from the top-k, then top-p, part of softmax(logits).
 
     logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
-    `top_p_limits`.
+    `top_p_limits`; limits: int64 [rows], each row's own top-k, 1 to `top_k`, or None where `top_k`
+    is that of all.
     Returns int64 [rows]. Kept set and probabilities are those of transformers' TopKLogitsWarper
     and TopPLogitsWarper, in this order; of equal logits at the k-th place one is kept, not all.
     """
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values, ids = logits.float().topk(k)
+    if limits is not None:
+        places = torch.arange(k, device=limits.device)
+        values = values.masked_fill(places >= limits.clamp(min=1)[:, None], float("-inf"))
     cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
     # Of all that is kept: what top-p drops adds nothing to the sum.
     rank = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)

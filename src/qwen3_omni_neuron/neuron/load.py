@@ -1,6 +1,6 @@
 """From a checkpoint to engines over NxDI."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,8 +14,9 @@ from qwen3_omni_neuron.cpu.load import (
     talker_engine,
     vocoder_engine,
 )
-from qwen3_omni_neuron.cpu.slots import talker_context_length
+from qwen3_omni_neuron.engine.decoder import talker_context_length
 from qwen3_omni_neuron.loading import load_host_models
+from qwen3_omni_neuron.neuron.loader import Loader
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.thinker import NeuronThinker
@@ -33,11 +34,18 @@ class NeuronSpec:
 
     tp: how many cores, or in CPU mode processes, share each weight. decode_buckets: positions that
     a decode step looks back on are padded to these, ascending; none: always all of them.
+    Of a compiled tree also: make_loader: a function of a module, which makes of this spec what
+    loads the tree's graphs; None in CPU mode, which has none. lnc: physical cores a logical one.
+    instance, cores: see cores.plan_cores.
     """
 
     engine: EngineSpec
     tp: int
     decode_buckets: tuple[int, ...] = ()
+    make_loader: Callable[["NeuronSpec"], Loader] | None = None
+    lnc: int = 2
+    instance: str | None = None
+    cores: Mapping[str, str] | None = None
 
 
 def build_cpu_mode_engines(spec: NeuronSpec) -> Engines:

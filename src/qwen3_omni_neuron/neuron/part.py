@@ -5,6 +5,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.graph import Graph
 
 
@@ -25,3 +26,18 @@ class LoadedPart(Protocol):
     def close(self) -> None:
         """Give the part's memory back."""
         ...
+
+
+def graphs_by_size(part: LoadedPart, name: str, *axes: str) -> dict[tuple[int, ...], Graph]:
+    """The graphs of one name by their sizes along `axes`, ascending.
+
+    Raises ArtifactError where there is none.
+    """
+    alike = [graph for graph in part.graphs.values() if graph.name == name]
+    if not alike:
+        raise ArtifactError(
+            f"the compiled part has no graph {name} among {', '.join(part.graphs) or 'none'}. "
+            "Compile it again."
+        )
+    by_size = {tuple(graph.size(axis) for axis in axes): graph for graph in alike}
+    return dict(sorted(by_size.items()))

@@ -27,7 +27,7 @@ class DecoderGraphs(Protocol):
 
 
 class NxdiSlots:
-    """Serves cpu.slots.DecoderSlots over NxDI, and the thinker's two calls beside it."""
+    """Serves engine.decoder.DecoderSlots over NxDI, and the thinker's two calls beside it."""
 
     def __init__(self, graphs: DecoderGraphs):
         self.slots, self.context_length = graphs.plan.slots, graphs.plan.context_length
@@ -36,7 +36,7 @@ class NxdiSlots:
         self._next_positions = [0.0] * self.slots
 
     def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """As cpu.slots.DecoderSlots.prefill."""
+        """As engine.decoder.DecoderSlots.prefill."""
         inputs = prefill_inputs(slot, self._prompt_bucket(positions), positions, rows=rows)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[:, 0]
@@ -52,7 +52,7 @@ class NxdiSlots:
         return logits, hidden[0, : len(token_ids)]
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """As cpu.slots.DecoderSlots.step."""
+        """As engine.decoder.DecoderSlots.step."""
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
 

@@ -1,12 +1,12 @@
-"""The thinker on Neuron: the text decoder on NxDI, the encoders on the CPU for now."""
+"""The thinker on Neuron: the text decoder on NxDI, the encoders wherever they run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.prompt_media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engine.prompt_media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.neuron.inputs import Media
 from qwen3_omni_neuron.neuron.slots import NxdiSlots
@@ -14,13 +14,22 @@ from qwen3_omni_neuron.prompt import Prompt
 
 
 class NeuronThinker:
-    """Serves runtime.protocols.Thinker. decoder: captures the accept layer."""
+    """Serves runtime.protocols.Thinker.
+
+    decoder: captures the accept layer. release: gives back what the parts hold beside memory.
+    """
 
     def __init__(
-        self, config: OmniConfig, decoder: NxdiSlots, media: MediaEncoders, dtype: torch.dtype
+        self,
+        config: OmniConfig,
+        decoder: NxdiSlots,
+        media: MediaEncoders,
+        dtype: torch.dtype,
+        release: Callable[[], None] = lambda: None,
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self._config, self._decoder, self._media, self._dtype = config, decoder, media, dtype
+        self._release = release
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
@@ -34,7 +43,7 @@ class NeuronThinker:
         return self._decoder.step_tokens(slots, token_ids)
 
     def close(self) -> None:
-        """Nothing to give back but memory, which goes with the engine."""
+        self._release()
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
         """Media at their own rows, 0 elsewhere."""

@@ -1,14 +1,30 @@
-"""A prompt's media, encoded on the CPU: what takes the places of its placeholders."""
+"""A prompt's media, encoded: what takes the places of its placeholders."""
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.audio import CpuAudio
-from qwen3_omni_neuron.cpu.vision import CpuVision
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.prompt import Patches, Prompt
+
+
+class Audio(Protocol):
+    """The audio encoder, on whatever it runs."""
+
+    def encode(self, clips: Sequence[Tensor]) -> Tensor:
+        """[tokens, hidden] of all clips, in order. clips: float32 [mel_bins, frames] each."""
+        ...
+
+
+class Vision(Protocol):
+    """The vision encoder, on whatever it runs."""
+
+    def encode(self, pictures: Iterable[Patches]) -> Tensor:
+        """[1 + deepstack, rows, hidden] of all pictures, in order."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +45,7 @@ class PromptMedia:
 class MediaEncoders:
     """The thinker's audio and vision encoders, as its prompts need them."""
 
-    def __init__(self, config: OmniConfig, audio: CpuAudio, vision: CpuVision, dtype: torch.dtype):
+    def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
     def encode(self, prompt: Prompt) -> PromptMedia | None:

@@ -1,0 +1,165 @@
+"""Which logical cores each stage has: one table, and the environment that it becomes.
+
+A core belongs to one process at a time. With placement "shared" one process has all stages on the
+same cores; with "split" each stage has a process and cores of its own. A stage has as many cores as
+the tree's graphs were compiled for, tp, also where one would do, as for the vocoder: a tree has
+one tp.
+
+                 instance       logical cores   tp   shared       split: thinker, talker, vocoder
+                 trn2.48xlarge  64 at LNC=2     8    0-7 for all  0-7, 8-15, 16-23
+                 trn2.3xlarge    4 at LNC=2     4    0-3 for all  -
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.graphs.hardware import TRN2
+from qwen3_omni_neuron.loading import STAGES
+
+PHYSICAL_CORES = {"trn2.48xlarge": 128, "trn2.3xlarge": 8}
+PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
+
+
+@dataclass(frozen=True)
+class CorePlan:
+    """The cores of each stage. Made by `plan_cores`, which checks it.
+
+    ranges: first and last logical core, inclusive, by stage.
+    """
+
+    instance: str
+    placement: str
+    lnc: int
+    ranges: Mapping[str, tuple[int, int]]
+
+    @property
+    def next_core(self) -> int:
+        """The first core behind all of them: where a second model on this instance may begin."""
+        return 1 + max(last for _, last in self.ranges.values())
+
+    def environment(self, stage: str) -> dict[str, str]:
+        """What the process of a stage needs in its environment before it imports anything."""
+        return {
+            "NEURON_RT_VISIBLE_CORES": _said(self.ranges[stage]),
+            "NEURON_LOGICAL_NC_CONFIG": str(self.lnc),
+        }
+
+
+def plan_cores(
+    instance: str,
+    placement: str,
+    tp: int,
+    lnc: int = 2,
+    cores: Mapping[str, str] | None = None,
+    stages: Sequence[str] = STAGES,
+    first_core: int = 0,
+) -> CorePlan:
+    """The cores of every stage, from `first_core` on, or those that `cores` names.
+
+    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". cores: by
+    stage, as NEURON_RT_VISIBLE_CORES has them, "8-15" or "16"; for all stages or for none.
+    first_core: for a second model, the `next_core` of the first one's plan.
+    Raises OptionError, which says the numbers.
+    """
+    if instance not in PHYSICAL_CORES:
+        raise OptionError(
+            f"instance is one of {', '.join(PHYSICAL_CORES)}, got {instance!r}: the cores of no "
+            "other are known here."
+        )
+    if lnc not in (1, 2):
+        raise OptionError(f"lnc is 1 or 2, got {lnc}.")
+    if cores is not None:
+        ranges = _named(cores, stages)
+    else:
+        starts = [first_core + (tp * i if placement == "split" else 0) for i in range(len(stages))]
+        ranges = {
+            stage: (start, start + tp - 1) for stage, start in zip(stages, starts, strict=True)
+        }
+    plan = CorePlan(instance, placement, lnc, ranges)
+    _check(plan, tp, PHYSICAL_CORES[instance] // lnc)
+    return plan
+
+
+def instance_type(product_name: Path = PRODUCT_NAME) -> str:
+    """The instance type of this machine, as its firmware says it. Raises OptionError where that is
+    none that is known."""
+    try:
+        found = product_name.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        found = f"nothing ({error})"
+    if found not in PHYSICAL_CORES:
+        raise OptionError(
+            f"{product_name} says {found}, which is no known instance type. Name it: instance is "
+            f"one of {', '.join(PHYSICAL_CORES)}."
+        )
+    return found
+
+
+def _named(cores: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[int, int]]:
+    if cores.keys() != set(stages):
+        raise OptionError(
+            f"cores names {', '.join(cores) or 'no stage'}; it is for {', '.join(stages)}, all of "
+            "them."
+        )
+    return {stage: _range(stage, cores[stage]) for stage in stages}
+
+
+def _range(stage: str, text: str) -> tuple[int, int]:
+    first, dash, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() if dash else not last)):
+        raise OptionError(f'cores of the {stage} are a range like "8-15", or "8", got {text!r}.')
+    found = int(first), int(last or first)
+    if found[0] > found[1]:
+        raise OptionError(f"cores of the {stage} end before they begin: {text!r}.")
+    return found
+
+
+def _check(plan: CorePlan, tp: int, available: int) -> None:
+    said = ", ".join(f"{stage} {_said(cores)}" for stage, cores in plan.ranges.items())
+    for stage, (first, last) in plan.ranges.items():
+        if last - first + 1 != tp:
+            raise OptionError(
+                f"the {stage} has cores {first}-{last}, {last - first + 1} of them, and its graphs "
+                f"were compiled for {tp}. Give it {tp}, or compile with --tp {last - first + 1}."
+            )
+    if plan.placement == "shared" and len(set(plan.ranges.values())) > 1:
+        raise OptionError(
+            f"with placement shared one process has all stages, on the same cores, got {said}. "
+            "Give them the same, or take placement split."
+        )
+    if plan.placement == "split":
+        ordered = sorted(plan.ranges.items(), key=lambda item: item[1])
+        for (one, (_, end)), (other, (start, _)) in pairwise(ordered):
+            if start <= end:
+                raise OptionError(
+                    f"{one} and {other} share core {start} ({said}), and a core belongs to one "
+                    "process. Give each stage cores of its own, or take placement shared."
+                )
+    if plan.next_core > available:
+        raise OptionError(
+            f"{plan.instance} has {available} logical cores at LNC={plan.lnc}, 0 to "
+            f"{available - 1}, and {said} is asked for. {_way_out(plan, tp, available)}"
+        )
+
+
+def _way_out(plan: CorePlan, tp: int, available: int) -> str:
+    stages = len(set(plan.ranges.values()))
+    if stages * tp <= available:
+        return f"Name cores below {available}: {stages * tp} of them would do."
+    if stages == 1:
+        return f"Compile with a tp of at most {available}, or take a larger instance."
+    fewer = 2 ** ((available // stages).bit_length() - 1)
+    core_bytes = TRN2.memory_bytes / TRN2.cores * plan.lnc / 2
+    return (
+        f"Take placement shared, which needs {tp}, or a larger instance. Graphs compiled with tp "
+        f"{fewer} would find room, but 1/{fewer} of the released thinker's 61 GB in bfloat16 has "
+        f"to fit the {core_bytes / 1e9:.0f} GB of a core."
+    )
+
+
+def _said(cores: tuple[int, int]) -> str:
+    first, last = cores
+    return str(first) if first == last else f"{first}-{last}"

@@ -1,0 +1,357 @@
+"""The Neuron engines over simulated graphs: what they say is what the CPU's engines say."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from alike import (
+    CLOSE,
+    SPEAKER,
+    assert_prefills_alike,
+    assert_speaks_alike,
+    assert_steps_alike,
+)
+from alike import (
+    GREEDY as GREEDY_FRAME,
+)
+from eager_neuron import (
+    DECODE_BUCKETS,
+    PROMPT_BUCKETS,
+    REPORT,
+    SLOTS,
+    EagerLoader,
+    eager_spec,
+)
+from media_cases import CASES, audio, text, user
+from prompts import prompt_of
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config_json import read_generation_defaults
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.engines import load_engines, take_cores
+from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
+from qwen3_omni_neuron.neuron.build import build_neuron_engine, build_neuron_engines
+from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
+from replies import GREEDY
+
+TEXT = [{"role": "user", "content": "What colour is the sky?"}]
+LONG_AUDIO = [user(audio(15.0), audio(0.4), text("Which is longer?"))]  # 3 windows
+LIMITS = {"thinker_max_new_tokens": 8, "talker_max_new_tokens": 15}
+REQUESTS: list[tuple[Any, dict[str, Any]]] = [
+    (TEXT, {"seed": 1, "predictor_top_p": 0.3}),
+    (CASES["image-and-audio"].messages, {"seed": 3, "predictor_top_k": 10}),
+    (TEXT, GREEDY),
+    (CASES["two-clips"].messages, {"seed": 4, "predictor_do_sample": False}),
+    (LONG_AUDIO, {"seed": 5, "chunk_frames": [2, 8]}),
+    (CASES["video"].messages, {"seed": 6, "predictor_top_k": 1, "thinker_do_sample": True}),
+]
+
+
+# Of the slots' frames: drawn from 50 codes and from 7 in one call, beside a greedy one.
+DRAWN = np.linspace(0.02, 0.98, 15, dtype=np.float32)
+HOW = [
+    PredictorSampling(DRAWN, 50, 0.8),
+    GREEDY_FRAME,
+    PredictorSampling(DRAWN[::-1].copy(), 7, 1.0),
+]
+
+
+class Simulated:
+    """A loader that a test can look into: makes itself of the spec."""
+
+    def __init__(self) -> None:
+        self.loaders: list[EagerLoader] = []
+
+    def __call__(self, spec: NeuronSpec) -> EagerLoader:
+        self.loaders.append(EagerLoader(spec))
+        return self.loaders[-1]
+
+
+@pytest.fixture(scope="module")
+def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
+    return Conversation(checkpoint, config)
+
+
+@pytest.fixture(scope="module")
+def spec(checkpoint: Path, config: OmniConfig, conversation: Conversation) -> NeuronSpec:
+    return eager_spec(checkpoint, config, conversation.newline_id)
+
+
+def omni_over(engines: Engines, spec: NeuronSpec, conversation: Conversation) -> Qwen3Omni:
+    defaults = read_generation_defaults(spec.engine.folder)
+    return Qwen3Omni(spec.engine.config, defaults, conversation, engines, max_queued=8)
+
+
+@pytest.fixture(scope="module")
+def loader() -> Simulated:
+    return Simulated()
+
+
+@pytest.fixture(scope="module")
+def neuron(spec: NeuronSpec, conversation: Conversation, loader: Simulated) -> Iterator[Qwen3Omni]:
+    engines = build_neuron_engines(replace(spec, make_loader=loader))
+    with omni_over(engines, spec, conversation) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def cpu(spec: NeuronSpec, conversation: Conversation) -> Iterator[Qwen3Omni]:
+    with omni_over(build_engines(spec.engine), spec, conversation) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def expected(cpu: Qwen3Omni) -> list[SpeechResult]:
+    return [cpu.generate_audio(m, **LIMITS, **options) for m, options in REQUESTS]
+
+
+def assert_same(ours: SpeechResult, theirs: SpeechResult) -> None:
+    assert ours.token_ids == theirs.token_ids
+    assert ours.text == theirs.text
+    assert ours.codes.tolist() == theirs.codes.tolist()
+    assert ours.audio.shape == theirs.audio.shape
+    assert np.abs(ours.audio - theirs.audio).max() < 1e-5
+
+
+@pytest.mark.parametrize("number", range(len(REQUESTS)))
+def test_a_reply_is_the_cpus(neuron: Qwen3Omni, expected: list[SpeechResult], number: int) -> None:
+    messages, options = REQUESTS[number]
+    result = neuron.generate_audio(messages, **LIMITS, **options)
+    assert_same(result, expected[number])
+    assert len(result.codes) == 14
+
+
+def test_replies_at_once_are_those_alone(neuron: Qwen3Omni, expected: list[SpeechResult]) -> None:
+    """Twice as many as slots: batches of one, of two beside padding, and of three; slots that
+    others have used."""
+    streams = [neuron.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
+    for stream, theirs in zip(streams, expected, strict=True):
+        *_, finished = stream
+        assert_same(finished.result, theirs)
+
+
+@pytest.fixture(scope="module")
+def both(cpu: Qwen3Omni, neuron: Qwen3Omni) -> tuple[Engines, Engines]:
+    return cpu._pipeline._engines, neuron._pipeline._engines
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_prompts_are_read_alike(
+    both: tuple[Engines, Engines], conversation: Conversation, name: str
+) -> None:
+    """Rows of media in the thinker, and what follows of them, in a talker fed by its own."""
+    case = CASES[name]
+    prompt = conversation.prompt(case.messages, case.use_audio_in_video)
+    token = assert_prefills_alike(both[0].thinker, both[1].thinker, 1, prompt)
+    assert_steps_alike(both[0].thinker, both[1].thinker, [1], [token], 2)
+    assert_speaks_alike(*both, 1, prompt, frames=3)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
+def test_slots_in_any_order_with_others_idle(
+    both: tuple[Engines, Engines], loader: Simulated, order: list[int]
+) -> None:
+    spoken = []
+    for engines in both:
+        talker: Any = engines.talker
+        logits: dict[int, torch.Tensor] = {}
+        for slot, rows in enumerate((45, 3, 70)):
+            prompt = prompt_of(torch.arange(rows) % 150 + 7 * slot + 1)
+            talker.prepare(slot, prompt.talker, SPEAKER)
+            logits[slot] = talker.prefill(slot, torch.zeros(0, 64), 9 + slot)
+        frames = []
+        for turn in (order, order, [1, 0, 2]):  # those that were idle go on
+            code0 = [int(logits[slot].argmax()) for slot in turn]
+            frames.append(talker.predict(turn, code0, [HOW[slot] for slot in turn]).tolist())
+            stepped = talker.step(turn, [11 + slot for slot in turn])
+            logits |= dict(zip(turn, stepped.split(1), strict=True))
+        spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
+    assert spoken[1][0] == spoken[0][0]
+    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
+    assert loader.loaders[0].decoders["talker"].called[-1][0] == "all"
+
+
+def test_every_graph_is_called_once_before_the_first_request(
+    spec: NeuronSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    loader = Simulated()
+    with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
+        engines = build_neuron_engines(replace(spec, make_loader=loader))
+    (simulated,) = loader.loaders
+    for name, part in simulated.parts.items():
+        warmed = part.called[: len(part.graphs)]
+        assert sorted(warmed) == sorted(part.graphs), name
+        assert f"{name}: called each of {len(part.graphs)} graphs once, in " in caplog.text
+        if name != "text_projection":  # whose table is made of it right after
+            assert part.called == warmed
+    buckets = {"thinker": spec.engine.context_length, "talker": 4096}
+    for name, longest in buckets.items():
+        wanted = {("prefill", b) for b in (*PROMPT_BUCKETS, longest)}
+        wanted |= {(which, b) for which in ("one", "all") for b in (*DECODE_BUCKETS, longest)}
+        assert len(simulated.decoders[name].called) == len(wanted)
+        assert set(simulated.decoders[name].called) == wanted
+        assert f"{name}: called each of {len(wanted)} graphs once" in caplog.text
+    state = simulated.parts["code2wav"].state
+    assert not any(line[:SLOTS].any() for line in state), "no slot was touched"
+    assert any(line[SLOTS].any() for line in state), "the idle line was"
+    close(engines)
+
+
+def close(engines: Engines) -> None:
+    assert engines.talker is not None and engines.vocoder is not None
+    for engine in (engines.thinker, engines.talker, engines.vocoder):
+        engine.close()
+
+
+def test_closing_gives_every_part_back(spec: NeuronSpec) -> None:
+    loader = Simulated()
+    engines = build_neuron_engines(replace(spec, make_loader=loader))
+    parts = loader.loaders[0].parts
+    closed = {name for name, part in parts.items() if part.closed}
+    assert closed == {"text_projection"}, "its table is made"
+    engines.thinker.close()
+    assert parts["audio_encoder"].closed and parts["vision_encoder"].closed
+    assert not parts["code_predictor"].closed
+    close(engines)
+    assert all(part.closed for part in parts.values())
+
+
+class Broken(Simulated):
+    """One graph raises from the start."""
+
+    def __init__(self, part: str, label: str) -> None:
+        super().__init__()
+        self._part, self._label = part, label
+
+    def __call__(self, spec: NeuronSpec) -> EagerLoader:
+        loader = super().__call__(spec)
+        load = loader.load_part
+
+        def load_broken(name: str) -> Any:
+            part = load(name)
+            part.broken = self._label if name == self._part else ""
+            return part
+
+        loader.load_part = load_broken  # type: ignore[method-assign]
+        return loader
+
+
+@pytest.mark.parametrize(
+    ("part", "label"),
+    [
+        ("audio_encoder", "audio_encoder[windows=4]"),
+        ("code_predictor", "code_predictor_sampled[slots=1,top_k=50]"),
+        ("code2wav", "code2wav_step[streams=3,frames=8]"),
+    ],
+)
+def test_a_graph_that_fails_at_its_first_call_fails_the_load(
+    spec: NeuronSpec, part: str, label: str
+) -> None:
+    loader = Broken(part, label)
+    with pytest.raises(RuntimeError, match="failed on the device"):
+        build_neuron_engines(replace(spec, make_loader=loader))
+    assert all(p.closed for p in loader.loaders[0].parts.values()), "what was loaded is given back"
+
+
+@pytest.mark.parametrize(
+    ("part", "label"),
+    [
+        ("audio_encoder", "audio_encoder[windows=4]"),
+        ("hidden_projection", "hidden_projection[rows=32]"),
+        ("code_predictor", "code_predictor_greedy[slots=1]"),
+        ("code2wav", "code2wav_start[streams=1,frames=1]"),
+    ],
+)
+def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
+    neuron: Qwen3Omni, loader: Simulated, expected: list[SpeechResult], part: str, label: str
+) -> None:
+    broken = loader.loaders[0].parts[part]
+    broken.broken = label
+    try:
+        with pytest.raises(RuntimeError, match="failed on the device"):
+            neuron.generate_audio(LONG_AUDIO, **LIMITS, **GREEDY, chunk_frames=[1])
+    finally:
+        broken.broken = ""
+    assert_same(neuron.generate_audio(TEXT, **LIMITS, **GREEDY), expected[2])
+
+
+@pytest.mark.parametrize(
+    ("top_k", "said"), [(51, "predictor_top_k is 51, and"), (0, r"predictor_top_k is 0 \(no lim")]
+)
+def test_more_codes_than_were_compiled_are_refused(
+    neuron: Qwen3Omni, top_k: int, said: str
+) -> None:
+    with pytest.raises(BucketError, match=rf"{said}.*at most 50 codes. Ask for 1 to 50"):
+        neuron.generate_audio(TEXT, **LIMITS, predictor_top_k=top_k)
+
+
+def test_slots_that_differ_are_refused(spec: NeuronSpec) -> None:
+    four = replace(spec, engine=replace(spec.engine, slots=4))
+    with pytest.raises(ArtifactError, match=r"vocoder's graphs have 3 slots.*loaded with 4"):
+        build_neuron_engine(four, "vocoder")
+
+
+@pytest.mark.parametrize(
+    ("missing", "said"),
+    [
+        ("code2wav_step[streams=3,frames=4]", "chunks of 4 frames of 3 streams"),
+        ("code2wav_start[streams=1,frames=8]", "chunks of 8 frames of 1 streams"),
+    ],
+)
+def test_a_vocoder_without_all_its_graphs_is_refused(
+    spec: NeuronSpec, missing: str, said: str
+) -> None:
+    loader = Simulated()
+    simulated = loader(spec)
+    part = simulated.load_part("code2wav")
+    del part.graphs[missing]
+    simulated.load_part = lambda name: part  # type: ignore[method-assign]
+    with pytest.raises(ArtifactError, match=said):
+        build_neuron_engine(replace(spec, make_loader=lambda spec: simulated), "vocoder")
+    assert part.closed
+
+
+def test_each_stage_in_a_process_with_cores_of_its_own(
+    spec: NeuronSpec,
+    conversation: Conversation,
+    expected: list[SpeechResult],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Through real processes, each of which says what it was given."""
+    monkeypatch.setenv(REPORT, str(tmp_path))
+    with omni_over(load_engines(spec, "split"), spec, conversation) as omni:
+        result = omni.generate_audio(REQUESTS[1][0], **LIMITS, **REQUESTS[1][1])
+    assert_same(result, expected[1])
+    said = sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
+    assert said == ["0-7 2", "16-23 2", "8-15 2"]
+    assert str(os.getpid()) not in {path.name for path in tmp_path.iterdir()}
+
+
+def test_shared_engines_take_their_cores_here(
+    spec: NeuronSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv(REPORT, str(tmp_path))
+    second = dict.fromkeys(("thinker", "talker", "vocoder"), "8-15")
+    close(load_engines(replace(spec, cores=second), "shared"))
+    assert (tmp_path / str(os.getpid())).read_text(encoding="utf-8") == "8-15 2"
+    with pytest.raises(OptionError, match="'8-15' in this process, and '0-7' is planned"):
+        load_engines(spec, "shared")
+    take_cores({"NEURON_RT_VISIBLE_CORES": "8-15"})
+
+
+def test_an_instance_too_small_is_refused_before_anything_starts(spec: NeuronSpec) -> None:
+    with pytest.raises(OptionError, match=r"trn2\.3xlarge has 4 logical cores"):
+        load_engines(replace(spec, instance="trn2.3xlarge"), "shared")

@@ -1,0 +1,106 @@
+"""The table of cores: who gets which, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
+
+LARGE, SMALL = "trn2.48xlarge", "trn2.3xlarge"
+STAGES = ("thinker", "talker", "vocoder")
+
+
+def visible(plan: object) -> list[str]:
+    return [plan.environment(stage)["NEURON_RT_VISIBLE_CORES"] for stage in STAGES]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("instance", "placement", "tp", "expected"),
+    [
+        (LARGE, "shared", 8, ["0-7", "0-7", "0-7"]),
+        (LARGE, "split", 8, ["0-7", "8-15", "16-23"]),
+        (LARGE, "split", 4, ["0-3", "4-7", "8-11"]),
+        (LARGE, "split", 1, ["0", "1", "2"]),
+        (SMALL, "shared", 4, ["0-3", "0-3", "0-3"]),
+        (SMALL, "split", 1, ["0", "1", "2"]),
+    ],
+)
+def test_defaults(instance: str, placement: str, tp: int, expected: list[str]) -> None:
+    plan = plan_cores(instance, placement, tp)
+    assert visible(plan) == expected
+    assert plan.environment("talker") == {
+        "NEURON_RT_VISIBLE_CORES": expected[1],
+        "NEURON_LOGICAL_NC_CONFIG": "2",
+    }
+
+
+def test_a_checkpoint_that_only_listens_has_one_stage() -> None:
+    plan = plan_cores(SMALL, "split", 4, stages=("thinker",))
+    assert plan.ranges == {"thinker": (0, 3)}
+
+
+def test_a_second_model_begins_behind_the_first() -> None:
+    first = plan_cores(LARGE, "split", 8)
+    second = plan_cores(LARGE, "split", 8, first_core=first.next_core)
+    assert visible(second) == ["24-31", "32-39", "40-47"]
+    with pytest.raises(OptionError, match="0 to 63, and thinker 48-55, talker 56-63, vocoder 64"):
+        plan_cores(LARGE, "split", 8, first_core=second.next_core)
+    assert visible(plan_cores(LARGE, "shared", 8, first_core=56)) == ["56-63"] * 3
+
+
+def test_cores_by_name() -> None:
+    cores = {"thinker": "32-39", "talker": "0-7", "vocoder": "8-15"}
+    assert visible(plan_cores(LARGE, "split", 8, cores=cores)) == ["32-39", "0-7", "8-15"]
+
+
+def test_twice_as_many_cores_where_none_are_joined() -> None:
+    plan = plan_cores(SMALL, "shared", 8, lnc=1)
+    assert plan.environment("thinker")["NEURON_LOGICAL_NC_CONFIG"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("instance", "placement", "tp", "cores", "said"),
+    [
+        ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2.3xlarge, got 'trn1"),
+        (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* tp of at most 4"),
+        (
+            SMALL, "split", 4, None,
+            r"vocoder 8-11 is asked for. Take .* shared, which needs 4.* tp 1 .* 61 GB .* 26 GB",
+        ),
+        (LARGE, "split", 32, None, "64 logical cores .* 64-95 .* Take placement shared.* tp 16 "),
+        (LARGE, "split", 8, ("0-7", "7-14", "16-23"), "thinker and talker share core 7"),
+        (LARGE, "split", 8, ("16-23", "8-15", "16-23"), "thinker and vocoder share core 16"),
+        (LARGE, "split", 8, ("0-7", "8-15", "16"), "vocoder has cores 16-16, 1 of them.*for 8"),
+        (LARGE, "split", 8, ("0-7", "8-15", "60-67"), "Name cores below 64: 24 of them would do"),
+        (LARGE, "shared", 8, ("0-7", "0-7", "8-15"), "on the same cores, got .* placement split"),
+        (LARGE, "split", 8, ("0-7", "8-15", "x"), 'range like "8-15", or "8", got \'x\''),
+        (LARGE, "split", 8, ("0-7", "8-15", "16-"), "got '16-'"),
+        (LARGE, "split", 8, ("0-7", "8-15", "-3"), "got '-3'"),
+        (LARGE, "split", 8, ("0-7", "15-8", "16-23"), "talker end before they begin: '15-8'"),
+    ],
+)  # fmt: skip
+def test_refusals(
+    instance: str, placement: str, tp: int, cores: tuple[str, ...] | None, said: str
+) -> None:
+    named = None if cores is None else dict(zip(STAGES, cores, strict=True))
+    with pytest.raises(OptionError, match=said):
+        plan_cores(instance, placement, tp, cores=named)
+
+
+def test_names_that_are_no_stages_are_refused() -> None:
+    with pytest.raises(OptionError, match="cores names thinker; it is for thinker, talker, voc"):
+        plan_cores(LARGE, "split", 8, cores={"thinker": "0-7"})
+    with pytest.raises(OptionError, match="lnc is 1 or 2, got 4"):
+        plan_cores(LARGE, "shared", 8, lnc=4)
+
+
+def test_the_machine_says_what_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "product_name"
+    file.write_text("trn2.3xlarge\n", encoding="utf-8")
+    assert instance_type(file) == SMALL
+    file.write_text("Standard PC\n", encoding="utf-8")
+    with pytest.raises(OptionError, match=r"says Standard PC, which is no known.*Name it"):
+        instance_type(file)
+    with pytest.raises(OptionError, match=r"says nothing .*No such file"):
+        instance_type(tmp_path / "absent")

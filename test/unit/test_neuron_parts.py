@@ -1,0 +1,152 @@
+"""Parts on Neuron in the batches that were compiled: what the same modules give on the CPU."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from eager_neuron import PLAN, EagerPart, eager_models
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.audio import CpuAudio
+from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.vision import CpuVision
+from qwen3_omni_neuron.engine.text_rows import ROWS_AT_ONCE, text_row_table
+from qwen3_omni_neuron.errors import ArtifactError, BucketError
+from qwen3_omni_neuron.graphs.all import all_graphs
+from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.neuron.audio import NeuronAudio
+from qwen3_omni_neuron.neuron.batches import batches
+from qwen3_omni_neuron.neuron.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.projection import NeuronProjection
+from qwen3_omni_neuron.neuron.vision import NeuronVision
+from qwen3_omni_neuron.prompt import Patches
+from qwen3_omni_neuron.runtime.protocols import PredictorSampling
+
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+GREEDY = PredictorSampling(None, 50, 1.0)
+
+
+def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
+    _, static = eager_models(checkpoint, torch.float32)
+    graphs = [g for g in all_graphs(config, PLAN) if g.part == name]
+    return EagerPart(getattr(static, name), graphs)
+
+
+@pytest.fixture(scope="module")
+def cpu(models: Models) -> CpuPredictor:
+    assert models.code_predictor is not None
+    return CpuPredictor(models.code_predictor)
+
+
+def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:
+    uniforms = np.random.default_rng(seed).random(15, dtype=np.float32)
+    return PredictorSampling(uniforms, top_k, top_p)
+
+
+def test_rows_are_cut_into_compiled_batches() -> None:
+    assert [(s.start, s.stop, n) for s, n in batches(9, (1, 4))] == [
+        (0, 4, 4), (4, 8, 4), (8, 9, 1),
+    ]  # fmt: skip
+    assert [(s.start, s.stop, n) for s, n in batches(2, (1, 4))] == [(0, 2, 4)]
+    assert list(batches(0, (1, 4))) == []
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        [GREEDY],
+        [sampled(1, 50, 0.8)],
+        [sampled(1, 50, 0.8), sampled(2, 3, 1.0)],
+        [GREEDY, sampled(3, 50, 0.5), GREEDY],
+        [sampled(4, 1, 0.5), GREEDY, sampled(5, 3, 1.0), sampled(6, 50, 0.1), GREEDY],
+        [sampled(seed, (50, 3, 1)[seed % 3], 0.9) for seed in range(7)],
+    ],
+    ids=len,
+)
+@torch.inference_mode()
+def test_frames_sampled_each_in_its_own_way(
+    checkpoint: Path, config: OmniConfig, cpu: CpuPredictor, how: list[PredictorSampling]
+) -> None:
+    """Also more of them than the largest batch has rows."""
+    neuron = NeuronPredictor(part_of(checkpoint, config, "code_predictor"), 64)
+    generator = torch.Generator().manual_seed(len(how))
+    hidden = torch.randn(len(how), config.talker.text.hidden_size, generator=generator)
+    code0 = torch.randint(0, 64, (len(how),), generator=generator)
+    codes, feedback = neuron.predict(hidden, code0, how)
+    for row in range(len(how)):  # the CPU's, alone and together
+        one = slice(row, row + 1)
+        expected = cpu.predict(hidden[one], code0[one], how[one])
+        torch.testing.assert_close((codes[one], feedback[one]), expected, **CLOSE)
+    torch.testing.assert_close((codes, feedback), cpu.predict(hidden, code0, how), **CLOSE)
+
+
+def test_a_top_k_above_the_compiled_one_is_refused_before_any_call(
+    checkpoint: Path, config: OmniConfig
+) -> None:
+    part = part_of(checkpoint, config, "code_predictor")
+    neuron, hidden = NeuronPredictor(part, 64), torch.zeros(2, config.talker.text.hidden_size)
+    with pytest.raises(BucketError, match=r"is 60, .* at most 50 codes"):
+        neuron.predict(hidden, torch.zeros(2).long(), [GREEDY, sampled(1, 60, 1.0)])
+    assert not part.called
+    few = NeuronPredictor(part, 40)  # fewer codes than were compiled: no limit is one that fits
+    for top_k in (0, 60):
+        few.predict(hidden[:1], torch.zeros(1).long(), [sampled(1, top_k, 1.0)])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 9, 32, 33, 75])
+@pytest.mark.parametrize("name", ["text_projection", "hidden_projection"])
+def test_rows_through_a_projection(
+    checkpoint: Path, config: OmniConfig, models: Models, rows: int, name: str
+) -> None:
+    project = NeuronProjection(part_of(checkpoint, config, name), name)
+    x = torch.randn(rows, config.talker.thinker_hidden_size)
+    torch.testing.assert_close(project(x), getattr(models, name)(x), **CLOSE)
+
+
+def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Models) -> None:
+    """Of more rows than are projected at once, and no multiple of any batch."""
+    part = part_of(checkpoint, config, "text_projection")
+    assert models.embedding is not None and models.text_projection is not None
+    vocabulary = models.embedding.weight.detach().repeat(20, 1)[: ROWS_AT_ONCE + 101]
+    assert len(vocabulary) == ROWS_AT_ONCE + 101
+    table = text_row_table(vocabulary, NeuronProjection(part, "text_projection"))
+    torch.testing.assert_close(table, models.text_projection(vocabulary), **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "seconds", [(0.35,), (8.0,), (30.0, 8.1), (0.4, 0.7), (37.0, 3.0)], ids=str
+)
+@torch.inference_mode()
+def test_clips_of_any_length(
+    checkpoint: Path, config: OmniConfig, models: Models, seconds: tuple[float, ...]
+) -> None:
+    """One window to seven, at the width of a clip shorter than a second too."""
+    part, c = part_of(checkpoint, config, "audio_encoder"), config.thinker.audio
+    clips = [torch.randn(c.mel_bins, int(100 * s)) for s in seconds]
+    assert models.audio_encoder is not None
+    expected = CpuAudio(models.audio_encoder).encode(clips)
+    torch.testing.assert_close(NeuronAudio(part, c).encode(clips), expected, **CLOSE)
+
+
+@torch.inference_mode()
+def test_pictures_in_their_buckets(checkpoint: Path, config: OmniConfig, models: Models) -> None:
+    part, c = part_of(checkpoint, config, "vision_encoder"), config.thinker.vision
+    assert models.vision_encoder is not None
+    pictures = [
+        Patches(torch.randn(frames * height * width, c.patch_values), (frames, height, width))
+        for frames, height, width in ((1, 4, 4), (3, 4, 6), (1, 2, 2), (1, 8, 8))
+    ]
+    vision = NeuronVision(part, c)
+    expected = CpuVision(models.vision_encoder).encode(pictures)
+    torch.testing.assert_close(vision.encode(pictures), expected, **CLOSE)
+    assert [label.split("=")[1] for label in part.called] == ["16]", *["64]"] * 3, "16]", "64]"]
+    large = Patches(torch.zeros(264, c.patch_values), (1, 12, 22))
+    with pytest.raises(BucketError, match=r"264 patches in a frame, and .* holds 256"):
+        vision.encode([large])
+
+
+def test_a_part_without_its_graphs_is_refused(checkpoint: Path, config: OmniConfig) -> None:
+    part = part_of(checkpoint, config, "text_projection")
+    with pytest.raises(ArtifactError, match=r"no graph hidden_projection among text_proj.*rows=8"):
+        NeuronProjection(part, "hidden_projection")
