@@ -103,9 +103,11 @@ class NxdToolchain:
 
 
 def _reasons(error: BaseException | None) -> str:
-    """An error and what led to it: NxD's outermost says only that something failed."""
-    said = []
+    """An error and what led to it: NxD's outermost often says only that something failed."""
+    said: list[str] = []
     while error is not None:
-        said.append(str(error) or type(error).__name__)
+        text = str(error) or type(error).__name__
+        if not any(text in longer for longer in said):
+            said.append(text)
         error = error.__cause__
     return ": ".join(said)
