@@ -76,7 +76,6 @@ def run_with_state(
     for name in names:
         left = getattr(module, name)
         kept = states[name]
-        assert left is not kept, f"{name} was not replaced"
         assert kept._version == versions[name], f"{name} was written to in place"
         assert (left.shape, left.dtype) == (kept.shape, kept.dtype), name
         states[name] = left

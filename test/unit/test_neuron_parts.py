@@ -27,6 +27,7 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.loading import Models, load_models
+from qwen3_omni_neuron.model.norm import RmsNorm
 from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
 from qwen3_omni_neuron.neuron.part import LoadedPart
@@ -129,6 +130,17 @@ def test_no_weight_has_two_names(config: OmniConfig) -> None:
         module = plain_spec(config, part, 1).make()
         for named in (module.named_parameters, module.named_buffers):
             assert len(dict(named())) == len(dict(named(remove_duplicate=False))), part
+
+
+def test_modules_are_those_that_xla_lowers_with_constants_as_they_are(config: OmniConfig) -> None:
+    """No hypot, which XLA lacks; and no constant is rounded where weights are."""
+    for part in PLAIN_PARTS:
+        spec = plain_spec(config, part, 2, torch.bfloat16)
+        module = spec.make()
+        assert all(layer.spelled_out for layer in module.modules() if isinstance(layer, RmsNorm))
+        kinds = {tensor.dtype for tensor in TracedPart(spec, Alone()).constants.values()}
+        assert kinds <= {torch.float32, torch.int32}, part
+        assert {tensor.dtype for tensor in module.parameters()} == {torch.bfloat16}
 
 
 def test_on_the_device_an_int64_is_an_int32(

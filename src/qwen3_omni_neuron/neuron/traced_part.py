@@ -93,7 +93,9 @@ class TracedGraph(nn.Module):
         inputs = _typed(graph.inputs, (given[spec.name] for spec in graph.inputs))
         held = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
         outputs, left = graph.call(self.owner, inputs, held)
-        for spec, tensor in zip(graph.state, left, strict=True):
+        for spec, old, tensor in zip(graph.state, held, left, strict=True):
+            # A buffer that forward leaves alone would be a weight to the tracer, in no file.
+            assert tensor is not old, f"{graph.label} does not renew {spec.name}"
             setattr(self, state_name(spec), to_device_type(tensor))
         return tuple(map(to_device_type, outputs))
 
