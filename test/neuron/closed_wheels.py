@@ -13,6 +13,7 @@ import os
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
@@ -101,6 +102,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx": {
         "BucketModelConfig": empty_class("BucketModelConfig"),
         "__version__": "2.9.0",  # which ModelBuilder asks for
+        "contexts": SimpleNamespace(disable_nrt_load=nullcontext),
     },
     "torch_neuronx.proto": {"metaneff_pb2": eager_device.METANEFF},
     "torch_neuronx.pyhlo": names("torch_neuronx.pyhlo", "hlo_pb2 xla_data_pb2"),
@@ -250,9 +252,4 @@ def install() -> None:
     absent = [root for root in sorted(roots) if importlib.util.find_spec(root) is None]
     sys.meta_path.insert(0, Finder(absent))
     if "torch_neuronx" in absent:
-        # NxD's tracing code has these in annotations, which are read at import.
-        kinds = ("SPMDBucketModel", "LayoutTransformation")
-        torch.classes.neuron = SimpleNamespace(
-            SPMDModel=eager_device.SpmdModel, **{kind: empty_class(kind) for kind in kinds}
-        )
-        torch.ops.neuron._parallel_load = eager_device.parallel_load
+        eager_device.install()

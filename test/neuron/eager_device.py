@@ -2,7 +2,8 @@
 
 A traced module is kept as it is, by a number which is its HLO and its NEFF; a core runs it as a
 module on the CPU, over the weights and the state that NxD's own code puts there by their names. So
-NxD's checks, routing and bookkeeping run for real, and nothing is compiled. One rank.
+NxD's checks, routing, saving and loading run for real, and nothing is compiled: a saved model can
+be loaded in the process that traced it. One rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -127,37 +128,95 @@ def neuron_xla_compile(module_bytes: bytes, compiler_flags: str, **_said: object
 
 
 class SpmdModel:
-    """The runtime's: a program on its cores, of which there is one."""
+    """The runtime's: a program on its core. A TorchScript class, as the runtime's own is, so that
+    NxDModel can be saved."""
 
-    def __init__(self, neff: bytes, metaneff: bytes, local_ranks: int, ranks: int):
+    def __init__(self, neff: str, metaneff: str, local_ranks: int, ranks: int):
         assert neff == metaneff
-        assert (local_ranks, ranks) == (1, 1), "this device has one core"
-        self._program = PROGRAMS[int(neff)]
-        self._state: Named = {}
-        self._weights: Named = {}
+        assert local_ranks == 1 and ranks == 1, "this device has one core"
+        self.number = int(neff)  # bytes, in truth, which TorchScript does not have
+        self.state: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
 
-    def initialize(self, states: list[Named], weights: list[Named], first_rank: int) -> None:
-        """states: by name, shared by all models that are given them."""
-        (self._weights,) = weights
-        self._state = states[first_rank]
-        for tensor in self._program.input_tensors:
-            if tensor.type != USER_INPUT:
-                given = self._state if tensor.type == INPUT_STATE else self._weights
-                found = given[tensor.checkpoint_key.decode()]
-                assert (list(found.shape), found.dtype) == (tensor.shape, tensor.data_type)
+    def initialize(
+        self, states: list[dict[str, Tensor]], weights: list[dict[str, Tensor]], first: int
+    ):
+        """states: the tensors are shared by all models that are given them."""
+        self.weights = weights[first]
+        self.state = states[first] if len(states) > 0 else self.state
+        torch.ops.neuron.eager_check(self.number, self.state, self.weights)
 
-    @torch.no_grad()
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        program, module = self._program, self._program.module
-        names, kept = program.names(USER_INPUT), program.names(INPUT_STATE)
-        for name, tensor, said in zip(names, inputs, program.input_tensors, strict=False):
-            assert (list(tensor.shape), tensor.dtype) == (said.shape, said.data_type), name
-        fill(module, ((name, self._weights[name]) for name in program.names(INPUT_WEIGHT)))
-        fill(module, ((name, self._state[name]) for name in kept))
-        outputs = module(**dict(zip(names, inputs, strict=True)))
-        left = dict(module.named_buffers())
-        self._state.update({name: left[name] for name in kept})
-        return list(outputs)
+        return torch.ops.neuron.eager_run(self.number, inputs, self.state, self.weights)
+
+    def forward_ranked(self, inputs: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [self.forward(inputs[0])]
+
+    def forward_async(self, inputs: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [self.forward(inputs[0])]
+
+
+class LayoutTransformation:
+    """Named by NxDModel, and not made where no graph has priority."""
+
+    def __init__(self):
+        self.unused = 0
+
+    def forward(self, weights: list[dict[str, Tensor]], on_cpu: bool) -> list[dict[str, Tensor]]:
+        return weights
+
+
+def check(number: int, state: Named, weights: Named) -> None:
+    """The weights and the state that a program is given are those that it was traced with."""
+    for tensor in PROGRAMS[number].input_tensors:
+        if tensor.type != USER_INPUT:
+            given = state if tensor.type == INPUT_STATE else weights
+            found = given[tensor.checkpoint_key.decode()]
+            assert (list(found.shape), found.dtype) == (tensor.shape, tensor.data_type)
+
+
+@torch.no_grad()
+def run(number: int, inputs: list[Tensor], state: Named, weights: Named) -> list[Tensor]:
+    """Call a program. Its state is renewed where it lies."""
+    program = PROGRAMS[number]
+    module = program.module
+    names, kept = program.names(USER_INPUT), program.names(INPUT_STATE)
+    for name, tensor, said in zip(names, inputs, program.input_tensors, strict=False):
+        assert (list(tensor.shape), tensor.dtype) == (said.shape, said.data_type), name
+    fill(module, ((name, weights[name]) for name in program.names(INPUT_WEIGHT)))
+    fill(module, ((name, state[name]) for name in kept))
+    outputs = module(**dict(zip(names, inputs, strict=True)))
+    left = dict(module.named_buffers())
+    for name in kept:
+        state[name].copy_(left[name])
+    return list(outputs)
+
+
+def parallel_load(weights: list[Named]) -> list[Named]:
+    return weights
+
+
+LIBRARIES: list[Any] = []  # operators live as long as theirs
+
+
+def install() -> None:
+    """Register the operators and classes that NxDModel's TorchScript names."""
+    named = "Dict(str, Tensor)"
+    held = f"{named} state, {named} weights"
+    library = torch.library.Library("neuron", "DEF")
+    LIBRARIES.append(library)
+    for schema, function in (
+        (f"eager_check(int number, {held}) -> ()", check),
+        (f"eager_run(int number, Tensor[] inputs, {held}) -> Tensor[]", run),
+        (f"_parallel_load({named}[] weights) -> {named}[]", parallel_load),
+    ):
+        library.define(schema)
+        library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
+    torch.classes.neuron = SimpleNamespace(
+        SPMDModel=torch.jit.script(SpmdModel),
+        LayoutTransformation=torch.jit.script(LayoutTransformation),
+        SPMDBucketModel=type("SPMDBucketModel", (), {}),
+    )
 
 
 @contextmanager
@@ -183,8 +242,3 @@ STRUCTURE = SimpleNamespace(Flattener=Flattener, Packer=Packer)
 def torch_dtype(data_type: torch.dtype) -> torch.dtype:
     """get_torch_dtype of what MetaTensor has for a number."""
     return data_type
-
-
-def parallel_load(weights: list[Named]) -> list[Named]:
-    """torch.ops.neuron._parallel_load."""
-    return weights
