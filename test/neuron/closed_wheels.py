@@ -1,9 +1,9 @@
 """Stand-ins for the packages that NxD and NxDI import and that come only with the Neuron SDK.
 
 With NxD's and NxDI's public sources these are what their own CPU mode needs: what is touched while
-they are imported, and the few operators that their CPU path calls. What would compile for a device,
-or run on one, raises NeuronOnlyError when it is called; nothing is skipped in silence, and no class
-of theirs is changed.
+they are imported, and the few operators that their CPU path calls; and for ModelBuilder (V2) what
+eager_device has. Whatever else would compile for a device, or run on one, raises NeuronOnlyError
+when it is called; nothing is skipped in silence, and no class of theirs is changed.
 """
 
 import importlib.abc
@@ -13,11 +13,14 @@ import os
 import sys
 from collections import namedtuple
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+import eager_device
 
 # Any module under these can be imported, and any name taken from it.
 KERNEL_PACKAGES = ("neuronxcc", "nki", "nkilib", "islpy")
@@ -96,8 +99,12 @@ def trn2(*_args: object, **_kwargs: object) -> str:
 
 XLA_IMPL = "torch_neuronx.xla_impl"
 MODULES: dict[str, dict[str, Any]] = {
-    "torch_neuronx": {"BucketModelConfig": empty_class("BucketModelConfig")},
-    "torch_neuronx.proto": names("torch_neuronx.proto", "metaneff_pb2"),
+    "torch_neuronx": {
+        "BucketModelConfig": empty_class("BucketModelConfig"),
+        "__version__": "2.9.0",  # which ModelBuilder asks for
+        "contexts": SimpleNamespace(disable_nrt_load=nullcontext),
+    },
+    "torch_neuronx.proto": {"metaneff_pb2": eager_device.METANEFF},
     "torch_neuronx.pyhlo": names("torch_neuronx.pyhlo", "hlo_pb2 xla_data_pb2"),
     "torch_neuronx.utils": {"get_platform_target": trn2},
     "torch_neuronx.utils.utils": {
@@ -118,7 +125,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx.experimental.profiler.v2_x.custom_op_name": names(
         "torch_neuronx.experimental.profiler.v2_x.custom_op_name", "hlo_debug"
     ),
-    XLA_IMPL: names(XLA_IMPL, "structure"),
+    XLA_IMPL: {"structure": eager_device.STRUCTURE},
     f"{XLA_IMPL}.base": {name: decorator(name) for name in ("xla_call", "xla_hlo_call")},
     f"{XLA_IMPL}.bucket_trace": names(f"{XLA_IMPL}.bucket_trace", "create_bucket_model"),
     f"{XLA_IMPL}.custom_call_targets": names(
@@ -139,13 +146,18 @@ MODULES: dict[str, dict[str, Any]] = {
         "HloArtifacts": empty_class("HloArtifacts"),
         "NeffArtifacts": empty_class("NeffArtifacts"),
         "XLA_DTYPE_TO_METANEFF_DTYPE": {},
+        "generate_hlo": eager_device.generate_hlo,
+        "get_torch_dtype": eager_device.torch_dtype,
         **names(
             f"{XLA_IMPL}.trace",
-            "generate_neff generate_hlo get_torch_dtype hlo_compile setup_compiler_dirs "
+            "generate_neff hlo_compile setup_compiler_dirs "
             "get_hlo_computation_by_id get_hlo_root_instruction hlo_entry_computation",
         ),
     },
-    "libneuronxla": names("libneuronxla", "neuron_xla_compile neuron_xla_wlo_compile"),
+    "libneuronxla": {
+        "neuron_xla_compile": eager_device.neuron_xla_compile,
+        **names("libneuronxla", "neuron_xla_wlo_compile"),
+    },
     "torch_xla": {},
     "torch_xla.core": {},
     "torch_xla.core.xla_env_vars": {"HOST_WORLD_SIZE": "HOST_WORLD_SIZE"},
@@ -240,6 +252,4 @@ def install() -> None:
     absent = [root for root in sorted(roots) if importlib.util.find_spec(root) is None]
     sys.meta_path.insert(0, Finder(absent))
     if "torch_neuronx" in absent:
-        # NxD's tracing code has these in annotations, which are read at import.
-        kinds = ("SPMDModel", "SPMDBucketModel", "LayoutTransformation")
-        torch.classes.neuron = SimpleNamespace(**{kind: empty_class(kind) for kind in kinds})
+        eager_device.install()

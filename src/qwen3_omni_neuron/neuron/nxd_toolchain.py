@@ -1,0 +1,113 @@
+"""Parts compiled and loaded by NxD's ModelBuilder (V2): only this file knows how."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.errors import ArtifactError, CompileError
+from qwen3_omni_neuron.neuron.checked_part import CheckedPart
+from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.group import NxdGroup
+from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
+from qwen3_omni_neuron.neuron.traced_part import TracedPart
+from qwen3_omni_neuron.parallel.layers import Alone
+
+MODEL_FILE = "model.pt"
+WORK_FOLDER = "compiler"
+
+
+class NxdToolchain:
+    """Serves neuron.toolchain.Toolchain. Needs the Neuron SDK; see the neuron extra.
+
+    A part's folder is model.pt, its graphs without weights, and weights/, a file a rank.
+    """
+
+    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        """As Toolchain.compile_part. What the compiler leaves lies in `folder`/compiler where it
+        fails, its log among it."""
+        write_shards(spec, checkpoint, folder)
+        work = folder / WORK_FOLDER
+        try:
+            model = self._traced_and_compiled(spec, work)
+            self._save(model, folder / MODEL_FILE)
+        except Exception as error:  # whatever tracer and compiler raise, said in one way
+            raise CompileError(
+                f"{spec.name} was not compiled: {_reasons(error)}. The compiler's logs, if it came "
+                f"to that, are in {work}."
+            ) from error
+        shutil.rmtree(work, ignore_errors=True)
+
+    def load_part(self, spec: PartSpec, folder: Path) -> CheckedPart:
+        """As Toolchain.load_part."""
+        wanted = TracedPart(spec, Alone()).weights
+        shards = [read_shard(folder, rank, wanted) for rank in range(spec.tp)]
+        model = self._load(folder / MODEL_FILE)
+        compiled, labels = model.get_available_keys(), {graph.label for graph in spec.graphs}
+        if strange := sorted(compiled ^ labels):
+            raise ArtifactError(
+                f"{folder / MODEL_FILE} and this version's graphs differ in {', '.join(strange)}. "
+                f"Delete {folder} and compile again: only it will be."
+            )
+        model.set_weights(shards)
+        model.to_neuron()
+
+        def run(label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
+            # Named, since graphs of equal shapes are told apart by name alone.
+            outputs: Sequence[Tensor] = model(model_name=label, **inputs)
+            return outputs
+
+        return CheckedPart(spec, run)
+
+    def _traced_and_compiled(self, spec: PartSpec, work: Path) -> Any:
+        """The part's NxDModel, without weights."""
+        from neuronx_distributed import ModelBuilder, NxDParallelState
+
+        # Without a device: the ranks are a mock of torch.distributed, and rank 0 is traced.
+        ranks = NxDParallelState(
+            world_size=spec.tp, tensor_model_parallel_size=spec.tp, lnc_size=spec.lnc
+        )
+        with ranks, torch.no_grad():
+            part = TracedPart(spec, NxdGroup())
+            part.allocate()
+            builder = ModelBuilder(next(iter(part.graphs.values())))
+            for label, module in part.graphs.items():
+                builder.model = module  # a module a graph, over the same weights
+                builder.trace(kwargs=module.example(), tag=label)
+            flags = {g.label: compiler_flags(g, spec.lnc, spec.profile) for g in spec.graphs}
+            # No priority model: its layout transformer is compiled for --lnc=1, whatever ours is.
+            return builder.compile(compiler_workdir=work, compiler_args=flags)
+
+    def _save(self, model: Any, path: Path) -> None:
+        model.save(str(path))
+
+    def _load(self, path: Path) -> Any:
+        from neuronx_distributed import NxDModel
+
+        try:
+            model = NxDModel.load(str(path))
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ArtifactError(
+                f"{path} can't be loaded ({error}). Delete {path.parent} and compile again."
+            ) from error
+        if not isinstance(model, NxDModel):  # what it gives for a file of another version
+            raise ArtifactError(
+                f"{path} is of another version of neuronx_distributed. Compile again."
+            )
+        return model
+
+
+def _reasons(error: BaseException | None) -> str:
+    """An error and what led to it: NxD's outermost often says only that something failed."""
+    said: list[str] = []
+    while error is not None:
+        text = str(error) or type(error).__name__
+        if not any(text in longer for longer in said):
+            said.append(text)
+        error = error.__cause__
+    return ": ".join(said)

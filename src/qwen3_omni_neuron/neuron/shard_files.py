@@ -1,0 +1,95 @@
+"""A part's weights, cut for the ranks: one file a rank, by the names that NxD gives them."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
+from qwen3_omni_neuron.parallel.cut import shard
+from qwen3_omni_neuron.parallel.layers import Alone
+from qwen3_omni_neuron.tensor_file import Announced, TensorWriter
+from qwen3_omni_neuron.weights import compare_names, converted
+
+WEIGHTS_FOLDER = "weights"
+
+
+def shard_file(folder: Path, rank: int) -> Path:
+    """A rank's file in a part's folder."""
+    return folder / WEIGHTS_FOLDER / f"tp{rank}_sharded_checkpoint.safetensors"
+
+
+def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the files of all ranks, side by side, into a part's folder.
+
+    One parameter at a time is read, converted, cut and written: memory peaks at the largest of
+    them, its stored tensors and one rank's share. Raises CheckpointError where the checkpoint lacks
+    one or has it in another shape, and OSError.
+    """
+    stored = set(checkpoint.names)
+    compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
+    part = TracedPart(spec, Alone())
+    announced = part.weights
+    (folder / WEIGHTS_FOLDER).mkdir()
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        yield from converted(spec.weights, checkpoint, spec.dtype)
+        yield from part.constants.items()
+
+    in_order = [name for name, _ in spec.weights.pieces] + list(part.constants)
+    with ExitStack() as stack:
+        files = [
+            stack.enter_context(
+                TensorWriter(
+                    shard_file(folder, rank),
+                    {weight_name(name): announced[weight_name(name)] for name in in_order},
+                )
+            )
+            for rank in range(spec.tp)
+        ]
+        for name, tensor in tensors():
+            for rank, file in enumerate(files):
+                file.write(weight_name(name), shard(tensor, part.cuts.get(name), rank))
+
+
+def read_shard(folder: Path, rank: int, wanted: dict[str, Announced]) -> dict[str, Tensor]:
+    """A rank's weights, mapped into memory. wanted: TracedPart.weights.
+
+    Raises ArtifactError where the file can't be read or holds something else.
+    """
+    path = shard_file(folder, rank)
+    again = f"Delete {folder} and compile again: only it will be."
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(f"{path} can't be read ({error}). {again}") from error
+    if strange := sorted(tensors.keys() ^ wanted.keys()):
+        raise ArtifactError(
+            f"{path} does not have the tensors of this version's module ({len(strange)} differ, "
+            f"{strange[0]} first). {again}"
+        )
+    for name, (shape, dtype) in wanted.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+            raise ArtifactError(
+                f"{name} in {path} is {tensor.dtype} {list(tensor.shape)}, and {dtype} "
+                f"{list(shape)} was expected. {again}"
+            )
+    return tensors
+
+
+def expected_bytes(spec: PartSpec) -> int:
+    """Of the files of all ranks, but for their headers."""
+    total = 0
+    for shape, dtype in TracedPart(spec, Alone()).weights.values():
+        size = dtype.itemsize
+        for length in shape:
+            size *= length
+        total += size
+    return total * spec.tp
