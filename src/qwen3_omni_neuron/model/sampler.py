@@ -41,7 +41,7 @@ def sample_top(
     values, ids = logits.float().topk(k)
     if limits is not None:
         places = torch.arange(k, device=limits.device)
-        values = values.masked_fill(places >= limits.clamp(min=1)[:, None], float("-inf"))
+        values = values.masked_fill(places >= limits[:, None], float("-inf"))
     cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
     # Of all that is kept: what top-p drops adds nothing to the sum.
     rank = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)

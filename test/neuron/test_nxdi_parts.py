@@ -1,0 +1,64 @@
+"""Whole replies with every part in its compiled form, as far as one runs without a device: the
+decoders over NxDI's CPU mode, all else over simulated graphs. Against the CPU engines."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eager_neuron import EagerLoader, eager_spec
+from media_cases import CASES
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config_json import read_generation_defaults
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.neuron.build import build_neuron_engines
+from qwen3_omni_neuron.neuron.load import talker_graphs, thinker_graphs
+from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.runtime.protocols import Engines
+
+TEXT = [{"role": "user", "content": "What colour is the sky?"}]
+LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+ASKED = [
+    TEXT, CASES["image-and-audio"].messages, CASES["two-clips"].messages, CASES["video"].messages
+]  # fmt: skip
+
+
+class NxdiLoader(EagerLoader):
+    """Its decoders are NxDI's."""
+
+    def load_decoder(self, name: str) -> DecoderGraphs:  # type: ignore[override]
+        graphs = thinker_graphs if name == "thinker" else talker_graphs
+        return graphs(replace(self._spec, tp=1))
+
+
+@pytest.fixture(scope="module")
+def both(
+    nxdi: None, checkpoint: Path, config: OmniConfig, conversation: Conversation
+) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
+    spec = eager_spec(checkpoint, config, conversation.newline_id)
+    defaults = read_generation_defaults(checkpoint)
+
+    def omni(engines: Engines) -> Qwen3Omni:
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued=8)
+
+    theirs = build_neuron_engines(replace(spec, make_loader=NxdiLoader))
+    with omni(build_engines(spec.engine)) as ours, omni(theirs) as over_parts:
+        yield ours, over_parts
+
+
+def test_replies_at_once_are_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni]) -> None:
+    """Sampled, four on three slots, after every graph was called once to warm up."""
+    ours, over_parts = both
+    expected = [ours.generate_audio(m, seed=s + 5, **LIMITS) for s, m in enumerate(ASKED)]
+    streams = [over_parts.stream(m, seed=s + 5, **LIMITS) for s, m in enumerate(ASKED)]
+    for theirs, stream in zip(expected, streams, strict=True):
+        *_, finished = stream
+        result = finished.result
+        assert result.token_ids == theirs.token_ids
+        assert result.codes.tolist() == theirs.codes.tolist()
+        assert len(result.codes) > 5
+        assert np.abs(result.audio - theirs.audio).max() < 1e-4
