@@ -96,7 +96,10 @@ def trn2(*_args: object, **_kwargs: object) -> str:
 
 XLA_IMPL = "torch_neuronx.xla_impl"
 MODULES: dict[str, dict[str, Any]] = {
-    "torch_neuronx": {"BucketModelConfig": empty_class("BucketModelConfig")},
+    "torch_neuronx": {
+        "BucketModelConfig": empty_class("BucketModelConfig"),
+        "__version__": "2.9",  # read by NxD's builder
+    },
     "torch_neuronx.proto": names("torch_neuronx.proto", "metaneff_pb2"),
     "torch_neuronx.pyhlo": names("torch_neuronx.pyhlo", "hlo_pb2 xla_data_pb2"),
     "torch_neuronx.utils": {"get_platform_target": trn2},
