@@ -201,7 +201,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
     assert [wrapper.tag for wrapper, _ in called] == [
         "context_encoding_model",
         "context_encoding_model",
-        "token_generation_model_of_one",
+        "token_generation_model_of_1",
         "token_generation_model",
     ]
     for wrapper, inputs in called:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.buckets import buckets_within
@@ -16,10 +15,10 @@ from qwen3_omni_neuron.cpu.load import (
 )
 from qwen3_omni_neuron.cpu.slots import talker_context_length
 from qwen3_omni_neuron.loading import load_host_models
+from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.weights import State, nxdi_pieces, nxdi_state, rank_state
 from qwen3_omni_neuron.runtime.protocols import Engines
 from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
 
@@ -33,11 +32,13 @@ class NeuronSpec:
 
     tp: how many cores, or in CPU mode processes, share each weight. decode_buckets: positions that
     a decode step looks back on are padded to these, ascending; none: always all of them.
+    batches: rows of the decode graphs (see DecoderPlan).
     """
 
     engine: EngineSpec
     tp: int
     decode_buckets: tuple[int, ...] = ()
+    batches: tuple[int, ...] = ()
 
 
 def build_cpu_mode_engines(spec: NeuronSpec) -> Engines:
@@ -98,6 +99,7 @@ def _plan(spec: NeuronSpec, context_length: int) -> DecoderPlan:
         buckets_within(context_length, spec.decode_buckets or (context_length,)),
         spec.engine.dtype,
         on_cpu=True,
+        batches=spec.batches,
     )
 
 
@@ -110,14 +112,7 @@ def _loaded(
 ) -> DecoderGraphs:
     from qwen3_omni_neuron.neuron.application import DecoderApplication
 
-    read = partial(_read_state, Checkpoint(spec.engine.folder), c, plan, list(ours))
-    application = DecoderApplication(str(spec.engine.folder), inference, plan, read)
+    weights = DecoderWeights(Checkpoint(spec.engine.folder), c, list(ours))
+    application = DecoderApplication(inference, plan, weights)
     application.load_in_cpu_mode()
     return application
-
-
-def _read_state(
-    checkpoint: Checkpoint, c: DecoderConfig, plan: DecoderPlan, ours: list[tuple[str, list[Piece]]]
-) -> State:
-    state = nxdi_state(nxdi_pieces(ours), c, checkpoint, plan.dtype)
-    return state | rank_state(c.layers, plan.tp)

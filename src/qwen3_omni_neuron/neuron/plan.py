@@ -4,15 +4,23 @@ from dataclasses import dataclass
 
 import torch
 
+from qwen3_omni_neuron.errors import OptionError
+
+PROFILES = ("safe", "fast")
+
 
 @dataclass(frozen=True)
 class DecoderPlan:
-    """Three graphs over one set of weights and one KV cache: prefill of one prompt, decode of one
-    slot, decode of all slots.
+    """Several graphs over one set of weights and one KV cache: prefill of one prompt, and decode
+    of as many slots as each of `batches` says.
 
     tp: how many cores share each weight. context_length: positions a slot. prompt_buckets: rows
     that prompts are padded to. decode_buckets: positions that a decode step looks back on, padded.
     Both ascend, and end with context_length. on_cpu: run NxDI's CPU mode, without a device.
+    batches: rows of the decode graphs, ascending, the last `slots`; none: one and `slots`.
+    lnc: physical cores that a core of `tp` is made of, as NEURON_LOGICAL_NC_CONFIG says.
+    profile: of the experts in prefill: "safe", plain torch operations, or "fast", NxDI's blockwise
+    kernels (see neuron.experts), which no CPU runs.
     """
 
     tp: int
@@ -22,13 +30,28 @@ class DecoderPlan:
     decode_buckets: tuple[int, ...]
     dtype: torch.dtype
     on_cpu: bool
+    batches: tuple[int, ...] = ()
+    lnc: int = 2
+    profile: str = "safe"
 
     def __post_init__(self) -> None:
-        for name in ("prompt_buckets", "decode_buckets"):
-            buckets: tuple[int, ...] = getattr(self, name)
-            ascending = list(buckets) == sorted(set(buckets))
-            if not buckets or not ascending or buckets[-1] != self.context_length:
-                raise ValueError(
-                    f"{name} are {buckets}; they must ascend and end with the context length, "
-                    f"{self.context_length}."
+        if not self.batches:
+            object.__setattr__(self, "batches", tuple(sorted({1, self.slots})))
+        for name, last, meaning in (
+            ("prompt_buckets", self.context_length, "the context length"),
+            ("decode_buckets", self.context_length, "the context length"),
+            ("batches", self.slots, "the number of slots"),
+        ):
+            sizes: tuple[int, ...] = getattr(self, name)
+            ascending = list(sizes) == sorted(set(sizes))
+            if not sizes or not ascending or sizes[-1] != last or sizes[0] < 1:
+                raise OptionError(
+                    f"{name} are {sizes}; they must ascend and end with {meaning}, {last}."
                 )
+        if self.profile not in PROFILES:
+            raise OptionError(f"profile is {self.profile!r}; choose one of {', '.join(PROFILES)}.")
+        if self.profile == "fast" and self.on_cpu:
+            raise OptionError(
+                'profile "fast" takes kernels of the Neuron SDK, which no CPU runs. Choose "safe" '
+                "for NxDI's CPU mode."
+            )
