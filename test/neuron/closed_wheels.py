@@ -140,7 +140,7 @@ MODULES: dict[str, dict[str, Any]] = {
     f"{XLA_IMPL}.torchscript": names(f"{XLA_IMPL}.torchscript", "replace_weights"),
     f"{XLA_IMPL}.trace": {
         "HloArtifacts": empty_class("HloArtifacts"),
-        "NeffArtifacts": empty_class("NeffArtifacts"),
+        "NeffArtifacts": namedtuple("NeffArtifacts", ("neff_filename",)),
         "XLA_DTYPE_TO_METANEFF_DTYPE": {},
         **names(
             f"{XLA_IMPL}.trace",
@@ -149,7 +149,9 @@ MODULES: dict[str, dict[str, Any]] = {
         ),
     },
     "libneuronxla": names("libneuronxla", "neuron_xla_compile neuron_xla_wlo_compile"),
-    "torch_xla": {},
+    "torch_xla": {  # read by NxD's builder: whether a trace names its operations
+        "_XLAC": SimpleNamespace(_get_ir_debug=lambda: False, _set_ir_debug=lambda _on: None)
+    },
     "torch_xla.core": {},
     "torch_xla.core.xla_env_vars": {"HOST_WORLD_SIZE": "HOST_WORLD_SIZE"},
     "torch_xla.core.xla_model": {

@@ -86,9 +86,7 @@ def held_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict
         f"{attention}.q_proj.weight": Held((q_rows, hidden), cut_heads(0, c.head_dim, queries)),
         f"{attention}.k_proj.weight": key_rows,
         f"{attention}.v_proj.weight": key_rows,
-        "self_attn.o_proj.o_proj.weight": Held(
-            (hidden, q_rows), cut_heads(1, c.head_dim, queries)
-        ),
+        "self_attn.o_proj.o_proj.weight": Held((hidden, q_rows), cut_heads(1, c.head_dim, queries)),
         "mlp.router.linear_router.weight": Held((moe.experts, hidden)),
         gate_up: Held(stack_shape(gate_up, c), cut_width(2, [width, width], tp, expert_multiple)),
         down: Held(stack_shape(down, c), cut_width(1, [width], tp, expert_multiple)),
@@ -123,7 +121,7 @@ def write_decoder_shards(
     layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
         name: (held[_own(name)].local_shape, dtype) for name in (_renamed(n) for n, _ in chosen)
     }
-    ranks: Layout = {name: ((1,), torch.int32) for name in ranks_of(c.layers)}
+    ranks: Layout = dict.fromkeys(ranks_of(c.layers), ((1,), torch.int32))
 
     def parts_of_files() -> Iterator[tuple[str, Sequence[Tensor]]]:
         yield from _cut_parameters(chosen, checkpoint, held, dtype, tp)

@@ -1,12 +1,9 @@
 """From a checkpoint to engines over NxDI."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.buckets import buckets_within
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.load import (
     EngineSpec,
     media_encoders,
@@ -15,15 +12,11 @@ from qwen3_omni_neuron.cpu.load import (
 )
 from qwen3_omni_neuron.cpu.slots import talker_context_length
 from qwen3_omni_neuron.loading import load_host_models
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.decoders import talker_application, thinker_application
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.thinker import NeuronThinker
 from qwen3_omni_neuron.runtime.protocols import Engines
-from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
-
-if TYPE_CHECKING:  # NxDI is imported only where a decoder is built
-    from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
 
 
 @dataclass(frozen=True)
@@ -61,32 +54,22 @@ def build_cpu_mode_engines(spec: NeuronSpec) -> Engines:
 
 
 def thinker_graphs(spec: NeuronSpec) -> DecoderGraphs:
-    """The thinker's text decoder, which captures the accept layer."""
-    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
-
-    config = spec.engine.config
-    c = config.thinker.text
-    accept_layer = config.talker.accept_hidden_layer if config.talker else 0
-    # hidden_states[n] as the reference counts them is what layer n - 1 puts out, and
-    # hidden_states[0] what layer 0 takes.
-    capture = Capture(f"layers.{max(0, accept_layer - 1)}", output=accept_layer > 0)
+    """The thinker's text decoder in CPU mode."""
     plan = _plan(spec, spec.engine.context_length)
-    layers = len(config.thinker.vision.deepstack_layers)
-    inference = inference_config(c, plan, capture, takes_rows=False, deepstack_layers=layers)
-    return _loaded(spec, inference, c, plan, thinker_pieces(config.thinker))
+    checkpoint = Checkpoint(spec.engine.folder)
+    application = thinker_application(checkpoint, spec.engine.config, plan)
+    application.load_in_cpu_mode()
+    return application
 
 
 def talker_graphs(spec: NeuronSpec) -> DecoderGraphs:
-    """The talker's decoder, which captures what its head takes: the last row, normed."""
-    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
-
+    """The talker's decoder in CPU mode."""
     assert spec.engine.config.talker is not None
-    config = spec.engine.config.talker
-    plan = _plan(spec, talker_context_length(config, spec.engine.context_length))
-    inference = inference_config(
-        config.text, plan, Capture("lm_head", output=False), takes_rows=True
-    )
-    return _loaded(spec, inference, config.text, plan, talker_pieces(config))
+    context_length = talker_context_length(spec.engine.config.talker, spec.engine.context_length)
+    plan = _plan(spec, context_length)
+    application = talker_application(Checkpoint(spec.engine.folder), spec.engine.config, plan)
+    application.load_in_cpu_mode()
+    return application
 
 
 def _plan(spec: NeuronSpec, context_length: int) -> DecoderPlan:
@@ -101,18 +84,3 @@ def _plan(spec: NeuronSpec, context_length: int) -> DecoderPlan:
         on_cpu=True,
         batches=spec.batches,
     )
-
-
-def _loaded(
-    spec: NeuronSpec,
-    inference: "DecoderInferenceConfig",
-    c: DecoderConfig,
-    plan: DecoderPlan,
-    ours: Iterable[tuple[str, list[Piece]]],
-) -> DecoderGraphs:
-    from qwen3_omni_neuron.neuron.application import DecoderApplication
-
-    weights = DecoderWeights(Checkpoint(spec.engine.folder), c, list(ours))
-    application = DecoderApplication(inference, plan, weights)
-    application.load_in_cpu_mode()
-    return application
