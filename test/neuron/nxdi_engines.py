@@ -55,13 +55,20 @@ def spec(checkpoint: Path, config: OmniConfig, conversation: Conversation) -> Ne
 
 @pytest.fixture(scope="session")
 def both_of(nxdi: None, spec: NeuronSpec) -> Callable[..., BothEngines]:
-    """Makes engines of the CPU and of NxDI, with fields of the engine's spec replaced."""
+    """Makes engines of the CPU and of NxDI, with fields of the engine's spec replaced. batches: of
+    NeuronSpec."""
 
-    def make(**changes: Any) -> BothEngines:
-        changed = replace(spec, engine=replace(spec.engine, **changes))
+    def make(batches: tuple[int, ...] = (), **changes: Any) -> BothEngines:
+        changed = replace(spec, batches=batches, engine=replace(spec.engine, **changes))
         return build_engines(changed.engine), build_cpu_mode_engines(changed)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def both_of_five(both_of: Callable[..., BothEngines]) -> BothEngines:
+    """Five slots, with decode graphs of one, two, four and five rows."""
+    return both_of(batches=(1, 2, 4, 5), slots=5)
 
 
 @pytest.fixture(scope="session")

@@ -68,7 +68,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     """As NxDI's Qwen3-MoE: gate and up each padded at the end, then cut."""
     tp, padded = 2, 2 * 256
     shape = dataclasses.replace(
-        SHAPES["tiny"], thinker_hidden=512, thinker_layers=1, accept_hidden_layer=1
+        SHAPES["tiny"], thinker_hidden=512, thinker_layers=2, accept_hidden_layer=1
     )
     folder = write_tiny_checkpoint(tmp_path / "wide", size=shape)
     config = read_config(folder)
@@ -76,17 +76,16 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
         Checkpoint(folder), config, plan_of(tp, torch.float32, profile="fast")
     )
     whole = application.checkpoint_loader_fn
-    stack = "layers.0.mlp.expert_mlps.mlp_op"
+    experts = "mlp.expert_mlps.mlp_op"
 
     def padded_whole(mmap: bool = False) -> dict[str, torch.Tensor]:
         state = whole()
-        experts, hidden, both = state[f"{stack}.gate_up_proj.weight"].shape
-        extra = padded - both // 2
-        halves = state[f"{stack}.gate_up_proj.weight"].view(experts, hidden, 2, both // 2)
-        state[f"{stack}.gate_up_proj.weight"] = F.pad(halves, (0, extra)).flatten(2)
-        state[f"{stack}.down_proj.weight"] = F.pad(
-            state[f"{stack}.down_proj.weight"], (0, 0, 0, extra)
-        )
+        for name, tensor in state.items():
+            extra = padded - shape.thinker_expert_width
+            if name.endswith(f"{experts}.gate_up_proj.weight"):
+                state[name] = F.pad(tensor.unflatten(2, (2, -1)), (0, extra)).flatten(2)
+            if name.endswith(f"{experts}.down_proj.weight"):
+                state[name] = F.pad(tensor, (0, 0, 0, extra))
         return state
 
     builder = application.get_builder()
@@ -95,7 +94,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     application.shard_weights(str(tmp_path))
     assert_files_alike(tmp_path, tmp_path / "theirs", tp)
     held = load_file(tmp_path / shard_file(1))
-    assert held[f"{stack}.gate_up_proj.weight"].shape[-1] == padded
+    assert held[f"layers.1.{experts}.gate_up_proj.weight"].shape[-1] == padded
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
