@@ -91,7 +91,6 @@ def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(
         pytest.skip("torch_xla is not installed: nothing was lowered")
     for label, module, example in graphs_of(part):
         found = lint_hlo(hlo_of(module, example))
-        print(label, sum(found.ops.values()), dict(found.rejected), dict(found.noted))
         assert not {what for what in found.rejected if what != "f64"}, label
         assert sum(found.ops.values()) > 100
 

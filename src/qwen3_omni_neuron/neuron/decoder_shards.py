@@ -28,7 +28,7 @@ from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.neuron.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.parallel.heads import key_heads, query_heads
-from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
+from qwen3_omni_neuron.tensor_file import write_tensor_files
 from qwen3_omni_neuron.weights import Piece, compare_names, fill
 
 WEIGHTS_FOLDER = "weights"
@@ -58,7 +58,7 @@ def shard_file(rank: int) -> str:
 
 
 def held_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[str, Held]:
-    """By the part of NxDI's name that follows "layers.N.": of all that our decoders may have.
+    """By the part of NxDI's name that follows "layers.N.", or by the name.
 
     expert_multiple: a core's part of a routed expert's width is padded to a multiple of it.
     Raises OptionError where KV heads and cores don't divide.
@@ -69,13 +69,11 @@ def held_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict
     keys = key_heads(c.heads, c.kv_heads, tp)
     q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
     attention, mlp = "self_attn.qkv_proj", "mlp.expert_mlps.mlp_op"
-    shared = moe.shared_expert_width
     width = moe.expert_width
     gate_up = f"{mlp}.gate_up_proj.weight"
     down = f"{mlp}.down_proj.weight"
     key_rows = Held((kv_rows, hidden), cut_heads(0, c.head_dim, keys))
-    shared_rows = Held((shared, hidden), cut_width(0, [shared], tp))
-    return {
+    held = {
         "embed_tokens.weight": Held((c.vocab_size, hidden), cut_width(1, [hidden], tp)),
         "lm_head.weight": Held((c.vocab_size, hidden), cut_width(0, [c.vocab_size], tp)),
         "norm.weight": Held((hidden,)),
@@ -90,11 +88,17 @@ def held_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict
         "mlp.router.linear_router.weight": Held((moe.experts, hidden)),
         gate_up: Held(stack_shape(gate_up, c), cut_width(2, [width, width], tp, expert_multiple)),
         down: Held(stack_shape(down, c), cut_width(1, [width], tp, expert_multiple)),
-        "mlp.shared_experts.gate_proj.weight": shared_rows,
-        "mlp.shared_experts.up_proj.weight": shared_rows,
-        "mlp.shared_experts.down_proj.weight": Held((hidden, shared), cut_width(1, [shared], tp)),
-        "mlp.shared_experts.gate.weight": Held((1, hidden)),
     }
+    if shared := moe.shared_expert_width:
+        shared_rows = Held((shared, hidden), cut_width(0, [shared], tp))
+        shared_columns = Held((hidden, shared), cut_width(1, [shared], tp))
+        held |= {
+            "mlp.shared_experts.gate_proj.weight": shared_rows,
+            "mlp.shared_experts.up_proj.weight": shared_rows,
+            "mlp.shared_experts.down_proj.weight": shared_columns,
+            "mlp.shared_experts.gate.weight": Held((1, hidden)),
+        }
+    return held
 
 
 def write_decoder_shards(
@@ -121,7 +125,8 @@ def write_decoder_shards(
     layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
         name: (held[_own(name)].local_shape, dtype) for name in (_renamed(n) for n, _ in chosen)
     }
-    ranks: Layout = dict.fromkeys(ranks_of(c.layers), ((1,), torch.int32))
+    ranks: dict[str, tuple[Sequence[int], torch.dtype]]
+    ranks = dict.fromkeys(ranks_of(c.layers), ((1,), torch.int32))
 
     def parts_of_files() -> Iterator[tuple[str, Sequence[Tensor]]]:
         yield from _cut_parameters(chosen, checkpoint, held, dtype, tp)

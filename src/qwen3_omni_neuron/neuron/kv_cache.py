@@ -29,6 +29,7 @@ class SlotKvCache(KVCacheManager):
         )
         if not self._is_partial:
             return keys, values
+        assert seq_ids is not None
         lines = _lines(seq_ids)
         return keys.index_select(0, lines), values.index_select(0, lines)
 
