@@ -13,13 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.load import EngineSpec
-from qwen3_omni_neuron.engine.decoder import talker_context_length
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
@@ -27,24 +24,27 @@ from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.plan import DecoderPlan, decoder_plan
 from qwen3_omni_neuron.neuron.slots import Outputs
-from qwen3_omni_neuron.plan import CompilePlan
+from specs import engine_spec
 
 SLOTS = 3
 CONTEXT_LENGTH = 256
 PROMPT_BUCKETS = (48, 96)
 DECODE_BUCKETS = (64, 128)
 # Two batches of each kind, so that rows are padded and calls are cut.
-PLAN = replace(
-    TINY_PLAN,
-    max_concurrency=SLOTS,
-    audio_windows=(1, 4),
-    patch_buckets=(16, 64, 256),
-    projection_rows=(8, 32),
-    batches=(1, SLOTS),
-    chunk_frames=(1, 2, 4, 8),
-)
+SETTINGS = {
+    "tp": 8,
+    "max_concurrency": SLOTS,
+    "context_length": CONTEXT_LENGTH,
+    "prompt_buckets": PROMPT_BUCKETS,
+    "decode_buckets": DECODE_BUCKETS,
+    "patch_buckets": (16, 64, 256),
+    "audio_windows": (1, 4),
+    "projection_rows": (8, 32),
+    "batches": (1,),
+    "chunk_frames": (1, 2, 4, 8),
+}
 REPORT = "EAGER_NEURON_REPORT"  # names a folder where each loader leaves its process's cores
 
 
@@ -60,7 +60,7 @@ class EagerPart:
         specs = {graph.state for graph in self.graphs.values() if graph.state}
         assert len(specs) <= 1, "the graphs of a part share one state"
         self.state = tuple(
-            torch.zeros(spec.shape, dtype=spec.dtype) for state in specs for spec in state
+            torch.zeros(spec.lengths, dtype=spec.dtype) for state in specs for spec in state
         )
 
     @torch.inference_mode()
@@ -116,23 +116,17 @@ class EagerDecoder:
         )
         return logits, accepted[None]
 
-    def decode_one(self, inputs: Inputs) -> Outputs:
-        assert len(inputs[0]) == 1
-        return self._decode("one", inputs)
-
-    def decode_all(self, inputs: Inputs) -> Outputs:
-        lines = inputs[3].tolist()
-        assert len(lines) == self.plan.slots
-        assert all(line in (row, IDLE) for row, line in enumerate(lines)), "row i is line i"
-        return self._decode("all", inputs)
-
     @torch.inference_mode()
-    def _decode(self, which: str, inputs: Inputs) -> Outputs:
+    def decode(self, inputs: Inputs) -> Outputs:
         ids, mask, places, lines = inputs[:4]
-        bucket = mask.shape[1]
+        bucket, batch = mask.shape[1], len(lines)
         assert bucket in self.plan.decode_buckets
-        assert ids.shape == places.shape == (len(lines), 1)
-        self.called.append((which, bucket))
+        assert batch in self.plan.batches
+        assert ids.shape == places.shape == (batch, 1)
+        if batch == self.plan.slots:
+            rows = enumerate(lines.tolist())
+            assert all(line in (row, IDLE) for row, line in rows), "row i is line i"
+        self.called.append((f"decode {batch}", bucket))
         busy = (lines != IDLE).nonzero().flatten()
         lengths = places[busy, 0].long()
         assert mask[busy].sum(1).tolist() == lengths.tolist(), "all that the bucket holds is seen"
@@ -153,11 +147,12 @@ class EagerDecoder:
 class EagerLoader:
     """Serves neuron.loader.Loader. parts, decoders: those that were loaded, by name."""
 
-    def __init__(self, spec: NeuronSpec, plan: CompilePlan = PLAN):
-        self._spec, self._plan = spec, plan
+    def __init__(self, spec: NeuronSpec):
+        # The graphs of one core, which has the others' share, too.
+        self._spec, self._plan = spec, replace(spec.engine.plan, tp=1)
         self.parts: dict[str, EagerPart] = {}
         self.decoders: dict[str, EagerDecoder] = {}
-        self._weights, self._static = eager_models(spec.engine.folder, spec.engine.dtype)
+        self._weights, self._static = eager_models(self._plan.model, spec.engine.dtype)
         if folder := os.environ.get(REPORT):
             names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
             said = " ".join(os.environ.get(name, "none") for name in names)
@@ -170,17 +165,9 @@ class EagerLoader:
         return self.parts[name]
 
     def load_decoder(self, name: str) -> EagerDecoder:
-        engine, config = self._spec.engine, self._spec.engine.config
-        context = engine.context_length
-        if name == "talker":
-            context = talker_context_length(config.talker, context)
-        c = config.thinker.text if name == "thinker" else config.talker.text
-        buckets = [
-            (*(b for b in sizes if b < context), context)
-            for sizes in (engine.prompt_buckets, self._spec.decode_buckets)
-        ]
-        plan = DecoderPlan(1, engine.slots, context, *buckets, engine.dtype, on_cpu=True)
-        kv = KvCache.zeros(c, engine.slots, context, engine.dtype)
+        plan = decoder_plan(self._plan, name, on_cpu=True)
+        c = decoder_config(self._spec.engine.config, name)
+        kv = KvCache.zeros(c, plan.slots, plan.context_length, plan.dtype)
         self.decoders[name] = EagerDecoder(plan, getattr(self._weights, name), kv)
         return self.decoders[name]
 
@@ -193,19 +180,7 @@ def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
     return weights, with_weights(static_models(config, dtype), weights)
 
 
-def eager_spec(folder: Path, config: OmniConfig, newline_id: int, **engine: object) -> NeuronSpec:
-    """engine: fields of EngineSpec."""
-    sizes = {
-        "slots": SLOTS,
-        "context_length": CONTEXT_LENGTH,
-        "prompt_buckets": PROMPT_BUCKETS,
-        "chunk_frames": PLAN.chunk_frames,
-    }
-    of_engine = EngineSpec(
-        folder,
-        config,
-        torch.float32,
-        newline_id,
-        **(sizes | engine),  # type: ignore[arg-type]
-    )
-    return NeuronSpec(of_engine, 8, DECODE_BUCKETS, EagerLoader, instance="trn2.48xlarge")
+def eager_spec(folder: Path, **settings: object) -> NeuronSpec:
+    """settings: of its plan, in the place of SETTINGS."""
+    spec = engine_spec(folder, "neuron", **(SETTINGS | settings))
+    return NeuronSpec(spec, EagerLoader, instance="trn2.48xlarge")

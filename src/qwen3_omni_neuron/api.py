@@ -11,7 +11,7 @@ from qwen3_omni_neuron.compiled_tree import open_tree
 from qwen3_omni_neuron.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation, Messages
-from qwen3_omni_neuron.cpu.load import EngineSpec
+from qwen3_omni_neuron.engine.spec import EngineSpec
 from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
@@ -83,7 +83,7 @@ class Qwen3Omni:
         tree = None if compiled_path is None else Path(compiled_path)
         plan = _plan(folder, config, tree, target, dtype, max_concurrency, context_length)
         conversation = Conversation(folder, config)
-        spec = EngineSpec.of_plan(plan, config, conversation.newline_id, tree)
+        spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         engines = load_engines(spec, placement)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)

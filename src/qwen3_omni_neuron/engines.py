@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from qwen3_omni_neuron.cpu.load import EngineSpec, build_engine, build_engines
+from qwen3_omni_neuron.cpu.load import build_engine, build_engines
+from qwen3_omni_neuron.engine.spec import EngineSpec
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.loading import STAGES
 from qwen3_omni_neuron.neuron.build import build_neuron_engine, build_neuron_engines
@@ -44,8 +45,8 @@ def load_engines(spec: EngineSpec | NeuronSpec, placement: str) -> Engines:
 
 
 def _cores(spec: NeuronSpec, placement: str, stages: Sequence[str]) -> CorePlan:
-    instance = spec.instance or instance_type()
-    return plan_cores(instance, placement, spec.tp, spec.lnc, spec.cores, stages)
+    instance, plan = spec.instance or instance_type(), spec.engine.plan
+    return plan_cores(instance, placement, plan.tp, plan.lnc, spec.cores, stages)
 
 
 def _build_here(spec: EngineSpec | NeuronSpec, cores: CorePlan | None) -> Engines:

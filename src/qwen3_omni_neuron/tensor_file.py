@@ -2,9 +2,10 @@
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -18,53 +19,9 @@ _CODES = {
 # A file is mapped where it is read, so that its data lies as a tensor of torch's own would.
 _ALIGNMENT = 64
 
-Announced = tuple[Sequence[int], torch.dtype]
-"""Shape and type of a tensor to come."""
-
-
-class TensorWriter:
-    """A new file whose tensors were announced and come one at a time, in that order.
-
-    A context manager, so that several files may be written side by side. Raises OSError.
-    """
-
-    def __init__(self, path: Path, announced: Mapping[str, Announced]):
-        """announced: by name; float32, bfloat16, float64 or int32."""
-        header: dict[str, object] = {}
-        end = 0
-        for name, (shape, dtype) in announced.items():
-            begin, end = end, end + prod(shape) * dtype.itemsize
-            header[name] = {
-                "dtype": _CODES[dtype],
-                "shape": list(shape),
-                "data_offsets": [begin, end],
-            }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-        self._announced = iter(announced.items())
-        self._file = path.open("xb")
-        self._file.write(len(text).to_bytes(8, "little"))
-        self._file.write(text)
-
-    def __enter__(self) -> "TensorWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._file.close()
-        if kind is None:
-            left = [name for name, _ in self._announced]
-            assert not left, f"announced and not written: {left}"
-
-    def write(self, name: str, tensor: Tensor) -> None:
-        """The next tensor."""
-        wanted, (shape, dtype) = next(self._announced, ("", ((), None)))
-        assert (name, tuple(tensor.shape), tensor.dtype) == (wanted, tuple(shape), dtype)
-        self._file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
+"""Shape and type of each tensor of a file by its name, in the file's order. Types: float32,
+bfloat16, float64, int32."""
 
 
 def write_tensors(
@@ -74,7 +31,50 @@ def write_tensors(
     tensors: Iterable[tuple[str, Tensor]],
 ) -> None:
     """Write `tensors`, each with its name, in the order of `shapes` and of these shapes, all of
-    `dtype` (float32, bfloat16 or float64), into a new file. Raises OSError."""
-    with TensorWriter(path, {name: (shape, dtype) for name, shape in shapes.items()}) as file:
-        for name, tensor in tensors:
-            file.write(name, tensor)
+    `dtype`, into a new file. Raises OSError."""
+    layout = {name: (shape, dtype) for name, shape in shapes.items()}
+    write_tensor_files([path], layout, ((name, [tensor]) for name, tensor in tensors))
+
+
+def write_tensor_files(
+    paths: Sequence[Path], layout: Layout, parts: Iterable[tuple[str, Sequence[Tensor]]]
+) -> None:
+    """Write several new files of one layout side by side.
+
+    parts: a name, and for each file what it holds of that tensor: all of it, or a part of it along
+    its first axis, the others following. Tensors come in the order of the layout. Raises OSError.
+    """
+    header = _header(layout)
+    with ExitStack() as stack:
+        files: list[BinaryIO] = [stack.enter_context(path.open("xb")) for path in paths]
+        for file in files:
+            file.write(header)
+        names, held, wanted = iter(layout), 0, 0
+        current = ""
+        for name, tensors in parts:
+            if held == wanted:
+                current, held = next(names), 0
+                wanted = prod(layout[current][0])
+            shape, dtype = layout[current]
+            (part,) = {(tensor.shape, tensor.dtype) for tensor in tensors}
+            assert (name, tuple(shape[1:]), dtype) == (current, tuple(part[0][1:]), part[1])
+            held += part[0].numel()
+            assert held <= wanted, f"{name} has {held} values, and was to have {wanted}"
+            for file, tensor in zip(files, tensors, strict=True):
+                file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        assert held == wanted and next(names, None) is None, "not all tensors came"
+
+
+def _header(layout: Layout) -> bytes:
+    entries: dict[str, object] = {}
+    end = 0
+    for name, (shape, dtype) in layout.items():
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        entries[name] = {
+            "dtype": _CODES[dtype],
+            "shape": list(shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text

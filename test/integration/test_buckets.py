@@ -10,13 +10,14 @@ from prompts import prompt_of
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import EngineSpec, build_engines
+from qwen3_omni_neuron.cpu.load import build_engines
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.loading import Models
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache
 from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.prompt import Prompt
 from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
+from specs import engine_spec
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 BUCKET = 48
@@ -26,18 +27,13 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 
 @pytest.fixture(scope="module")
 def exact(checkpoint: Path, config: OmniConfig) -> Engines:
-    return build_engines(spec(checkpoint, config))
+    return build_engines(engine_spec(checkpoint))
 
 
 @pytest.fixture(scope="module")
 def bucketed(checkpoint: Path, config: OmniConfig) -> Engines:
     buckets = {"prompt_buckets": (BUCKET, 2 * BUCKET), "patch_buckets": (20, 40)}
-    return build_engines(spec(checkpoint, config, **buckets))
-
-
-def spec(checkpoint: Path, config: OmniConfig, **buckets: tuple[int, ...]) -> EngineSpec:
-    newline_id = Conversation(checkpoint, config).newline_id
-    return EngineSpec(checkpoint, config, torch.float32, newline_id, 2, 256, **buckets)
+    return build_engines(engine_spec(checkpoint, **buckets))
 
 
 def test_the_next_longer_bucket_is_taken() -> None:

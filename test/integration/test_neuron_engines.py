@@ -22,6 +22,7 @@ from alike import (
     GREEDY as GREEDY_FRAME,
 )
 from eager_neuron import (
+    CONTEXT_LENGTH,
     DECODE_BUCKETS,
     PROMPT_BUCKETS,
     REPORT,
@@ -82,12 +83,12 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 
 @pytest.fixture(scope="module")
-def spec(checkpoint: Path, config: OmniConfig, conversation: Conversation) -> NeuronSpec:
-    return eager_spec(checkpoint, config, conversation.newline_id)
+def spec(checkpoint: Path) -> NeuronSpec:
+    return eager_spec(checkpoint)
 
 
 def omni_over(engines: Engines, spec: NeuronSpec, conversation: Conversation) -> Qwen3Omni:
-    defaults = read_generation_defaults(spec.engine.folder)
+    defaults = read_generation_defaults(spec.engine.plan.model)
     return Qwen3Omni(spec.engine.config, defaults, conversation, engines, max_queued=8)
 
 
@@ -177,7 +178,7 @@ def test_slots_in_any_order_with_others_idle(
         spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
     assert spoken[1][0] == spoken[0][0]
     torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
-    assert loader.loaders[0].decoders["talker"].called[-1][0] == "all"
+    assert loader.loaders[0].decoders["talker"].called[-1][0] == f"decode {SLOTS}"
 
 
 def test_every_graph_is_called_once_before_the_first_request(
@@ -193,10 +194,10 @@ def test_every_graph_is_called_once_before_the_first_request(
         assert f"{name}: called each of {len(part.graphs)} graphs once, in " in caplog.text
         if name != "text_projection":  # whose table is made of it right after
             assert part.called == warmed
-    buckets = {"thinker": spec.engine.context_length, "talker": 4096}
-    for name, longest in buckets.items():
-        wanted = {("prefill", b) for b in (*PROMPT_BUCKETS, longest)}
-        wanted |= {(which, b) for which in ("one", "all") for b in (*DECODE_BUCKETS, longest)}
+    for name, held in (("thinker", CONTEXT_LENGTH), ("talker", 4096)):
+        wanted = {("prefill", b) for b in (*PROMPT_BUCKETS, CONTEXT_LENGTH)}
+        looked_back = sorted({*DECODE_BUCKETS, CONTEXT_LENGTH, held})
+        wanted |= {(f"decode {n}", b) for n in (1, SLOTS) for b in looked_back}
         assert len(simulated.decoders[name].called) == len(wanted)
         assert set(simulated.decoders[name].called) == wanted
         assert f"{name}: called each of {len(wanted)} graphs once" in caplog.text
@@ -295,7 +296,10 @@ def test_more_codes_than_were_compiled_are_refused(
 
 
 def test_slots_that_differ_are_refused(spec: NeuronSpec) -> None:
-    four = replace(spec, engine=replace(spec.engine, slots=4))
+    plan = replace(spec.engine.plan, max_concurrency=4)
+    four = replace(
+        spec, engine=replace(spec.engine, plan=plan), make_loader=lambda _: EagerLoader(spec)
+    )
     with pytest.raises(ArtifactError, match=r"vocoder's graphs have 3 slots.*loaded with 4"):
         build_neuron_engine(four, "vocoder")
 

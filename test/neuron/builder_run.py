@@ -1,5 +1,5 @@
-"""NxdToolchain over NxD's own ModelBuilder and NxDModel, with eager_device beneath: in a process of
-its own, since NxD's parallel state is one a process.
+"""NxdToolchain over NxD's own ModelBuilder and NxDModel, with eager_part_device beneath: in
+a process of its own, since NxD's parallel state is one a process.
 
     python test/neuron/builder_run.py CHECKPOINT FOLDER
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-import eager_device
+import eager_part_device
 from nxdi_sources import make_importable
 from part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
 from qwen3_omni_neuron.checkpoint import Checkpoint
@@ -46,12 +46,12 @@ def main(checkpoint: Path, folder: Path) -> None:
         own.mkdir()
         toolchain.compile_part(spec, Checkpoint(checkpoint), own)
         assert sorted(path.name for path in own.iterdir()) == [MODEL_FILE, "weights"]
-        programs = eager_device.PROGRAMS[-len(spec.graphs) :]
+        programs = eager_part_device.PROGRAMS[-len(spec.graphs) :]
         for graph, program in zip(spec.graphs, programs, strict=True):
             assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
         calls = 0
         # A module that is called asks for its group, as a compiled graph would not.
-        with NxDParallelState(lnc_size=spec.lnc), eager_device.device_memory():
+        with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
             part = toolchain.load_part(spec, own)
             plain = PlainPart(part.graphs, getattr(models, name))
             for label, inputs in calls_of(part.graphs):

@@ -2,8 +2,8 @@
 
 With NxD's and NxDI's public sources these are what their own CPU mode needs: what is touched while
 they are imported, and the few operators that their CPU path calls; and for ModelBuilder (V2) what
-eager_device has. Whatever else would compile for a device, or run on one, raises NeuronOnlyError
-when it is called; nothing is skipped in silence, and no class of theirs is changed.
+eager_part_device has. Whatever else would compile for a device, or run on one, raises
+NeuronOnlyError when it is called; nothing is skipped in silence, and no class of theirs is changed.
 """
 
 import importlib.abc
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import eager_device
+import eager_part_device
 
 # Any module under these can be imported, and any name taken from it.
 KERNEL_PACKAGES = ("neuronxcc", "nki", "nkilib", "islpy")
@@ -104,7 +104,7 @@ MODULES: dict[str, dict[str, Any]] = {
         "__version__": "2.9.0",  # which ModelBuilder asks for
         "contexts": SimpleNamespace(disable_nrt_load=nullcontext),
     },
-    "torch_neuronx.proto": {"metaneff_pb2": eager_device.METANEFF},
+    "torch_neuronx.proto": {"metaneff_pb2": eager_part_device.METANEFF},
     "torch_neuronx.pyhlo": names("torch_neuronx.pyhlo", "hlo_pb2 xla_data_pb2"),
     "torch_neuronx.utils": {"get_platform_target": trn2},
     "torch_neuronx.utils.utils": {
@@ -125,7 +125,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx.experimental.profiler.v2_x.custom_op_name": names(
         "torch_neuronx.experimental.profiler.v2_x.custom_op_name", "hlo_debug"
     ),
-    XLA_IMPL: {"structure": eager_device.STRUCTURE},
+    XLA_IMPL: {"structure": eager_part_device.STRUCTURE},
     f"{XLA_IMPL}.base": {name: decorator(name) for name in ("xla_call", "xla_hlo_call")},
     f"{XLA_IMPL}.bucket_trace": names(f"{XLA_IMPL}.bucket_trace", "create_bucket_model"),
     f"{XLA_IMPL}.custom_call_targets": names(
@@ -144,10 +144,10 @@ MODULES: dict[str, dict[str, Any]] = {
     f"{XLA_IMPL}.torchscript": names(f"{XLA_IMPL}.torchscript", "replace_weights"),
     f"{XLA_IMPL}.trace": {
         "HloArtifacts": empty_class("HloArtifacts"),
-        "NeffArtifacts": empty_class("NeffArtifacts"),
+        "NeffArtifacts": namedtuple("NeffArtifacts", ("neff_filename",)),
         "XLA_DTYPE_TO_METANEFF_DTYPE": {},
-        "generate_hlo": eager_device.generate_hlo,
-        "get_torch_dtype": eager_device.torch_dtype,
+        "generate_hlo": eager_part_device.generate_hlo,
+        "get_torch_dtype": eager_part_device.torch_dtype,
         **names(
             f"{XLA_IMPL}.trace",
             "generate_neff hlo_compile setup_compiler_dirs "
@@ -155,10 +155,12 @@ MODULES: dict[str, dict[str, Any]] = {
         ),
     },
     "libneuronxla": {
-        "neuron_xla_compile": eager_device.neuron_xla_compile,
+        "neuron_xla_compile": eager_part_device.neuron_xla_compile,
         **names("libneuronxla", "neuron_xla_wlo_compile"),
     },
-    "torch_xla": {},
+    "torch_xla": {  # read by NxD's builder: whether a trace names its operations
+        "_XLAC": SimpleNamespace(_get_ir_debug=lambda: False, _set_ir_debug=lambda _on: None)
+    },
     "torch_xla.core": {},
     "torch_xla.core.xla_env_vars": {"HOST_WORLD_SIZE": "HOST_WORLD_SIZE"},
     "torch_xla.core.xla_model": {
@@ -252,4 +254,4 @@ def install() -> None:
     absent = [root for root in sorted(roots) if importlib.util.find_spec(root) is None]
     sys.meta_path.insert(0, Finder(absent))
     if "torch_neuronx" in absent:
-        eager_device.install()
+        eager_part_device.install()

@@ -2,19 +2,19 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nxdi_sources import make_importable
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import EngineSpec, build_engines
-from qwen3_omni_neuron.neuron.load import NeuronSpec, build_cpu_mode_engines
+from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.engine.spec import EngineSpec
+from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from qwen3_omni_neuron.runtime.protocols import Engines
+from specs import engine_spec
 
 BUCKETS = (48, 96)
 DECODE_BUCKETS = (64, 128)
@@ -40,28 +40,33 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 
 @pytest.fixture(scope="session")
-def spec(checkpoint: Path, config: OmniConfig, conversation: Conversation) -> NeuronSpec:
-    engine = EngineSpec(
-        checkpoint,
-        config,
-        torch.float32,
-        conversation.newline_id,
-        SLOTS,
-        CONTEXT_LENGTH,
-        BUCKETS,
-    )
-    return NeuronSpec(engine, 1, DECODE_BUCKETS)
+def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
+    """Makes engines of the CPU and of NxDI, with settings of their plan replaced."""
+
+    def make(**changes: Any) -> BothEngines:
+        spec = nxdi_spec(checkpoint, **changes)
+        return build_engines(spec), build_cpu_mode_engines(spec)
+
+    return make
+
+
+def nxdi_spec(checkpoint: Path, **changes: Any) -> EngineSpec:
+    """changes: of its plan."""
+    settings = {
+        "tp": 1,
+        "max_concurrency": SLOTS,
+        "context_length": CONTEXT_LENGTH,
+        "prompt_buckets": BUCKETS,
+        "decode_buckets": DECODE_BUCKETS,
+        "patch_buckets": (64, 256),
+    }
+    return engine_spec(checkpoint, "neuron", **(settings | changes))
 
 
 @pytest.fixture(scope="session")
-def both_of(nxdi: None, spec: NeuronSpec) -> Callable[..., BothEngines]:
-    """Makes engines of the CPU and of NxDI, with fields of the engine's spec replaced."""
-
-    def make(**changes: Any) -> BothEngines:
-        changed = replace(spec, engine=replace(spec.engine, **changes))
-        return build_engines(changed.engine), build_cpu_mode_engines(changed)
-
-    return make
+def both_of_five(both_of: Callable[..., BothEngines]) -> BothEngines:
+    """Five slots, with decode graphs of one, two, four and five rows."""
+    return both_of(batches=(1, 2, 4), max_concurrency=5)
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,9 @@ from media_cases import CASES
 from nxdi_sources import make_importable
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import EngineSpec, build_engines
-from qwen3_omni_neuron.neuron.load import NeuronSpec, build_cpu_mode_engines
+from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
+from specs import engine_spec
 
 
 def main(checkpoint: Path) -> None:
@@ -29,19 +30,27 @@ def main(checkpoint: Path) -> None:
     ranks = int(os.environ["WORLD_SIZE"])
     config = read_config(checkpoint)
     conversation = Conversation(checkpoint, config)
-    spec = EngineSpec(
-        checkpoint, config, torch.float32, conversation.newline_id, 3, 128, prompt_buckets=(48,)
+    spec = engine_spec(
+        checkpoint,
+        "neuron",
+        tp=ranks,
+        max_concurrency=4,
+        context_length=128,
+        prompt_buckets=(48,),
+        decode_buckets=(64,),
+        patch_buckets=(64, 256),
+        batches=(1, 3),
     )
-    ours, theirs = build_engines(spec), build_cpu_mode_engines(NeuronSpec(spec, ranks, (64,)))
+    ours, theirs = build_engines(spec), build_cpu_mode_engines(spec)
     prompts = [
         conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
-        for name in ("image-and-audio", "video-of-odd-rate", "two-clips")
+        for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")
     ]
     tokens = [
         assert_prefills_alike(ours.thinker, theirs.thinker, slot, prompt)
         for slot, prompt in enumerate(prompts)
     ]
-    for order in ([1], [2, 0], [1, 2, 0]):
+    for order in ([1], [2, 0], [3, 1, 2, 0], [1, 2, 0]):  # two take the graph of three
         after = assert_steps_alike(
             ours.thinker, theirs.thinker, order, [tokens[slot] for slot in order], steps=2
         )

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.config_json import read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.cpu.load import build_engines
 from qwen3_omni_neuron.neuron.build import build_neuron_engines
-from qwen3_omni_neuron.neuron.load import talker_graphs, thinker_graphs
+from qwen3_omni_neuron.neuron.load import decoder_in_cpu_mode
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 from qwen3_omni_neuron.runtime.protocols import Engines
 
@@ -31,15 +31,15 @@ class NxdiLoader(EagerLoader):
     """Its decoders are NxDI's."""
 
     def load_decoder(self, name: str) -> DecoderGraphs:  # type: ignore[override]
-        graphs = thinker_graphs if name == "thinker" else talker_graphs
-        return graphs(replace(self._spec, tp=1))
+        spec = replace(self._spec.engine, plan=self._plan)
+        return decoder_in_cpu_mode(spec, name)
 
 
 @pytest.fixture(scope="module")
 def both(
     nxdi: None, checkpoint: Path, config: OmniConfig, conversation: Conversation
 ) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
-    spec = eager_spec(checkpoint, config, conversation.newline_id)
+    spec = eager_spec(checkpoint)
     defaults = read_generation_defaults(checkpoint)
 
     def omni(engines: Engines) -> Qwen3Omni:

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from media_cases import CASES
+from nxdi_engines import nxdi_spec
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import EngineSpec
-from qwen3_omni_neuron.neuron.load import NeuronSpec, build_cpu_mode_engines
+from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from reference import Reference
@@ -45,10 +44,7 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
 def omni_over_nxdi(nxdi: None, checkpoint: Path) -> Iterator[Qwen3Omni]:
     config = read_config(checkpoint)
     conversation = Conversation(checkpoint, config)
-    spec = EngineSpec(
-        checkpoint, config, torch.float32, conversation.newline_id, 2, 256, prompt_buckets=(48, 96)
-    )
-    engines = build_cpu_mode_engines(NeuronSpec(spec, 1, (64, 128)))
+    engines = build_cpu_mode_engines(nxdi_spec(checkpoint, max_concurrency=2))
     defaults = read_generation_defaults(checkpoint)
     with Qwen3Omni(config, defaults, conversation, engines, max_queued=8) as omni:
         yield omni

@@ -1,5 +1,6 @@
 """The talker over NxDI's CPU mode against the CPU engine: see nxdi_sources."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,20 +37,33 @@ def test_prompts_at_the_edges_of_buckets(both: BothEngines, rows: int) -> None:
 def test_frames_of_several_slots_in_any_order_with_others_idle(
     both: BothEngines, order: list[int]
 ) -> None:
+    assert_turns_alike(both, (order, order, [1, 0, 2]))  # those that were idle go on
+
+
+@pytest.mark.parametrize("order", [[3, 1], [4, 0, 2], [2, 4, 1, 0]])
+def test_frames_of_graphs_between_one_slot_and_all(
+    both_of_five: BothEngines, order: list[int]
+) -> None:
+    """Three slots take the graph of four, with an idle row."""
+    assert_turns_alike(both_of_five, (order, order, [1, 4, 0, 2, 3]))
+
+
+def assert_turns_alike(both: BothEngines, turns: Sequence[list[int]]) -> None:
+    """Each turn is a frame of those slots, after prompts of several lengths in every slot."""
     spoken = []
     for engines in both:
         talker: Any = engines.talker
         logits: dict[int, torch.Tensor] = {}
-        for slot, rows in enumerate((45, 3, 70)):
+        for slot, rows in enumerate((45, 3, 70, 20, 33)[: talker.slots]):
             prompt = prompt_of(torch.arange(rows) % 150 + 7 * slot + 1)
             talker.prepare(slot, prompt.talker, SPEAKER)
             logits[slot] = talker.prefill(slot, torch.zeros(0, 64), 9 + slot)
         frames = []
-        for turn in (order, order, [1, 0, 2]):  # those that were idle go on
+        for turn in turns:
             code0 = [int(logits[slot].argmax()) for slot in turn]
             frames.append(talker.predict(turn, code0, [GREEDY] * len(turn)).tolist())
             stepped = talker.step(turn, [11 + slot for slot in turn])
             logits |= dict(zip(turn, stepped.split(1), strict=True))
-        spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
+        spoken.append((frames, torch.cat([logits[slot] for slot in range(talker.slots)])))
     assert spoken[1][0] == spoken[0][0]
     torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)

@@ -84,6 +84,58 @@ def test_slots_in_any_order_with_others_idle(both: BothEngines, order: list[int]
     assert_steps_alike(ours, theirs, [1, 0, 2], [tokens[1], tokens[0], tokens[2]], steps=3)
 
 
+@pytest.mark.parametrize(
+    "order", [[4], [3, 1], [4, 0, 2], [2, 4, 1, 0], [1, 3], [0, 4, 3, 2, 1]], ids=str
+)
+def test_graphs_between_one_slot_and_all(both_of_five: BothEngines, order: list[int]) -> None:
+    """Three slots take the graph of four, with an idle row. Then those that were idle go on."""
+    ours, theirs = (engines.thinker for engines in both_of_five)
+    tokens = [
+        assert_prefills_alike(ours, theirs, slot, text_prompt(rows, slot))
+        for slot, rows in enumerate((62, 12, 90, 1, 40))
+    ]
+    last = assert_steps_alike(ours, theirs, order, [tokens[slot] for slot in order], steps=3)
+    for slot, token in zip(order, last, strict=True):
+        tokens[slot] = token
+    after = [3, 1, 0, 4, 2]
+    assert_steps_alike(ours, theirs, after, [tokens[slot] for slot in after], steps=1)
+
+
+@pytest.mark.parametrize(
+    ("slots", "tag"),
+    [
+        ([2], "token_generation_model_of_1"),
+        ([4, 1], "token_generation_model_of_2"),
+        ([3, 0, 4], "token_generation_model_of_4"),
+        ([3, 0, 4, 1], "token_generation_model_of_4"),
+        ([1, 0, 2, 3, 4], "token_generation_model"),
+    ],
+    ids=str,
+)
+def test_the_smallest_graph_writes_one_position_of_its_own_slots(
+    both_of_five: BothEngines, slots: list[int], tag: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle row writes where no slot has a position."""
+    thinker: Any = both_of_five[1].thinker
+    lengths = (50, 20, 70, 9, 63)
+    for slot, rows in enumerate(lengths):
+        thinker.prefill(slot, text_prompt(rows, slot))
+    taken = []
+    for wrapper in thinker._decoder._graphs.models:
+        forward = wrapper.forward
+        monkeypatch.setattr(
+            wrapper,
+            "forward",
+            lambda *inputs, tag=wrapper.tag, forward=forward: taken.append(tag) or forward(*inputs),
+        )
+    before = cache_of(thinker)
+    thinker.step(slots, [5] * len(slots))
+    assert taken == [tag]
+    for held, was in zip(cache_of(thinker), before, strict=True):
+        changed = (held != was)[:, :, :CONTEXT_LENGTH].any(-1).any(1).nonzero().tolist()
+        assert changed == [[slot, lengths[slot]] for slot in sorted(slots)]
+
+
 @pytest.mark.parametrize("slots", [[1], [0, 1]])
 def test_a_step_writes_one_position_of_its_own_slots(both: BothEngines, slots: list[int]) -> None:
     """One slot takes the graph of one, two the graph of all with an idle row."""
@@ -201,7 +253,7 @@ def test_graphs_are_compiled_with_inputs_of_the_kind_they_are_called_with(
     assert [wrapper.tag for wrapper, _ in called] == [
         "context_encoding_model",
         "context_encoding_model",
-        "token_generation_model_of_one",
+        "token_generation_model_of_1",
         "token_generation_model",
     ]
     for wrapper, inputs in called:

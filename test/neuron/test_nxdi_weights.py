@@ -89,5 +89,6 @@ def test_every_core_learns_its_rank() -> None:
     assert set(state) == {
         "rank_util.rank",
         *(f"layers.{i}.self_attn.rank_util.rank" for i in (0, 1)),
+        *(f"layers.{i}.mlp.expert_mlps.spmd_rank.rank" for i in (0, 1)),
     }
     assert all(ranks.tolist() == [0, 1, 2, 3] for ranks in state.values())

@@ -1,12 +1,13 @@
 """Parts on Neuron in the batches that were compiled: what the same modules give on the CPU."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from eager_neuron import PLAN, EagerPart, eager_models
+from eager_neuron import EagerPart, eager_models, eager_spec
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
@@ -29,7 +30,11 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 
 def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
     _, static = eager_models(checkpoint, torch.float32)
-    graphs = [g for g in all_graphs(config, PLAN) if g.part == name]
+    graphs = [
+        g
+        for g in all_graphs(config, replace(eager_spec(checkpoint).engine.plan, tp=1))
+        if g.part == name
+    ]
     return EagerPart(getattr(static, name), graphs)
 
 

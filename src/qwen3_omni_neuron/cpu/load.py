@@ -1,12 +1,6 @@
 """From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
-
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.audio import CpuAudio
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
@@ -14,54 +8,13 @@ from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vision import CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.engine.decoder import DecoderSlots, talker_context_length
+from qwen3_omni_neuron.engine.decoder import DecoderSlots
 from qwen3_omni_neuron.engine.prompt_media import MediaEncoders
+from qwen3_omni_neuron.engine.spec import EngineSpec
 from qwen3_omni_neuron.engine.talker import TalkerEngine
 from qwen3_omni_neuron.engine.text_rows import text_row_table
 from qwen3_omni_neuron.loading import STAGES, Models, load_models
-from qwen3_omni_neuron.plan import CHUNK_FRAMES, CompilePlan
 from qwen3_omni_neuron.runtime.protocols import Engines
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What engines are built from; small, so that it can be sent to a process of its own.
-
-    newline_id: the token of the line break after a role. slots: how many requests at a time.
-    context_length: positions of a thinker slot's KV cache. prompt_buckets, patch_buckets: lengths
-    that prompts, and the frames of pictures, are padded to, ascending; none: no padding, which a
-    CPU does not need. chunk_frames: sizes that the vocoder decodes, ascending. compiled: the tree
-    that the weights are taken from; None: the checkpoint's folder.
-    """
-
-    folder: Path
-    config: OmniConfig
-    dtype: torch.dtype
-    newline_id: int
-    slots: int
-    context_length: int
-    prompt_buckets: tuple[int, ...] = ()
-    patch_buckets: tuple[int, ...] = ()
-    chunk_frames: tuple[int, ...] = CHUNK_FRAMES
-    compiled: Path | None = None
-
-    @staticmethod
-    def of_plan(
-        plan: CompilePlan, config: OmniConfig, newline_id: int, compiled: Path | None
-    ) -> "EngineSpec":
-        """What a plan says about engines on the CPU."""
-        return EngineSpec(
-            plan.model,
-            config,
-            getattr(torch, plan.dtype),
-            newline_id,
-            plan.max_concurrency,
-            plan.context_length,
-            plan.prompt_buckets,
-            plan.patch_buckets,
-            plan.chunk_frames,
-            compiled,
-        )
 
 
 def build_engines(spec: EngineSpec) -> Engines:
@@ -85,7 +38,7 @@ def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | TalkerEngine | Cp
 def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
     if spec.compiled is not None:
         return load_compiled_models(spec.compiled, spec.config, spec.dtype, stages)
-    return load_models(Checkpoint(spec.folder), spec.config, spec.dtype, stages)
+    return load_models(Checkpoint(spec.plan.model), spec.config, spec.dtype, stages)
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
@@ -94,9 +47,9 @@ def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
         spec.config,
         models.thinker,
         media_encoders(models, spec),
-        spec.slots,
-        spec.context_length,
-        spec.prompt_buckets,
+        spec.plan.max_concurrency,
+        spec.plan.context_length,
+        spec.plan.prompt_buckets,
     )
 
 
@@ -104,7 +57,7 @@ def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
     """The thinker's encoders, on the CPU."""
     assert models.audio_encoder and models.vision_encoder
     audio = CpuAudio(models.audio_encoder)
-    vision = CpuVision(models.vision_encoder, spec.patch_buckets)
+    vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
 
 
@@ -114,10 +67,10 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
         spec.config.talker.text,
         models.talker,
         models.talker.codec_embedding.weight[:1],
-        spec.slots,
-        talker_context_length(spec.config.talker, spec.context_length),
+        spec.plan.max_concurrency,
+        spec.plan.talker_context_length,
         spec.dtype,
-        spec.prompt_buckets,
+        spec.plan.prompt_buckets,
     )
     return talker_engine(models, spec, decoder)
 
@@ -140,4 +93,4 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
 def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
     """The vocoder, on the CPU."""
     assert models.code2wav
-    return CpuVocoder(models.code2wav, spec.slots, spec.chunk_frames)
+    return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)

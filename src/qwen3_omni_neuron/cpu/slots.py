@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.buckets import bucket_of, buckets_within
+from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.engine.decoder import Numbers
@@ -38,7 +38,7 @@ class Slots:
         extra: tuple[Tensor, ...] = (),
     ):
         self.slots, self.context_length = slots, context_length
-        self._buckets = buckets_within(context_length, prompt_buckets)
+        self._buckets = tuple(prompt_buckets)
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots

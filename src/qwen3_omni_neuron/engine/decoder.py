@@ -6,16 +6,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import ASSISTANT_ROWS, TalkerConfig
-
-MOST_FRAMES = 4096
-
-
-def talker_context_length(config: TalkerConfig, context_length: int) -> int:
-    """Positions of the talker's KV cache: the longest prompt, its assistant rows, and as many
-    frames as a request speaks by default."""
-    return min(config.text.max_positions, context_length + ASSISTANT_ROWS + MOST_FRAMES)
-
 
 class Numbers:
     """Integers as tensors int64 [1], ready made: views on a count from 0 up to `limit`."""

@@ -1,7 +1,11 @@
-"""One decoder on NxDI: its three graphs, its weights, and how it is called."""
+"""One decoder on NxDI: its graphs, its weights, how it is compiled, loaded and called."""
 
 import copy
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +15,9 @@ from neuronx_distributed_inference.models.model_base import NeuronBaseForCausalL
 from neuronx_distributed_inference.models.model_wrapper import DecoderModelInstance, ModelWrapper
 from torch import Tensor
 
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.neuron.decoder_files import decoder_files
+from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
 from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
 from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
 from qwen3_omni_neuron.neuron.nxdi_decoder import DecoderModel
@@ -18,7 +25,15 @@ from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.slots import Outputs
 from qwen3_omni_neuron.neuron.weights import State
 
-ONE_SLOT_TAG = "token_generation_model_of_one"
+# What NxDI adds for its own Qwen3-MoE to the flags that it has for every model: experts are read
+# by numbers that the graph computes, which the DMA engines take as they come.
+EXPERT_FLAGS = " --enable-saturate-infinity --internal-enable-dge-levels vector_dynamic_offsets"
+_WORK_FOLDER = "compiling"
+
+
+def decode_tag(batch: int) -> str:
+    """Of a decode graph of fewer rows than there are slots."""
+    return f"token_generation_model_of_{batch}"
 
 
 class CapturingInstance(DecoderModelInstance):
@@ -31,9 +46,17 @@ class CapturingInstance(DecoderModelInstance):
 
 
 class GraphWrapper(ModelWrapper):
-    """Calls a graph with inputs that are padded to their bucket and their batch already."""
+    """Calls a graph with inputs that are padded to their bucket and their batch already.
+
+    compiler_args: NxDI's own for this graph where it gives none: no cast, a transformer, the
+    LNC, -O1 for prefill and -O2 for decode, collectives beside computation; and EXPERT_FLAGS.
+    """
 
     config: DecoderInferenceConfig
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.compiler_args += EXPERT_FLAGS
 
     def input_generator(self) -> list[Inputs]:
         """An example of the inputs for every bucket, to compile it with."""
@@ -78,22 +101,17 @@ class GraphWrapper(ModelWrapper):
 class DecoderApplication(NeuronBaseForCausalLM):
     """Serves neuron.slots.DecoderGraphs.
 
-    read_state: gives the decoder's weights, whole, by NxDI's names; called once a load, and again
-    by NxDI when it compiles or shards. folder: of the compiled graphs.
+    weights: read whole in CPU mode, and cut into the cores' files when the decoder is compiled.
     """
 
     _model_cls = DecoderModel
 
-    def __init__(
-        self,
-        folder: str,
-        config: DecoderInferenceConfig,
-        plan: DecoderPlan,
-        read_state: Callable[[], State],
-    ):
-        super().__init__(folder, config)
-        self.plan, self._read_state = plan, read_state
-        self._enable_one_slot()
+    def __init__(self, config: DecoderInferenceConfig, plan: DecoderPlan, weights: DecoderWeights):
+        super().__init__(str(weights.checkpoint.folder), config)
+        self.plan, self._weights = plan, weights
+        self._decoders = {plan.slots: self.token_generation_model}
+        for batch in plan.batches[:-1]:
+            self._decoders[batch] = self._enable_decode(batch)
 
     @classmethod
     def get_config_cls(cls) -> type[DecoderInferenceConfig]:
@@ -103,21 +121,58 @@ class DecoderApplication(NeuronBaseForCausalLM):
         return GraphWrapper
 
     def checkpoint_loader_fn(self, mmap: bool = False) -> State:
-        return self._read_state()
+        return self._weights.whole(self.plan)
+
+    def shard_weights(self, folder: str, *_args: object, **_options: object) -> None:
+        """In place of NxDI's, which holds all cores' shares beside the whole checkpoint."""
+        self._weights.write_shards(Path(folder), self.plan, self.config.takes_rows)
+
+    def compile_to(self, folder: Path) -> None:
+        """Compile every graph for Neuron and write decoder_files.decoder_files into `folder`, which
+        exists and is empty. Needs the Neuron SDK's compiler, and no device.
+
+        What the compiler leaves behind lies in `folder` meanwhile, and stays there, with its logs,
+        where it fails. Raises CheckpointError, OSError, and whatever NxDI and its compiler raise.
+        """
+        assert not self.plan.on_cpu, "this plan is for NxDI's CPU mode"
+        work = folder.absolute() / _WORK_FOLDER
+        with _environment({"BASE_COMPILE_WORK_DIR": str(work), "NXD_CPU_MODE": "0"}):
+            self.compile(str(folder))
+        shutil.rmtree(work)
+
+    def load_compiled(self, folder: Path) -> None:
+        """Put the graphs and each core's weights on the cores that this process sees.
+
+        No graph has been called then: see warm_up. Raises ArtifactError where a file is missing or
+        was compiled for another plan.
+        """
+        missing = [name for name in decoder_files(self.plan.tp) if not (folder / name).is_file()]
+        if missing:
+            raise ArtifactError(
+                f"{folder} is no compiled decoder for {self.plan.tp} cores: it lacks "
+                f"{', '.join(missing)}. Compile it."
+            )
+        with _environment({"NXD_CPU_MODE": "0"}):
+            self.load(str(folder), skip_warmup=True)
+
+    def close(self) -> None:
+        """Give back the graphs, the weights and the KV cache."""
+        self.traced_model = None
+        for wrapper in self.models:
+            wrapper.model = None
+        self.is_loaded_to_neuron = False
 
     def prefill(self, inputs: Inputs) -> Outputs:
         """Run one prompt. Logits [1, vocab] are of its last row."""
         return self._call(self.context_encoding_model, inputs)
 
-    def decode_one(self, inputs: Inputs) -> Outputs:
-        """Run one row of one slot."""
-        return self._call(self._one_slot_model, inputs)
-
-    def decode_all(self, inputs: Inputs) -> Outputs:
-        """Run a row of every slot, IDLE ones included: row i is line i of the cache."""
-        lines: list[int] = inputs[3].tolist()
-        assert all(line in (index, IDLE) for index, line in enumerate(lines)), lines
-        return self._call(self.token_generation_model, inputs)
+    def decode(self, inputs: Inputs) -> Outputs:
+        """Run a row of each of as many slots as one of the plan's batches says, IDLE ones included.
+        Of all slots, row i is line i of the cache."""
+        slots: list[int] = inputs[3].tolist()
+        if len(slots) == self.plan.slots:
+            assert all(slot in (index, IDLE) for index, slot in enumerate(slots)), slots
+        return self._call(self._decoders[len(slots)], inputs)
 
     def load_in_cpu_mode(self) -> None:
         """Build the graphs as modules on the CPU, this rank's share of them.
@@ -144,22 +199,19 @@ class DecoderApplication(NeuronBaseForCausalLM):
             wrapper.model = model
         self.eval()
 
-    def _enable_one_slot(self) -> None:
-        """The third graph: NxDI has one decode graph; one row costs a batch of 16 several times
-        less."""
-        if self.plan.slots == 1:
-            self._one_slot_model = self.token_generation_model
-            return
+    def _enable_decode(self, batch: int) -> GraphWrapper:
+        """NxDI has one decode graph; one row costs a graph of 16 several times less."""
         config = copy.deepcopy(self.token_generation_model.config)
-        config.neuron_config.batch_size = 1
-        self._one_slot_model = self.model_wrapper(
+        config.neuron_config.batch_size = batch
+        wrapper = self.model_wrapper(
             config=config,
             model_cls=self._model_cls,
-            tag=ONE_SLOT_TAG,
+            tag=decode_tag(batch),
             compiler_args=self.get_compiler_args(),
             priority_model_idx=None,
         )
-        self.models.append(self._one_slot_model)
+        self.models.append(wrapper)
+        return wrapper
 
     def _filled(self, model: DecoderModel) -> DecoderModel:
         state = self.checkpoint_loader_fn()
@@ -177,6 +229,21 @@ class DecoderApplication(NeuronBaseForCausalLM):
             for held, new in zip(wrapper.model.kv_mgr.past_key_values, new_cache, strict=True):
                 held.data = new
         return logits[:, -1], hidden
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Variables that NxD and NxDI read, as they are meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def join_ranks(tp: int) -> None:

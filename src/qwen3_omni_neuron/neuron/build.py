@@ -72,7 +72,7 @@ def _thinker(spec: NeuronSpec, loader: Loader) -> NeuronThinker:
 def _talker(spec: NeuronSpec, loader: Loader) -> TalkerEngine:
     config = spec.engine.config
     assert config.talker is not None
-    tables = load_tables(Checkpoint(spec.engine.folder), config, spec.engine.dtype)
+    tables = load_tables(Checkpoint(spec.engine.plan.model), config, spec.engine.dtype)
     assert tables.embedding is not None and tables.codec_embedding is not None
     with ExitStack() as loaded:
         with ExitStack() as for_the_table:
@@ -114,8 +114,9 @@ def _load(loader: Loader, loaded: ExitStack, name: str) -> LoadedPart:
 
 
 def _check_slots(stage: str, slots: int, spec: NeuronSpec) -> None:
-    if slots != spec.engine.slots:
+    wanted = spec.engine.plan.max_concurrency
+    if slots != wanted:
         raise ArtifactError(
-            f"the {stage}'s graphs have {slots} slots, and the model is loaded with "
-            f"{spec.engine.slots}. Every stage has the same number: compile it again."
+            f"the {stage}'s graphs have {slots} slots, and the model is loaded with {wanted}. "
+            "Every stage has the same number: compile it again."
         )

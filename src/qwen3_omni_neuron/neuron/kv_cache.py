@@ -4,10 +4,13 @@ import torch
 from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCacheManager
 from torch import Tensor
 
+from qwen3_omni_neuron.neuron.inputs import IDLE
+
 
 class SlotKvCache(KVCacheManager):
     """A decode graph of fewer rows than the cache has lines reads and writes the lines that
-    seq_ids name.
+    seq_ids name. An idle row reads the first line, and writes behind the positions of any slot,
+    where NxDI's cache has room for it.
 
     NxDI's own reads all lines there, and writes zeros into the others, at the bucket's last
     position, where a longer slot has a key.
@@ -26,7 +29,9 @@ class SlotKvCache(KVCacheManager):
         )
         if not self._is_partial:
             return keys, values
-        return keys.index_select(0, seq_ids), values.index_select(0, seq_ids)
+        assert seq_ids is not None
+        lines = _lines(seq_ids)
+        return keys.index_select(0, lines), values.index_select(0, lines)
 
     def update_kv_by_layer_id(
         self,
@@ -52,9 +57,15 @@ class SlotKvCache(KVCacheManager):
         keys, values = self._fetch_cache(idx)
         new_keys, new_values = kv_per_layer
         heads = torch.arange(keys.shape[1], device=keys.device).view(1, -1, 1)
-        at = (seq_ids.view(-1, 1, 1), heads, position_ids.view(-1, 1, 1))
+        behind = torch.full_like(position_ids, self.neuron_config.max_length)
+        places = torch.where(seq_ids.view(-1, 1) == IDLE, behind, position_ids)
+        at = (_lines(seq_ids).view(-1, 1, 1), heads, places.view(-1, 1, 1))
         indices = torch.broadcast_tensors(*(index.long() for index in at))
         return (
             torch.index_put(keys, indices, new_keys),
             torch.index_put(values, indices, new_values),
         )
+
+
+def _lines(seq_ids: Tensor) -> Tensor:
+    return seq_ids.clamp(min=0)

@@ -7,6 +7,8 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig, MoENeuronConfig
 
 from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.experts import blockwise_options, check_experts, expert_widths
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 
 
@@ -43,8 +45,13 @@ def inference_config(
     deepstack_layers: int = 0,
 ) -> DecoderInferenceConfig:
     """takes_rows: the decoder's inputs are rows (the talker), not tokens and media (the thinker).
-    deepstack_layers: how many first layers of the thinker add what is seen."""
+    deepstack_layers: how many first layers of the thinker add what is seen.
+
+    Raises OptionError where the plan does not fit the decoder (see experts.check_experts), or the
+    environment.
+    """
     assert c.moe is not None
+    check_experts(c, plan)
     return DecoderInferenceConfig(
         _neuron_config(c, plan),
         decoder=c,
@@ -61,7 +68,7 @@ def inference_config(
         max_position_embeddings=c.max_positions,
         rms_norm_eps=c.norm_eps,
         rope_theta=c.rope.theta,
-        intermediate_size=c.moe.expert_width,
+        intermediate_size=expert_widths(c, plan).padded,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
         n_shared_experts=0,  # ours are of a width of their own: see nxdi_decoder
@@ -81,7 +88,7 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan) -> MoENeuronConfig:
         # NxDI takes its attention kernel for buckets of 256 n, in CPU mode too, where it has none.
         "attn_kernel_enabled": False if plan.on_cpu else None,
         "seq_len": plan.context_length,
-        "max_context_length": plan.context_length,
+        "max_context_length": plan.prompt_buckets[-1],
         "enable_bucketing": True,
         "context_encoding_buckets": list(plan.prompt_buckets),
         "token_generation_buckets": list(plan.decode_buckets),
@@ -95,10 +102,18 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan) -> MoENeuronConfig:
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
-        # The safe way: NxDI's prefill kernels are faster, and pad each expert's width.
-        "blockwise_matmul_config": {"use_torch_block_wise": True},
+        "blockwise_matmul_config": blockwise_options(plan),
+        "logical_nc_config": plan.lnc,
+        "save_sharded_checkpoint": True,  # else NxDI cuts the whole checkpoint at every load
+        "skip_warmup": True,  # ours tells of a graph that fails: see warm_up
+        "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE has it
     }
     config = MoENeuronConfig(**options)
+    if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says
+        raise OptionError(
+            f"NEURON_LOGICAL_NC_CONFIG is {config.logical_nc_config}, and the plan has "
+            f"LNC={plan.lnc}. They must be the same."
+        )
     config.router_config.dtype = torch.float32
     config.router_config.act_fn = "softmax"
     return config

@@ -1,7 +1,7 @@
 """A part's weights, cut for the ranks: one file a rank, by the names that NxD gives them."""
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -13,7 +13,7 @@ from qwen3_omni_neuron.neuron.part_spec import PartSpec
 from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
 from qwen3_omni_neuron.parallel.cut import shard
 from qwen3_omni_neuron.parallel.layers import Alone
-from qwen3_omni_neuron.tensor_file import Announced, TensorWriter
+from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.weights import compare_names, converted
 
 WEIGHTS_FOLDER = "weights"
@@ -28,36 +28,26 @@ def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
     """Write the files of all ranks, side by side, into a part's folder.
 
     One parameter at a time is read, converted, cut and written: memory peaks at the largest of
-    them, its stored tensors and one rank's share. Raises CheckpointError where the checkpoint lacks
-    one or has it in another shape, and OSError.
+    them, its stored tensors and the ranks' shares. Raises CheckpointError where the checkpoint
+    lacks one or has it in another shape, and OSError.
     """
     stored = set(checkpoint.names)
     compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
     part = TracedPart(spec, Alone())
-    announced = part.weights
     (folder / WEIGHTS_FOLDER).mkdir()
+    in_order = [*(name for name, _ in spec.weights.pieces), *part.constants]
+    layout = {weight_name(name): part.weights[weight_name(name)] for name in in_order}
 
-    def tensors() -> Iterator[tuple[str, Tensor]]:
-        yield from converted(spec.weights, checkpoint, spec.dtype)
-        yield from part.constants.items()
+    def cut() -> Iterator[tuple[str, list[Tensor]]]:
+        whole = converted(spec.weights, checkpoint, spec.dtype)
+        for name, tensor in chain(whole, part.constants.items()):
+            held = part.cuts.get(name)
+            yield weight_name(name), [shard(tensor, held, rank) for rank in range(spec.tp)]
 
-    in_order = [name for name, _ in spec.weights.pieces] + list(part.constants)
-    with ExitStack() as stack:
-        files = [
-            stack.enter_context(
-                TensorWriter(
-                    shard_file(folder, rank),
-                    {weight_name(name): announced[weight_name(name)] for name in in_order},
-                )
-            )
-            for rank in range(spec.tp)
-        ]
-        for name, tensor in tensors():
-            for rank, file in enumerate(files):
-                file.write(weight_name(name), shard(tensor, part.cuts.get(name), rank))
+    write_tensor_files([shard_file(folder, rank) for rank in range(spec.tp)], layout, cut())
 
 
-def read_shard(folder: Path, rank: int, wanted: dict[str, Announced]) -> dict[str, Tensor]:
+def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
     """A rank's weights, mapped into memory. wanted: TracedPart.weights.
 
     Raises ArtifactError where the file can't be read or holds something else.

@@ -21,9 +21,10 @@ class DecoderGraphs(Protocol):
 
     def prefill(self, inputs: Inputs) -> Outputs: ...
 
-    def decode_one(self, inputs: Inputs) -> Outputs: ...
-
-    def decode_all(self, inputs: Inputs) -> Outputs: ...
+    def decode(self, inputs: Inputs) -> Outputs:
+        """inputs: of as many rows as one of the plan's batches says. In the graph of all slots, row
+        i is slot i or IDLE."""
+        ...
 
 
 class NxdiSlots:
@@ -79,34 +80,34 @@ class NxdiSlots:
                 "conversation, or compile with a longer context."
             )
         bucket = bucket_of(held, self._plan.decode_buckets, "positions of a slot")
-        if len(slots) == 1 < self.slots:
-            outputs = self._graphs.decode_one(self._inputs(slots, slots, bucket, token_ids, rows))
-        else:
-            outputs = self._step_all(slots, bucket, token_ids, rows)
+        lines, order, kept = self._laid_out(slots)
+        if token_ids is not None:
+            token_ids = [token_ids[place] for place in order]
+        if rows is not None:
+            rows = rows[order]
+        held_by = [slots[place] for place in order]
+        inputs = self._inputs(lines, held_by, bucket, token_ids, rows)
+        logits, hidden = self._graphs.decode(inputs)
         for slot in slots:
             self._lengths[slot] += 1
             self._next_positions[slot] += 1
-        return outputs
+        return logits[kept], hidden[kept]
 
-    def _step_all(
-        self,
-        slots: Sequence[int],
-        bucket: int,
-        token_ids: Sequence[int] | None,
-        rows: Tensor | None,
-    ) -> Outputs:
-        """The graph of all slots takes line i of the cache for row i, whatever seq_ids say, so
-        each slot's row goes to its own place, and the rows of the others are idle."""
-        order = {slot: index for index, slot in enumerate(slots)}
-        lines = [slot if slot in order else IDLE for slot in range(self.slots)]
-        places = [order.get(slot, 0) for slot in range(self.slots)]
-        if token_ids is not None:
-            token_ids = [token_ids[place] for place in places]
-        if rows is not None:
-            rows = rows[places]
-        held = [slots[place] for place in places]
-        logits, hidden = self._graphs.decode_all(self._inputs(lines, held, bucket, token_ids, rows))
-        return logits[list(slots)], hidden[list(slots)]
+    def _laid_out(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
+        """The rows of the smallest decode graph that takes these slots. For each row: its slot, or
+        IDLE, and which of `slots` fills it (an idle row is one of them again, and is thrown away).
+        For all of `slots`: their rows.
+
+        Row i of the graph of all slots is line i of the cache, whatever its inputs say; any other
+        graph takes any slots in any order.
+        """
+        batch = bucket_of(len(slots), self._plan.batches, "slots")
+        if batch < self.slots:
+            idle = batch - len(slots)
+            return [*slots, *[IDLE] * idle], [*range(len(slots)), *[0] * idle], slice(len(slots))
+        place = {slot: index for index, slot in enumerate(slots)}
+        lines = [slot if slot in place else IDLE for slot in range(batch)]
+        return lines, [place.get(slot, 0) for slot in range(batch)], list(slots)
 
     def _inputs(
         self,

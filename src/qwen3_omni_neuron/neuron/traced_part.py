@@ -20,7 +20,7 @@ from qwen3_omni_neuron.neuron.part_spec import PartSpec
 from qwen3_omni_neuron.parallel.cut import Cut
 from qwen3_omni_neuron.parallel.layers import Group
 from qwen3_omni_neuron.parallel.modules import parallelize
-from qwen3_omni_neuron.tensor_file import Announced
+from qwen3_omni_neuron.tensor_file import Layout
 
 _OWNER = "owner"
 
@@ -42,7 +42,7 @@ class TracedPart:
         self.graphs = {graph.label: kind(graph, owner) for graph in spec.graphs}
 
     @property
-    def weights(self) -> dict[str, Announced]:
+    def weights(self) -> Layout:
         """What a rank's weight file holds, by the name that the tracer knows it by: parameters,
         and constants, which it may take for weights, too."""
         tensors = (*self._owner.named_parameters(), *self._owner.named_buffers())

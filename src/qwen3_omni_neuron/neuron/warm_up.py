@@ -34,14 +34,11 @@ def warm_up_decoder(
     started, plan = time.monotonic(), graphs.plan
     for bucket in plan.prompt_buckets:
         graphs.prefill(_prompt(bucket, width, plan.dtype, deepstack_layers))
-    steps = [(plan.slots, graphs.decode_all)]
-    if plan.slots > 1:
-        steps.append((1, graphs.decode_one))
-    for bucket, (batch, decode) in product(plan.decode_buckets, steps):
+    for bucket, batch in product(plan.decode_buckets, plan.batches):
         rows = torch.zeros(batch, width, dtype=plan.dtype) if deepstack_layers is None else None
         lines, zeros = [0, *[IDLE] * (batch - 1)], [0] * batch
-        decode(decode_inputs(lines, bucket, zeros, [0.0] * batch, rows=rows))
-    _log(name, len(plan.prompt_buckets) + len(steps) * len(plan.decode_buckets), started)
+        graphs.decode(decode_inputs(lines, bucket, zeros, [0.0] * batch, rows=rows))
+    _log(name, len(plan.prompt_buckets) + len(plan.batches) * len(plan.decode_buckets), started)
 
 
 def _prompt(bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None) -> Inputs:

@@ -120,8 +120,17 @@ def nxdi_state(
     return state
 
 
+def ranks_of(layers: int) -> list[str]:
+    """The names under which a core's number is held among the weights: the model's, and for every
+    layer that of the attention and that of the experts."""
+    names = ["rank_util.rank"]
+    for layer in range(layers):
+        names.append(f"layers.{layer}.self_attn.rank_util.rank")
+        names.append(f"layers.{layer}.mlp.expert_mlps.spmd_rank.rank")
+    return names
+
+
 def rank_state(layers: int, tp: int) -> State:
     """What tells each core its rank, which NxDI keeps among the weights."""
     ranks = torch.arange(tp, dtype=torch.int32)
-    names = ["", *(f"layers.{layer}.self_attn." for layer in range(layers))]
-    return {f"{name}rank_util.rank": ranks.clone() for name in names}
+    return {name: ranks.clone() for name in ranks_of(layers)}

@@ -32,13 +32,14 @@ Cuts = Mapping[str, Cut]
 """By parameter name; a parameter that is not in it is whole at every rank."""
 
 
-def cut_width(axis: int, blocks: Sequence[int], tp: int) -> Cut:
-    """Each of `blocks` (lengths, one after the other along the axis) in equal parts, padded with
-    zeros at its end where tp does not divide it: gate and up are two blocks of one matrix."""
+def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> Cut:
+    """Each of `blocks` (lengths, one after the other along the axis) in equal parts of a multiple
+    of `multiple`, padded with zeros at its end where they come to more than it: gate and up are two
+    blocks of one matrix."""
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:
-        each = -(-block // tp)
+        each = -(-block // (tp * multiple)) * multiple
         for rank in range(tp):
             start = min(rank * each, block)
             real = min(each, block - start)

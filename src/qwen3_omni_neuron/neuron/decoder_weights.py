@@ -1,0 +1,40 @@
+"""Where a decoder's weights come from: one checkpoint, read whole or cut."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.neuron.decoder_shards import write_decoder_shards
+from qwen3_omni_neuron.neuron.experts import expert_multiple
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.weights import State, nxdi_pieces, nxdi_state, rank_state
+from qwen3_omni_neuron.weights import Piece
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """ours: the pieces of our thinker or talker (see weights.thinker_pieces)."""
+
+    checkpoint: Checkpoint
+    c: DecoderConfig
+    ours: Sequence[tuple[str, list[Piece]]]
+
+    def whole(self, plan: DecoderPlan) -> State:
+        """All of it, by NxDI's names, for its CPU mode. Raises CheckpointError."""
+        state = nxdi_state(nxdi_pieces(self.ours), self.c, self.checkpoint, plan.dtype)
+        return state | rank_state(self.c.layers, plan.tp)
+
+    def write_shards(self, folder: Path, plan: DecoderPlan, takes_rows: bool) -> None:
+        """As decoder_shards.write_decoder_shards."""
+        write_decoder_shards(
+            folder,
+            self.checkpoint,
+            nxdi_pieces(self.ours),
+            self.c,
+            plan.dtype,
+            plan.tp,
+            takes_rows,
+            expert_multiple(plan),
+        )

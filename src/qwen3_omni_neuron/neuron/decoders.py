@@ -1,0 +1,40 @@
+"""The thinker's and the talker's decoder over NxDI, from a checkpoint and a plan.
+
+What comes back is neither compiled nor loaded: see application.DecoderApplication.
+"""
+
+from typing import TYPE_CHECKING
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.graphs.decoders import decoder_config
+from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
+
+if TYPE_CHECKING:  # NxDI is imported only where a decoder is built
+    from qwen3_omni_neuron.neuron.application import DecoderApplication
+
+
+def decoder_application(
+    part: str, checkpoint: Checkpoint, config: OmniConfig, plan: DecoderPlan
+) -> "DecoderApplication":
+    """part: "thinker", which captures the accept layer, or "talker", which captures what its head
+    takes: the last row, normed. Raises OptionError where the plan does not fit it."""
+    from qwen3_omni_neuron.neuron.application import DecoderApplication
+    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
+
+    c = decoder_config(config, part)
+    if part == "thinker":
+        pieces = thinker_pieces(config.thinker)
+        accept_layer = config.talker.accept_hidden_layer if config.talker else 0
+        # hidden_states[n] as the reference counts them is what layer n - 1 puts out, and
+        # hidden_states[0] what layer 0 takes.
+        capture = Capture(f"layers.{max(0, accept_layer - 1)}", output=accept_layer > 0)
+        layers = len(config.thinker.vision.deepstack_layers)
+        inference = inference_config(c, plan, capture, takes_rows=False, deepstack_layers=layers)
+    else:
+        assert config.talker is not None
+        pieces = talker_pieces(config.talker)
+        inference = inference_config(c, plan, Capture("lm_head", output=False), takes_rows=True)
+    return DecoderApplication(inference, plan, DecoderWeights(checkpoint, c, list(pieces)))

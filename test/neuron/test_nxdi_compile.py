@@ -1,0 +1,213 @@
+"""NxDI's own compile, save and load, over a stand-in of the compiler and the device.
+
+See eager_decoder_device for what it stands in for. One core: a stand-in adds nothing up over
+several.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
+from eager_decoder_device import eager_device
+from media_cases import CASES
+from prompts import prompt_of
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.cpu.load import build_engines, media_encoders, talker_engine
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.loading import load_host_models
+from qwen3_omni_neuron.neuron.decoder_files import decoder_files
+from qwen3_omni_neuron.neuron.decoders import decoder_application
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.warm_up import warm_up_decoder
+from qwen3_omni_neuron.runtime.protocols import Engines
+from specs import engine_spec
+
+PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, on_cpu=False, batches=(1, 2, 3))
+GRAPHS = 5
+
+
+@dataclass(frozen=True)
+class Compiled:
+    folders: dict[str, Path]
+    flags: list[str]  # of the thinker
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    nxdi: None, checkpoint: Path, config: OmniConfig, tmp_path_factory: pytest.TempPathFactory
+) -> Compiled:
+    folders, flags = {}, {}
+    for part in ("thinker", "talker"):
+        folders[part] = tmp_path_factory.mktemp(part)
+        with eager_device() as flags[part]:
+            application = decoder_application(part, Checkpoint(checkpoint), config, PLAN)
+            application.compile_to(folders[part])
+    return Compiled(folders, flags["thinker"])
+
+
+@pytest.fixture(scope="module")
+def thinker(compiled: Compiled, checkpoint: Path, config: OmniConfig) -> Iterator[Any]:
+    application = decoder_application("thinker", Checkpoint(checkpoint), config, PLAN)
+    application.load_compiled(compiled.folders["thinker"])
+    yield application
+    application.close()
+
+
+@pytest.fixture(scope="module")
+def talker(compiled: Compiled, checkpoint: Path, config: OmniConfig) -> Iterator[Any]:
+    application = decoder_application("talker", Checkpoint(checkpoint), config, PLAN)
+    application.load_compiled(compiled.folders["talker"])
+    yield application
+    application.close()
+
+
+@pytest.fixture(scope="module")
+def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
+    return Conversation(checkpoint, config)
+
+
+@pytest.fixture(scope="module")
+def engines(
+    thinker: Any, talker: Any, checkpoint: Path, config: OmniConfig, conversation: Conversation
+) -> tuple[Engines, Engines]:
+    """The CPU's, and those over the compiled decoders."""
+    spec = engine_spec(checkpoint, max_concurrency=3, context_length=144)
+    host = load_host_models(Checkpoint(checkpoint), config, torch.float32)
+    media = media_encoders(host, spec)
+    theirs = Engines(
+        NeuronThinker(config, NxdiSlots(thinker), media, torch.float32),
+        talker_engine(host, spec, NxdiSlots(talker)),
+        None,
+    )
+    return build_engines(spec), theirs
+
+
+def test_a_folder_holds_the_listed_files_and_no_others(compiled: Compiled) -> None:
+    for folder in compiled.folders.values():
+        held = {str(f.relative_to(folder)) for f in folder.rglob("*") if f.is_file()}
+        assert held == set(decoder_files(PLAN.tp))
+
+
+def test_flags_of_every_graph(compiled: Compiled) -> None:
+    assert len(compiled.flags) == GRAPHS
+    for flags in compiled.flags:
+        for flag in (
+            "--auto-cast=none",
+            "--model-type=transformer",
+            "--lnc=2",
+            "--internal-enable-dge-levels vector_dynamic_offsets",
+        ):
+            assert f"{flag} " in flags
+        prefill = "context_encoding_model" in flags
+        assert ("-O1" in flags, "-O2" in flags) == (prefill, not prefill)
+        folder = str(compiled.folders["thinker"])
+        assert f"--logfile={folder}/" in flags  # and so what the compiler leaves is found
+
+
+def test_replies_of_slots_in_any_order(
+    engines: tuple[Engines, Engines], conversation: Conversation
+) -> None:
+    ours, theirs = (both.thinker for both in engines)
+    prompts = [
+        conversation.prompt(CASES["image-and-audio"].messages),
+        prompt_of(torch.arange(1, 20)),
+        prompt_of(torch.arange(1, 60)),
+    ]
+    tokens = [assert_prefills_alike(ours, theirs, s, prompt) for s, prompt in enumerate(prompts)]
+    for order in ([1], [2, 0], [1, 2, 0], [0, 1], [2]):
+        given = [tokens[slot] for slot in order]
+        for slot, token in zip(
+            order, assert_steps_alike(ours, theirs, order, given, steps=2), strict=True
+        ):
+            tokens[slot] = token
+
+
+def test_frames(engines: tuple[Engines, Engines], conversation: Conversation) -> None:
+    prompt = conversation.prompt(CASES["image-and-audio"].messages)
+    assert_speaks_alike(*engines, 1, prompt, frames=4)
+
+
+def test_a_graph_that_fails_is_told_in_its_first_call(
+    compiled: Compiled, checkpoint: Path, config: OmniConfig
+) -> None:
+    """NxDI's own warm-up logs it and goes on."""
+    other = replace(PLAN, prompt_buckets=(48, 96, 144))
+    application = decoder_application("thinker", Checkpoint(checkpoint), config, other)
+    application.load_compiled(compiled.folders["thinker"])
+    c = config.thinker
+    with pytest.raises(Exception, match="no graph for inputs of"):
+        warm_up_decoder("thinker", application, c.text.hidden_size, len(c.vision.deepstack_layers))
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+def test_every_graph_is_called_before_the_first_request(
+    part: str, request: pytest.FixtureRequest, config: OmniConfig, caplog: pytest.LogCaptureFixture
+) -> None:
+    c, application = config.thinker, request.getfixturevalue(part)
+    width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
+    if part == "talker":
+        assert config.talker is not None
+        width, layers = config.talker.text.hidden_size, None  # type: ignore[assignment]
+    with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
+        warm_up_decoder(part, application, width, layers)
+    assert f"{part}: called each of {GRAPHS} graphs once" in caplog.text
+
+
+def test_a_folder_for_other_cores_is_refused(
+    compiled: Compiled, checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(compiled.folders["thinker"], tmp_path / "copy")
+    application = decoder_application(
+        "thinker", Checkpoint(checkpoint), config, replace(PLAN, tp=2)
+    )
+    with pytest.raises(ArtifactError, match=r"for 2 cores: it lacks weights/tp1_sharded"):
+        application.load_compiled(folder)
+    (folder / "model.pt").unlink()
+    with pytest.raises(ArtifactError, match=r"for 1 cores: it lacks model\.pt\. Compile it"):
+        decoder_application("thinker", Checkpoint(checkpoint), config, PLAN).load_compiled(folder)
+
+
+def test_a_closed_decoder_holds_nothing(
+    compiled: Compiled, checkpoint: Path, config: OmniConfig
+) -> None:
+    application = decoder_application("talker", Checkpoint(checkpoint), config, PLAN)
+    application.load_compiled(compiled.folders["talker"])
+    application.close()
+    example = application.context_encoding_model.input_generator()[0]
+    with pytest.raises(RuntimeError, match="called before its weights were loaded"):
+        application.prefill(example)
+
+
+def test_a_failed_compile_leaves_what_the_compiler_said(
+    checkpoint: Path, config: OmniConfig, nxdi: None, tmp_path: Path
+) -> None:
+    """And the environment as it was."""
+    import os
+
+    from neuronx_distributed.trace import model_builder
+
+    def refuse(*_args: object, **_options: object) -> None:
+        raise RuntimeError("no such operation")
+
+    before = dict(os.environ)
+    plan = replace(PLAN, prompt_buckets=(144,), batches=(3,))
+    with eager_device(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model_builder, "neuron_xla_compile", refuse)
+        with pytest.raises(RuntimeError, match="no such operation"):
+            decoder_application("talker", Checkpoint(checkpoint), config, plan).compile_to(tmp_path)
+    assert (tmp_path / "compiling" / "context_encoding_model").is_dir()
+    assert not (tmp_path / "model.pt").exists()
+    assert {k: os.environ.get(k) for k in ("BASE_COMPILE_WORK_DIR", "NXD_CPU_MODE")} == {
+        k: before.get(k) for k in ("BASE_COMPILE_WORK_DIR", "NXD_CPU_MODE")
+    }

@@ -1,0 +1,131 @@
+"""The files of each core's weights against those that NxDI's own builder makes."""
+
+import dataclasses
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.decoder_shards import shard_file
+from qwen3_omni_neuron.neuron.decoders import decoder_application
+from qwen3_omni_neuron.neuron.experts import blockwise_options
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.tiny.shapes import SHAPES
+from released import TALKER, THINKER
+
+MAKERS = {part: partial(decoder_application, part) for part in ("thinker", "talker")}
+
+
+def plan_of(tp: int, dtype: torch.dtype = torch.bfloat16, profile: str = "safe") -> DecoderPlan:
+    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, on_cpu=False, profile=profile)
+
+
+@pytest.fixture
+def as_on_a_device(nxdi: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NxD's builder pretends to be one of several ranks, which its CPU mode can't."""
+    monkeypatch.setenv("NXD_CPU_MODE", "0")
+
+
+def assert_files_alike(ours: Path, theirs: Path, tp: int) -> None:
+    """ours: a decoder's folder; theirs: that of NxDI's files."""
+    for rank in range(tp):
+        mine = load_file(ours / shard_file(rank))
+        expected = load_file(theirs / Path(shard_file(rank)).name)
+        assert mine.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert mine[name].dtype == tensor.dtype, name
+            assert torch.equal(mine[name], tensor), f"{name} of rank {rank}"
+    assert len(list((ours / "weights").iterdir())) == tp
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("part", MAKERS)
+def test_each_core_gets_what_nxdi_would_give_it(
+    as_on_a_device: None,
+    checkpoint: Path,
+    config: OmniConfig,
+    tmp_path: Path,
+    part: str,
+    tp: int,
+) -> None:
+    """Two KV heads: cut at TP 2, held twice at TP 4, four times at TP 8, with four query heads."""
+    application = MAKERS[part](Checkpoint(checkpoint), config, plan_of(tp))
+    application.get_builder().shard_checkpoint(str(tmp_path / "theirs"))
+    application.shard_weights(str(tmp_path))
+    assert_files_alike(tmp_path, tmp_path / "theirs", tp)
+
+
+def test_the_kernels_padding_is_that_of_nxdis_own_model(
+    as_on_a_device: None, tmp_path: Path
+) -> None:
+    """As NxDI's Qwen3-MoE: gate and up each padded at the end, then cut."""
+    tp, padded = 2, 2 * 256
+    shape = dataclasses.replace(
+        SHAPES["tiny"], thinker_hidden=512, thinker_layers=2, accept_hidden_layer=1
+    )
+    folder = write_tiny_checkpoint(tmp_path / "wide", size=shape)
+    config = read_config(folder)
+    application = decoder_application(
+        "thinker", Checkpoint(folder), config, plan_of(tp, torch.float32, profile="fast")
+    )
+    whole = application.checkpoint_loader_fn
+    experts = "mlp.expert_mlps.mlp_op"
+
+    def padded_whole(mmap: bool = False) -> dict[str, torch.Tensor]:
+        state = whole()
+        for name, tensor in state.items():
+            extra = padded - shape.thinker_expert_width
+            if name.endswith(f"{experts}.gate_up_proj.weight"):
+                state[name] = F.pad(tensor.unflatten(2, (2, -1)), (0, extra)).flatten(2)
+            if name.endswith(f"{experts}.down_proj.weight"):
+                state[name] = F.pad(tensor, (0, 0, 0, extra))
+        return state
+
+    builder = application.get_builder()
+    builder.checkpoint_loader = padded_whole
+    builder.shard_checkpoint(str(tmp_path / "theirs"))
+    application.shard_weights(str(tmp_path))
+    assert_files_alike(tmp_path, tmp_path / "theirs", tp)
+    held = load_file(tmp_path / shard_file(1))
+    assert held[f"layers.1.{experts}.gate_up_proj.weight"].shape[-1] == padded
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("c", [THINKER.text, TALKER.text], ids=["thinker", "talker"])
+def test_nxdi_takes_the_config_of_each_profile(nxdi: None, c: DecoderConfig, tp: int) -> None:
+    """At the released sizes. What the kernels do is not run here."""
+    from neuronx_distributed.modules.moe.blockwise import check_blockwise_mm_kernel_compatibility
+
+    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
+
+    for profile in ("safe", "fast"):
+        plan = plan_of(tp, profile=profile)
+        config = inference_config(c, plan, Capture("lm_head", output=False), takes_rows=False)
+        blockwise = config.neuron_config.blockwise_matmul_config
+        for name, value in blockwise_options(plan).items():
+            assert getattr(blockwise, name) == value
+        assert blockwise.use_torch_block_wise == (profile == "safe")
+        assert blockwise.use_shard_on_intermediate_dynamic_while == (profile == "fast")
+        assert config.neuron_config.logical_nc_config == 2
+        width = config.intermediate_size // tp
+        assert width % 256 == 0 or profile == "safe"
+    check_blockwise_mm_kernel_compatibility(
+        hidden_size=c.hidden_size, block_size=blockwise.block_size, intermediate_size_tp=width
+    )
+
+
+def test_another_lnc_in_the_environment_is_refused(
+    nxdi: None, checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NxDI would take it without a word."""
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
+    with pytest.raises(OptionError, match=r"NEURON_LOGICAL_NC_CONFIG is 1, and the plan has LNC=2"):
+        decoder_application("thinker", Checkpoint(checkpoint), config, plan_of(1))

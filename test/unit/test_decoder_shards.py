@@ -1,0 +1,251 @@
+"""Each core's weights of a decoder on Neuron: nothing lost, nothing twice, little in memory."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.errors import CheckpointError, OptionError
+from qwen3_omni_neuron.neuron.decoder_files import decoder_files
+from qwen3_omni_neuron.neuron.decoder_shards import (
+    held_parameters,
+    shard_file,
+    write_decoder_shards,
+)
+from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.weights import nxdi_pieces
+from qwen3_omni_neuron.parallel.cut import Cut, shard, unshard
+from qwen3_omni_neuron.tensor_file import write_tensor_files
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
+from released import TALKER, THINKER
+
+DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
+
+
+def plan_of(tp: int, **changes: object) -> DecoderPlan:
+    options = {"dtype": torch.float32, "on_cpu": False, **changes}
+    return DecoderPlan(tp, 4, 96, (96,), (96,), **options)  # type: ignore[arg-type]
+
+
+def weights_of(part: str, config: OmniConfig, checkpoint: Path) -> DecoderWeights:
+    assert config.talker is not None
+    ours = thinker_pieces(config.thinker) if part == "thinker" else talker_pieces(config.talker)
+    return DecoderWeights(Checkpoint(checkpoint), getattr(config, part).text, list(ours))
+
+
+def assert_inverse(name: str, shape: tuple[int, ...], cut: Cut | None, tp: int) -> None:
+    """Along the cut axis alone: every position of it is somewhere, and where it is said to be."""
+    if cut is None:
+        return
+    whole = torch.arange(1.0, shape[cut.axis] + 1)
+    flat = Cut(0, cut.spans)
+    shards = [shard(whole, flat, rank) for rank in range(tp)]
+    assert torch.equal(unshard(shards, flat), whole), name
+    assert {len(part) for part in shards} == {cut.length}, name
+
+
+@pytest.mark.parametrize("multiple", [1, 256])
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+@pytest.mark.parametrize("c", DECODERS.values(), ids=DECODERS)
+def test_the_released_parameters_can_be_put_together_again(
+    c: DecoderConfig, tp: int, multiple: int
+) -> None:
+    for name, held in held_parameters(c, tp, multiple).items():
+        assert_inverse(name, held.shape, held.cut, tp)
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4])
+@pytest.mark.parametrize("part", DECODERS)
+def test_the_files_hold_the_checkpoint(
+    config: OmniConfig, checkpoint: Path, tmp_path: Path, part: str, tp: int
+) -> None:
+    weights, plan = weights_of(part, config, checkpoint), plan_of(tp)
+    weights.write_shards(tmp_path, plan, takes_rows=part == "talker")
+    files = [load_file(tmp_path / shard_file(rank)) for rank in range(tp)]
+    assert {shard_file(rank) for rank in range(tp)} < set(decoder_files(tp))
+    held = held_parameters(weights.c, tp)
+    state = weights.whole(plan)
+    names = set(state)
+    if part == "talker":
+        names.remove("embed_tokens.weight")  # its rows come from the host
+    for name in names:
+        theirs = name
+        for letter, owner in (("q", "qkv"), ("k", "qkv"), ("v", "qkv"), ("o", "o")):
+            inner = f"{owner}_proj.{letter}_proj"
+            theirs = theirs.replace(f"self_attn.{letter}_proj", f"self_attn.{inner}")
+        shards = [file.pop(theirs) for file in files]
+        if name.endswith("rank"):
+            assert [part.tolist() for part in shards] == [[rank] for rank in range(tp)]
+            continue
+        cut = held[theirs.split(".", 2)[2] if theirs.startswith("layers.") else theirs].cut
+        assert torch.equal(unshard(shards, cut), state[name]), name
+    assert not any(files)
+
+
+def test_query_heads_go_with_their_keys() -> None:
+    """Sixteen query heads and two KV heads over eight cores: core 3 has the last of the first
+    half, core 4 the first of the second, each with its key head."""
+    held = held_parameters(TALKER.text, 8)
+    queries, keys = (
+        held["self_attn.qkv_proj.q_proj.weight"],
+        held["self_attn.qkv_proj.k_proj.weight"],
+    )
+    assert queries.cut is not None and keys.cut is not None
+    assert queries.cut.spans[3] == ((6 * 128, 128), (7 * 128, 128))
+    assert [keys.cut.spans[rank] for rank in (0, 3, 4, 7)] == [
+        ((0, 128),),
+        ((0, 128),),
+        ((128, 128),),
+        ((128, 128),),
+    ]
+
+
+def test_cores_that_dont_divide_are_refused(config: OmniConfig) -> None:
+    with pytest.raises(OptionError, match="2 KV heads can't be held by 3 cores"):
+        held_parameters(config.thinker.text, 3)
+
+
+def test_a_checkpoint_of_another_size_is_refused(
+    config: OmniConfig, checkpoint: Path, tmp_path: Path
+) -> None:
+    pieces = [
+        (name, parts)
+        for name, parts in nxdi_pieces(thinker_pieces(config.thinker))
+        if name == "lm_head.weight"
+    ]
+    c = THINKER.text
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape .*config\.json says"):
+        write_decoder_shards(
+            tmp_path, Checkpoint(checkpoint), pieces, c, torch.bfloat16, 1, takes_rows=False
+        )
+
+
+def test_files_side_by_side(tmp_path: Path) -> None:
+    """A tensor whole, and one that comes in parts; each file has its own."""
+    paths = [tmp_path / name for name in ("a", "b")]
+    layout = {"ranks": ((1,), torch.int32), "stack": ((3, 2), torch.bfloat16)}
+    rows = [torch.full((1, 2), float(row), dtype=torch.bfloat16) for row in range(3)]
+    ranks = list(torch.arange(2, dtype=torch.int32).split(1))
+    parts = [("ranks", ranks), *(("stack", [row, row + 10]) for row in rows)]
+    write_tensor_files(paths, layout, parts)
+    for index, path in enumerate(paths):
+        held = load_file(path)
+        assert held["ranks"].tolist() == [index]
+        assert held["stack"].tolist() == [[row + 10.0 * index] * 2 for row in range(3)]
+    with pytest.raises(AssertionError, match="not all tensors came"):
+        write_tensor_files([tmp_path / "c", tmp_path / "d"], layout, parts[:-1])
+
+
+# Memory: cut a checkpoint of two large layers, and watch.
+PEAK_SCRIPT = """
+import resource, sys, threading, time
+from pathlib import Path
+import torch
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.weights import thinker_pieces
+
+small, tiny, out = map(Path, sys.argv[1:])
+
+def cut(folder, to):
+    to.mkdir()
+    config = read_config(folder)
+    plan = DecoderPlan(4, 1, 64, (64,), (64,), torch.float32, on_cpu=False)
+    pieces = list(thinker_pieces(config.thinker))
+    weights = DecoderWeights(Checkpoint(folder), config.thinker.text, pieces)
+    weights.write_shards(to, plan, takes_rows=False)
+
+cut(tiny, out / "warm")  # what the libraries themselves take
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+before, peak, done = resident(), 0, threading.Event()
+def watch():
+    global peak
+    while not done.is_set():
+        peak = max(peak, resident())
+        time.sleep(0.001)
+watcher = threading.Thread(target=watch)
+watcher.start()
+cut(small, out / "cut")
+done.set(); watcher.join()
+written = sum(f.stat().st_size for f in (out / "cut" / "weights").iterdir())
+print((peak - before) / written)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> None:
+    """1.5 times the model was asked for: a parameter at a time takes less than half of it."""
+    small = write_tiny_checkpoint(tmp_path / "small", size="small")
+    arguments = map(str, (small, checkpoint, tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK_SCRIPT, *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) < 0.5
+
+
+# Profiles and plans.
+
+
+def test_what_the_kernels_padding_costs() -> None:
+    """The released sizes; the numbers that neuron.experts names, in GiB."""
+    cost = {
+        (part, tp): expert_widths(c, plan_of(tp, dtype=torch.bfloat16, profile="fast"))
+        for part, c in DECODERS.items()
+        for tp in (4, 8)
+    }
+    assert {key: widths.padded for key, widths in cost.items()} == {
+        ("thinker", 4): 1024,
+        ("thinker", 8): 2048,
+        ("talker", 4): 1024,
+        ("talker", 8): 2048,
+    }
+    gib = {key: (w.nbytes / 2**30, w.padded_nbytes / 2**30) for key, w in cost.items()}
+    assert gib == {
+        ("thinker", 4): (54.0, 72.0),
+        ("thinker", 8): (54.0, 144.0),
+        ("talker", 4): (5.625, 15.0),
+        ("talker", 8): (5.625, 30.0),
+    }
+    for c in DECODERS.values():
+        widths = expert_widths(c, plan_of(4))
+        assert widths.padded == widths.width
+
+
+def test_profiles_are_refused_where_they_cant_be(config: OmniConfig) -> None:
+    c, fast = THINKER.text, {"dtype": torch.bfloat16, "profile": "fast"}
+    for tp in (1, 2, 4, 8):
+        check_experts(c, plan_of(tp, **fast))
+    with pytest.raises(OptionError, match=r"for LNC=2, and the plan has LNC=1.*\"safe\""):
+        check_experts(c, plan_of(4, lnc=1, **fast))
+    with pytest.raises(OptionError, match=r"multiples of 512 up to 8192, .* has 64\."):
+        check_experts(config.thinker.text, plan_of(1, **fast))
+    with pytest.raises(OptionError, match=r"a routed expert, 768, can't be cut over 7 cores"):
+        check_experts(c, plan_of(7))
+    with pytest.raises(OptionError, match=r"the shared expert, 768, can't be cut over 7 cores"):
+        check_experts(TALKER.text, plan_of(7, **fast))
+    with pytest.raises(OptionError, match=r"which no CPU runs"):
+        plan_of(1, on_cpu=True, profile="fast")
+    assert blockwise_options(plan_of(4, **fast))["block_size"] == 128
+
+
+def test_decode_batches_of_a_plan() -> None:
+    assert plan_of(1).batches == (1, 4)
+    assert DecoderPlan(1, 1, 8, (8,), (8,), torch.float32, on_cpu=True).batches == (1,)
+    assert plan_of(1, batches=(1, 2, 4)).batches == (1, 2, 4)
+    for wrong in ((1, 2), (2, 1, 4), (1, 4, 8), (0, 4)):
+        with pytest.raises(OptionError, match=r"they must ascend and end with the number of slots"):
+            plan_of(1, batches=wrong)
