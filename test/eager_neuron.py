@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.decoders import decoder_config
@@ -26,6 +27,7 @@ from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.plan import DecoderPlan, decoder_plan
 from qwen3_omni_neuron.neuron.slots import Outputs
+from qwen3_omni_neuron.plan import CompilePlan
 from specs import engine_spec
 
 SLOTS = 3
@@ -92,6 +94,7 @@ class EagerDecoder:
     def __init__(self, plan: DecoderPlan, model: Thinker | Talker, kv: KvCache):
         self.plan, self._model, self._kv = plan, model, kv
         self.called: list[tuple[str, int]] = []
+        self.closed = False
 
     @torch.inference_mode()
     def prefill(self, inputs: Inputs) -> Outputs:
@@ -143,6 +146,9 @@ class EagerDecoder:
         logits[busy], states[busy, 0] = given, hidden
         return logits, states
 
+    def close(self) -> None:
+        self.closed = True
+
 
 class EagerLoader:
     """Serves neuron.loader.Loader. parts, decoders: those that were loaded, by name."""
@@ -152,7 +158,7 @@ class EagerLoader:
         self._spec, self._plan = spec, replace(spec.engine.plan, tp=1)
         self.parts: dict[str, EagerPart] = {}
         self.decoders: dict[str, EagerDecoder] = {}
-        self._weights, self._static = eager_models(self._plan.model, spec.engine.dtype)
+        _, self._static = eager_models(self._plan.model, spec.engine.dtype)
         if folder := os.environ.get(REPORT):
             names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
             said = " ".join(os.environ.get(name, "none") for name in names)
@@ -165,11 +171,16 @@ class EagerLoader:
         return self.parts[name]
 
     def load_decoder(self, name: str) -> EagerDecoder:
-        plan = decoder_plan(self._plan, name, on_cpu=True)
-        c = decoder_config(self._spec.engine.config, name)
-        kv = KvCache.zeros(c, plan.slots, plan.context_length, plan.dtype)
-        self.decoders[name] = EagerDecoder(plan, getattr(self._weights, name), kv)
+        self.decoders[name] = eager_decoder(name, self._spec.engine.config, self._plan)
         return self.decoders[name]
+
+
+def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDecoder:
+    of_decoder = decoder_plan(replace(plan, tp=1), part, on_cpu=True)
+    weights, _ = eager_models(plan.model, of_decoder.dtype)
+    c = decoder_config(config, part)
+    kv = KvCache.zeros(c, of_decoder.slots, of_decoder.context_length, of_decoder.dtype)
+    return EagerDecoder(of_decoder, getattr(weights, part), kv)
 
 
 @lru_cache(maxsize=2)

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part_spec import PART_STAGES, PartSpec, part_spec
+from qwen3_omni_neuron.plan import CompilePlan
 
 PLAIN_PARTS = tuple(PART_STAGES)
 PLAN = replace(TINY_PLAN, projection_rows=(8, 16))
@@ -21,12 +22,15 @@ Call = tuple[str, tuple[Tensor, ...]]
 def plain_spec(
     config: OmniConfig, name: str, tp: int, dtype: torch.dtype = torch.float64
 ) -> PartSpec:
-    return part_spec(config, name, plain_graphs(config, name, tp, dtype), dtype, tp)
+    return part_spec(config, plan_of(tp, dtype), name)
 
 
 def plain_graphs(config: OmniConfig, name: str, tp: int, dtype: torch.dtype) -> list[Graph]:
-    plan = replace(PLAN, tp=tp, dtype=str(dtype).removeprefix("torch."))
-    return [graph for graph in all_graphs(config, plan) if graph.part == name]
+    return [g for g in all_graphs(config, plan_of(tp, dtype)) if g.part == name]
+
+
+def plan_of(tp: int, dtype: torch.dtype) -> CompilePlan:
+    return replace(PLAN, tp=tp, dtype=str(dtype).removeprefix("torch."))
 
 
 def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:

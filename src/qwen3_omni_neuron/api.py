@@ -3,6 +3,7 @@
 import inspect
 import secrets
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from qwen3_omni_neuron.engine.spec import EngineSpec
 from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
+from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.plan import CompilePlan
 from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, make_plan
@@ -59,10 +62,13 @@ class Qwen3Omni:
         max_queued: int = 256,
         placement: str = "shared",
         compiled_path: str | Path | None = None,
+        instance: str | None = None,
+        cores: Mapping[str, str] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: "cpu". dtype: "auto" (the checkpoint's),
+        model_path: a folder, or a hub id. target: "cpu", or "neuron" for a tree that was compiled
+        for it; the tree's by default. dtype: "auto" (the checkpoint's),
         "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
@@ -71,8 +77,11 @@ class Qwen3Omni:
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
+        instance, cores: for target neuron, see neuron.cores.plan_cores; by default this machine's
+        type, and its first cores: of "shared", the same for all stages, of "split", each its own.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
-        doesn't fit it, OptionError for an argument.
+        doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
+        for an argument.
         """
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
@@ -85,7 +94,7 @@ class Qwen3Omni:
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
-        engines = load_engines(spec, placement)
+        engines = load_engines(_placed(spec, instance, cores), placement)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
     def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:
@@ -195,16 +204,34 @@ def _plan(
             "context_length": context_length,
         }
         return open_tree(tree, folder, config, given)
-    if max_concurrency is None:
-        max_concurrency = DEFAULT_CONCURRENCY
-    return make_plan(
+    plan = make_plan(
         folder,
         config,
         target or "cpu",
         dtype=dtype,
-        max_concurrency=max_concurrency,
+        max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
         context_length=context_length,
     )
+    if plan.target == "neuron":
+        raise OptionError(
+            "target neuron runs what was compiled for it: give compiled_path. To compile: "
+            f"{plan.command(Path('compiled'))}"
+        )
+    return plan
+
+
+def _placed(
+    spec: EngineSpec, instance: str | None, cores: Mapping[str, str] | None
+) -> EngineSpec | NeuronSpec:
+    if spec.plan.target == "neuron":
+        return NeuronSpec(spec, TreeLoader, instance, cores)
+    for name, value in (("instance", instance), ("cores", cores)):
+        if value is not None:
+            raise OptionError(
+                f"{name} is for target neuron, and this is for target {spec.plan.target}. Leave it "
+                "out."
+            )
+    return spec
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

@@ -3,6 +3,7 @@
     Qwen3OmniError
     ├── CheckpointError          config.json, shards or parameter names don't fit
     ├── ArtifactError            a compiled tree is missing, incomplete, or doesn't fit
+    ├── NotInstalledError        what a target needs is not installed
     ├── CompileError             a graph's compile ended by itself, or another run has the tree
     ├── InputError (ValueError)  what the caller handed in
     │   ├── MessageError         conversation: roles, content, media kinds
@@ -32,6 +33,10 @@ class CheckpointError(Qwen3OmniError):
 
 class ArtifactError(Qwen3OmniError):
     """A compiled tree is missing, incomplete, broken, or of something else."""
+
+
+class NotInstalledError(Qwen3OmniError):
+    """Packages that a target needs are not installed."""
 
 
 class CompileError(Qwen3OmniError):

@@ -20,6 +20,11 @@ GRAPH_PARTS = {
     "code_predictor": ("code_predictor",),
     "code2wav": ("code2wav",),
 }
+GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
+    "talker": "talker",
+    "code_predictor": "talker",
+    "code2wav": "vocoder",
+}
 _EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_GRAPH = {

@@ -19,4 +19,19 @@ def _cpu_bytes(plan: CompilePlan, graph: str) -> int:
     return expected_bytes(plan, graph)
 
 
-COMPILERS = {"cpu": Target(_compile_for_cpu, _cpu_bytes)}
+def _compile_for_neuron(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+    from qwen3_omni_neuron.neuron.compile import compile_graph
+
+    return compile_graph(plan, graph, folder)
+
+
+def _neuron_bytes(plan: CompilePlan, graph: str) -> int:
+    from qwen3_omni_neuron.neuron.compile import expected_bytes
+
+    return expected_bytes(plan, graph)
+
+
+COMPILERS = {
+    "cpu": Target(_compile_for_cpu, _cpu_bytes),
+    "neuron": Target(_compile_for_neuron, _neuron_bytes),
+}

@@ -19,7 +19,7 @@ SUPPORTED_NEURON = {
     "python": "3.11, 3.12, 3.13",
 }
 # A CPU's graphs are weights in the layout of this package's modules: no other version shapes them.
-_DECISIVE = {"cpu": (PACKAGE,)}
+_DECISIVE = {"cpu": (), "neuron": ("torch", *SUPPORTED_NEURON)}
 
 
 def installed_versions() -> dict[str, str]:
@@ -40,8 +40,8 @@ def installed_version(name: str) -> str | None:
 
 def decisive_versions(target: str) -> dict[str, str]:
     """Those that a compiled graph depends on: where one differs, it is compiled again."""
-    found = installed_versions()
-    return {name: found[name] for name in _DECISIVE[target]}
+    found = {name: installed_version(name) or "not installed" for name in _DECISIVE[target]}
+    return {PACKAGE: PACKAGE_VERSION} | found
 
 
 def is_supported(version: str, supported: str) -> bool:

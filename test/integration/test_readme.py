@@ -12,6 +12,13 @@ from made_videos import make_video
 from qwen3_omni_neuron import cli
 
 ROOT = Path(__file__).parents[2]
+# Of a plan: the default one takes a while to count.
+SMALL = ["--context-length", "64", "--buckets", "16", "--decode-buckets", "64"]
+SMALL += ["--patch-buckets", "64", "--chunk-frames", "4", "--max-concurrency", "1", "--tp", "1"]
+REFUSALS = {
+    "compile": "target neuron needs torch_neuronx",
+    "speak": "compiled-neuron is no whole compiled tree",
+}
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -42,14 +49,18 @@ def test_the_python_example_runs(checkpoint: Path) -> None:
 
 
 def test_the_commands_run(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Those for a trn2 as far as they go without the SDK."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     shown = commands()
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
     verbs = ["speak", "speak", "speak", "transcribe", "compile", "inspect", "speak"]
-    verbs.append("tiny-checkpoint")
+    verbs += ["doctor", "compile", "compile", "speak", "tiny-checkpoint"]
     assert [words[0] for words in shown] == verbs
     for words in shown:
         arguments = [str(checkpoint) if w.startswith("Qwen/") else w for w in words]
@@ -57,7 +68,12 @@ def test_the_commands_run(
             arguments += ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4"]
         elif words[0] == "transcribe":
             arguments += ["--max-new-tokens", "3"]
-        assert cli.main(arguments) == 0
+        elif "--dry-run" in words:
+            arguments += SMALL
+        refusal = REFUSALS.get("compiled-neuron" in words and words[0])
+        assert cli.main(arguments) == (0 if refusal is None else 1)
+        if refusal is not None:
+            assert refusal in capsys.readouterr().err
     for speech in ("answer.wav", "story.wav"):
         assert (tmp_path / speech).stat().st_size > 44
     assert (tmp_path / "my-checkpoint" / "config.json").exists()

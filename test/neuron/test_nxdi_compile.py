@@ -145,22 +145,17 @@ def test_a_graph_that_fails_is_told_in_its_first_call(
     other = replace(PLAN, prompt_buckets=(48, 96, 144))
     application = decoder_application("thinker", Checkpoint(checkpoint), config, other)
     application.load_compiled(compiled.folders["thinker"])
-    c = config.thinker
     with pytest.raises(Exception, match="no graph for inputs of"):
-        warm_up_decoder("thinker", application, c.text.hidden_size, len(c.vision.deepstack_layers))
+        warm_up_decoder("thinker", application, config)
 
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
 def test_every_graph_is_called_before_the_first_request(
     part: str, request: pytest.FixtureRequest, config: OmniConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    c, application = config.thinker, request.getfixturevalue(part)
-    width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
-    if part == "talker":
-        assert config.talker is not None
-        width, layers = config.talker.text.hidden_size, None  # type: ignore[assignment]
+    application = request.getfixturevalue(part)
     with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
-        warm_up_decoder(part, application, width, layers)
+        warm_up_decoder(part, application, config)
     assert f"{part}: called each of {GRAPHS} graphs once" in caplog.text
 
 

@@ -23,7 +23,6 @@ from qwen3_omni_neuron.errors import (
     CheckpointError,
     ClosedError,
     InputError,
-    OptionError,
 )
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.loading import Models, load_models
@@ -31,7 +30,7 @@ from qwen3_omni_neuron.model.norm import RmsNorm
 from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
 from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.part_spec import PartSpec, part_spec
+from qwen3_omni_neuron.neuron.part_spec import PartSpec
 from qwen3_omni_neuron.neuron.shard_files import expected_bytes, shard_file, write_shards
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
@@ -243,17 +242,6 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_at_once(
     with pytest.raises(CheckpointError, match=r"lacks 1 parameters: talker.text_projection"):
         write_shards(plain_spec(config, "text_projection", 1), Lacking(checkpoint), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def test_settings_of_a_part(config: OmniConfig) -> None:
-    graphs = plain_graphs(config, "audio_encoder", 1, torch.float32)
-    spec = partial(part_spec, config, "audio_encoder", graphs, torch.float32)
-    with pytest.raises(OptionError, match="profile is one of safe, fast, got 'quick'"):
-        spec(profile="quick")
-    with pytest.raises(OptionError, match="tp is 1 or more, got 0"):
-        spec(tp=0)
-    with pytest.raises(OptionError, match="lnc is 1 or more, got 0"):
-        spec(lnc=0)
 
 
 def test_flags(config: OmniConfig) -> None:

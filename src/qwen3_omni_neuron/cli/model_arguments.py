@@ -10,7 +10,7 @@ MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --compiled, --dtype and --placement."""
+    """--model, --compiled, --dtype, and where it runs."""
     add_checkpoint_argument(parser)
     parser.add_argument(
         "--compiled", metavar="DIR", help="what `compile` wrote of this checkpoint; default: none"
@@ -18,6 +18,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
     parser.add_argument(
         "--placement", default="shared", help="shared, or split: each stage in its own process"
+    )
+    parser.add_argument("--instance", help="of a tree for Neuron: trn2.48xlarge; default: asked")
+    parser.add_argument(
+        "--cores",
+        type=cores,
+        metavar="STAGE=N-N,...",
+        help="of a tree for Neuron: thinker=0-7,talker=8-15,vocoder=16-23; default: the first ones",
     )
 
 
@@ -45,8 +52,18 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
         "dtype": parsed.dtype,
         "placement": parsed.placement,
         "compiled_path": parsed.compiled,
+        "instance": parsed.instance,
+        "cores": parsed.cores,
         "max_concurrency": None if parsed.compiled else slots,
     }
+
+
+def cores(text: str) -> dict[str, str]:
+    """ "thinker=0-7,talker=8-15" as {"thinker": "0-7", "talker": "8-15"}."""
+    found = dict(part.partition("=")[::2] for part in text.split(","))
+    if not all(found.values()):
+        raise argparse.ArgumentTypeError(f"{text!r} names no cores, such as thinker=0-7")
+    return found
 
 
 def sizes(text: str) -> list[int]:

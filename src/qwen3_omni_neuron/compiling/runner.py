@@ -23,7 +23,7 @@ from qwen3_omni_neuron.compiling.lock import tree_lock
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.compiling.worker import run_worker
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.errors import ArtifactError, OptionError, OutputError
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from qwen3_omni_neuron.fingerprint import fingerprint
 from qwen3_omni_neuron.json_file import sync_folder
 from qwen3_omni_neuron.plan import GRAPHS, CompilePlan, graphs_of
@@ -130,6 +130,8 @@ def _compile(
             write_record(part, origins[graph], record)
         except BaseException as error:
             written = _folder_bytes(part)
+            if isinstance(error, CompileError):
+                part.rename(tree / f".{graph}.failed")  # the compiler's logs
             shutil.rmtree(part, ignore_errors=True)
             if isinstance(error, OSError) and _is_full(error):
                 raise _full(tree, graph, expected[graph], written) from error
@@ -194,7 +196,7 @@ def _discard(tree: Path, graph: str) -> None:
 def _sweep(tree: Path) -> None:
     """Take away what an interrupted run left."""
     for graph in GRAPHS:
-        for leftover in (tree / f".{graph}.part", tree / f".{graph}.old"):
+        for leftover in (tree / f".{graph}.{what}" for what in ("part", "old", "failed")):
             if leftover.exists():
                 shutil.rmtree(leftover)
     (tree / f".{MANIFEST_FILE}.part").unlink(missing_ok=True)

@@ -20,11 +20,6 @@ from qwen3_omni_neuron.plan import GRAPH_PARTS
 from qwen3_omni_neuron.weights import put_parameter
 
 WEIGHTS_FILE = "weights.safetensors"
-GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
-    "talker": "talker",
-    "code_predictor": "talker",
-    "code2wav": "vocoder",
-}
 
 
 def load_compiled_models(

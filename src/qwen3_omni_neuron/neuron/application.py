@@ -18,7 +18,8 @@ from torch import Tensor
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.decoder_files import decoder_files
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
+from qwen3_omni_neuron.neuron.examples import decode_example, prefill_example
+from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
 from qwen3_omni_neuron.neuron.nxdi_decoder import DecoderModel
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
@@ -60,10 +61,7 @@ class GraphWrapper(ModelWrapper):
 
     def input_generator(self) -> list[Inputs]:
         """An example of the inputs for every bucket, to compile it with."""
-        c, dtype = self.config.decoder, self.neuron_config.torch_dtype
-        return [
-            self._example(bucket, c.hidden_size, dtype) for bucket in self.neuron_config.buckets
-        ]
+        return [self._example(bucket) for bucket in self.neuron_config.buckets]
 
     def get_model_instance(self) -> CapturingInstance:
         return CapturingInstance(
@@ -80,22 +78,13 @@ class GraphWrapper(ModelWrapper):
             self.model.n_positions = inputs[1].shape[-1]
         return self._forward(*inputs)
 
-    def _example(self, bucket: int, width: int, dtype: torch.dtype) -> Inputs:
+    def _example(self, bucket: int) -> Inputs:
+        config, dtype = self.config, self.neuron_config.torch_dtype
+        width, rows = config.decoder.hidden_size, config.takes_rows
         if self.neuron_config.is_prefill_stage:
-            positions = torch.zeros(3, bucket)
-            rows = torch.zeros(bucket, width, dtype=dtype)
-            if self.config.takes_rows:
-                return prefill_inputs(0, bucket, positions, rows=rows)
-            nothing = torch.zeros(bucket, dtype=torch.bool)
-            layers = self.config.deepstack_layers
-            deepstack = torch.zeros(layers, bucket, width, dtype=dtype)
-            ids = torch.zeros(bucket, dtype=torch.int64)
-            media = Media(rows, nothing, deepstack)
-            return prefill_inputs(0, bucket, positions, ids, media=media)
-        batch = self.neuron_config.batch_size
-        given = torch.zeros(batch, width, dtype=dtype) if self.config.takes_rows else None
-        lines, zeros = range(batch), [0] * batch
-        return decode_inputs(lines, bucket, zeros, [0.0] * batch, rows=given)
+            layers = None if rows else config.deepstack_layers
+            return prefill_example(bucket, width, dtype, layers)
+        return decode_example(self.neuron_config.batch_size, bucket, width, dtype, rows)
 
 
 class DecoderApplication(NeuronBaseForCausalLM):

@@ -14,7 +14,7 @@ from qwen3_omni_neuron.neuron.loader import Loader
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.projection import NeuronProjection
-from qwen3_omni_neuron.neuron.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.vision import NeuronVision
 from qwen3_omni_neuron.neuron.vocoder import NeuronVocoder
@@ -60,11 +60,9 @@ def _thinker(spec: NeuronSpec, loader: Loader) -> NeuronThinker:
     config, dtype = spec.engine.config, spec.engine.dtype
     c = config.thinker
     with ExitStack() as loaded:
-        graphs = loader.load_decoder("thinker")
-        _check_slots("thinker", graphs.plan.slots, spec)
+        graphs = _load_decoder(spec, loader, loaded, "thinker")
         audio = NeuronAudio(_load(loader, loaded, "audio_encoder"), c.audio)
         vision = NeuronVision(_load(loader, loaded, "vision_encoder"), c.vision)
-        warm_up_decoder("thinker", graphs, c.text.hidden_size, len(c.vision.deepstack_layers))
         media = MediaEncoders(config, audio, vision, dtype)
         return NeuronThinker(config, NxdiSlots(graphs), media, dtype, loaded.pop_all().close)
 
@@ -79,11 +77,9 @@ def _talker(spec: NeuronSpec, loader: Loader) -> TalkerEngine:
             text = _load(loader, for_the_table, "text_projection")
             project_text = NeuronProjection(text, "text_projection")
             text_rows = text_row_table(tables.embedding.weight, project_text)
-        graphs = loader.load_decoder("talker")
-        _check_slots("talker", graphs.plan.slots, spec)
+        graphs = _load_decoder(spec, loader, loaded, "talker")
         predictor = _load(loader, loaded, "code_predictor")
         hidden = _load(loader, loaded, "hidden_projection")
-        warm_up_decoder("talker", graphs, config.talker.text.hidden_size, None)
         return TalkerEngine(
             config,
             NxdiSlots(graphs),
@@ -111,6 +107,15 @@ def _load(loader: Loader, loaded: ExitStack, name: str) -> LoadedPart:
     loaded.callback(part.close)
     warm_up(name, part)
     return part
+
+
+def _load_decoder(spec: NeuronSpec, loader: Loader, loaded: ExitStack, name: str) -> DecoderGraphs:
+    """As `_load`."""
+    graphs = loader.load_decoder(name)
+    loaded.callback(graphs.close)
+    _check_slots(name, graphs.plan.slots, spec)
+    warm_up_decoder(name, graphs, spec.engine.config)
+    return graphs
 
 
 def _check_slots(stage: str, slots: int, spec: NeuronSpec) -> None:

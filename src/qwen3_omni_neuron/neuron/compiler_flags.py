@@ -2,7 +2,6 @@
 
 from qwen3_omni_neuron.graphs.graph import Graph
 
-PROFILES = ("safe", "fast")
 # The parts whose graphs run every frame.
 _EVERY_FRAME = ("code_predictor", "code2wav")
 

@@ -28,7 +28,7 @@ from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.neuron.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.parallel.heads import key_heads, query_heads
-from qwen3_omni_neuron.tensor_file import write_tensor_files
+from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.weights import Piece, compare_names, fill
 
 WEIGHTS_FOLDER = "weights"
@@ -122,20 +122,34 @@ def write_decoder_shards(
         {part.name for _, parts in chosen for part in parts}, set(), set(checkpoint.names)
     )
     held = held_parameters(c, tp, expert_multiple)
-    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
-        name: (held[_own(name)].local_shape, dtype) for name in (_renamed(n) for n, _ in chosen)
-    }
-    ranks: dict[str, tuple[Sequence[int], torch.dtype]]
-    ranks = dict.fromkeys(ranks_of(c.layers), ((1,), torch.int32))
+    layout = shard_layout([name for name, _ in chosen], c, dtype, tp, takes_rows, expert_multiple)
 
     def parts_of_files() -> Iterator[tuple[str, Sequence[Tensor]]]:
         yield from _cut_parameters(chosen, checkpoint, held, dtype, tp)
-        for name in ranks:
+        for name in ranks_of(c.layers):
             yield name, list(torch.arange(tp, dtype=torch.int32).split(1))
 
     (folder / WEIGHTS_FOLDER).mkdir()
     paths = [folder / shard_file(rank) for rank in range(tp)]
-    write_tensor_files(paths, layout | ranks, parts_of_files())
+    write_tensor_files(paths, layout, parts_of_files())
+
+
+def shard_layout(
+    names: Iterable[str],
+    c: DecoderConfig,
+    dtype: torch.dtype,
+    tp: int,
+    takes_rows: bool,
+    expert_multiple: int = 1,
+) -> Layout:
+    """What every core's file holds. names: of weights.nxdi_pieces; the rest as
+    write_decoder_shards."""
+    held = held_parameters(c, tp, expert_multiple)
+    renamed = [_renamed(n) for n in names if not (takes_rows and n == "embed_tokens.weight")]
+    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
+        name: (held[_own(name)].local_shape, dtype) for name in renamed
+    }
+    return layout | dict.fromkeys(ranks_of(c.layers), ((1,), torch.int32))
 
 
 def _cut_parameters(

@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import DecoderConfig
-from qwen3_omni_neuron.neuron.decoder_shards import write_decoder_shards
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.decoder_shards import shard_layout, write_decoder_shards
 from qwen3_omni_neuron.neuron.experts import expert_multiple
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.weights import State, nxdi_pieces, nxdi_state, rank_state
-from qwen3_omni_neuron.weights import Piece
+from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,16 @@ class DecoderWeights:
     checkpoint: Checkpoint
     c: DecoderConfig
     ours: Sequence[tuple[str, list[Piece]]]
+
+    @staticmethod
+    def of(part: str, checkpoint: Checkpoint, config: OmniConfig) -> "DecoderWeights":
+        """part: "thinker" or "talker"."""
+        if part == "thinker":
+            return DecoderWeights(
+                checkpoint, config.thinker.text, list(thinker_pieces(config.thinker))
+            )
+        assert config.talker is not None
+        return DecoderWeights(checkpoint, config.talker.text, list(talker_pieces(config.talker)))
 
     def whole(self, plan: DecoderPlan) -> State:
         """All of it, by NxDI's names, for its CPU mode. Raises CheckpointError."""
@@ -38,3 +49,10 @@ class DecoderWeights:
             takes_rows,
             expert_multiple(plan),
         )
+
+    def shard_bytes(self, plan: DecoderPlan, takes_rows: bool) -> int:
+        """Of the files of all cores, but for their headers."""
+        names = [name for name, _ in nxdi_pieces(self.ours)]
+        multiple = expert_multiple(plan)
+        layout = shard_layout(names, self.c, plan.dtype, plan.tp, takes_rows, multiple)
+        return plan.tp * sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())

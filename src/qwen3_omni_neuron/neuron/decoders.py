@@ -10,7 +10,6 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
-from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
 
 if TYPE_CHECKING:  # NxDI is imported only where a decoder is built
     from qwen3_omni_neuron.neuron.application import DecoderApplication
@@ -26,7 +25,6 @@ def decoder_application(
 
     c = decoder_config(config, part)
     if part == "thinker":
-        pieces = thinker_pieces(config.thinker)
         accept_layer = config.talker.accept_hidden_layer if config.talker else 0
         # hidden_states[n] as the reference counts them is what layer n - 1 puts out, and
         # hidden_states[0] what layer 0 takes.
@@ -34,7 +32,5 @@ def decoder_application(
         layers = len(config.thinker.vision.deepstack_layers)
         inference = inference_config(c, plan, capture, takes_rows=False, deepstack_layers=layers)
     else:
-        assert config.talker is not None
-        pieces = talker_pieces(config.talker)
         inference = inference_config(c, plan, Capture("lm_head", output=False), takes_rows=True)
-    return DecoderApplication(inference, plan, DecoderWeights(checkpoint, c, list(pieces)))
+    return DecoderApplication(inference, plan, DecoderWeights.of(part, checkpoint, config))

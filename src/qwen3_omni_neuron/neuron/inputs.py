@@ -35,6 +35,19 @@ IDLE = -1  # in the place of a slot: the row is padding, and its keys and values
 NOWHERE = -1  # position of a padded row. Less than any: the last row is found as the highest
 _COUNT = 25
 _INPUTS_EMBEDS, _ROTARY, _MEDIA, _MEDIA_MASK, _DEEPSTACK = 18, 21, 22, 23, 24
+NAMES = {
+    0: "input_ids",
+    1: "attention_mask",
+    2: "position_ids",
+    3: "seq_ids",
+    4: "sampling_params",
+    _INPUTS_EMBEDS: "inputs_embeds",
+    _ROTARY: "rotary_position_ids",
+    _MEDIA: "vision_embeddings",
+    _MEDIA_MASK: "vision_mask",
+    _DEEPSTACK: "deepstack",
+}
+"""Of those that are given, by their position."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Parts compiled and loaded by NxD's ModelBuilder (V2): only this file knows how."""
+"""Parts compiled and loaded by NxD's ModelBuilder (V2), which only this file knows, and decoders
+by NxDI (see application)."""
 
 import shutil
 from collections.abc import Sequence
@@ -9,14 +10,20 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.errors import ArtifactError, CompileError
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, Qwen3OmniError
 from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.decoders import decoder_application
 from qwen3_omni_neuron.neuron.group import NxdGroup
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.plan import decoder_plan
+from qwen3_omni_neuron.neuron.sdk import require_sdk
 from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
+from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.traced_part import TracedPart
 from qwen3_omni_neuron.parallel.layers import Alone
+from qwen3_omni_neuron.plan import CompilePlan
 
 MODEL_FILE = "model.pt"
 WORK_FOLDER = "compiler"
@@ -28,20 +35,24 @@ class NxdToolchain:
     A part's folder is model.pt, its graphs without weights, and weights/, a file a rank.
     """
 
+    def __init__(self) -> None:
+        """Raises NotInstalledError where the SDK's packages are not there."""
+        require_sdk()
+
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """As Toolchain.compile_part. What the compiler leaves lies in `folder`/compiler where it
         fails, its log among it."""
-        write_shards(spec, checkpoint, folder)
         work = folder / WORK_FOLDER
         try:
             model = self._traced_and_compiled(spec, work)
             self._save(model, folder / MODEL_FILE)
         except Exception as error:  # whatever tracer and compiler raise, said in one way
             raise CompileError(
-                f"{spec.name} was not compiled: {_reasons(error)}. The compiler's logs, if it came "
-                f"to that, are in {work}."
+                f"{spec.name} was not compiled: {_reasons(error)}. What the compiler "
+                "left, with its logs, is kept in the tree's .failed folder until the next run."
             ) from error
         shutil.rmtree(work, ignore_errors=True)
+        write_shards(spec, checkpoint, folder)
 
     def load_part(self, spec: PartSpec, folder: Path) -> CheckedPart:
         """As Toolchain.load_part."""
@@ -63,6 +74,39 @@ class NxdToolchain:
             return outputs
 
         return CheckedPart(spec, run)
+
+    def compile_decoder(
+        self,
+        part: str,
+        checkpoint: Checkpoint,
+        config: OmniConfig,
+        plan: CompilePlan,
+        folder: Path,
+    ) -> None:
+        """As Toolchain.compile_decoder."""
+        application = decoder_application(part, checkpoint, config, decoder_plan(plan, part))
+        try:
+            application.compile_to(folder)
+        except (Qwen3OmniError, OSError):
+            raise
+        except Exception as error:  # whatever NxDI and the compiler raise
+            raise CompileError(
+                f"{part} was not compiled: {_reasons(error)}. What the compiler left, "
+                "with its logs, is kept in the tree's .failed folder until the next run."
+            ) from error
+
+    def load_decoder(
+        self,
+        part: str,
+        checkpoint: Checkpoint,
+        config: OmniConfig,
+        plan: CompilePlan,
+        folder: Path,
+    ) -> DecoderGraphs:
+        """As Toolchain.load_decoder."""
+        application = decoder_application(part, checkpoint, config, decoder_plan(plan, part))
+        application.load_compiled(folder)
+        return application
 
     def _traced_and_compiled(self, spec: PartSpec, work: Path) -> Any:
         """The part's NxDModel, without weights."""

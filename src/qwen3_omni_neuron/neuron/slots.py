@@ -26,6 +26,10 @@ class DecoderGraphs(Protocol):
         i is slot i or IDLE."""
         ...
 
+    def close(self) -> None:
+        """Give back graphs, weights and KV cache."""
+        ...
+
 
 class NxdiSlots:
     """Serves engine.decoder.DecoderSlots over NxDI, and the thinker's two calls beside it."""

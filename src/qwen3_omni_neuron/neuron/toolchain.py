@@ -4,23 +4,52 @@ from pathlib import Path
 from typing import Protocol
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.plan import CompilePlan
+
+DECODERS = ("thinker", "talker")
+"""The parts that are NxDI's models; the others are traced from the modules of model/."""
 
 
 class Toolchain(Protocol):
-    """Compiles a part into a folder of its own, and loads it from there."""
+    """Compiles parts into a folder each, which is there and empty, and loads them from there, onto
+    the cores that this process has."""
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write the part's graphs and weights into `folder`, which is there and empty.
+        """Write the part's graphs and weights into `folder`.
 
         Raises CheckpointError, CompileError that names what failed, OSError.
         """
         ...
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
-        """Load what was compiled from this very spec, onto the cores that this process has.
+        """Load what was compiled from this very spec.
 
         Raises ArtifactError for a folder that does not fit the spec.
         """
+        ...
+
+    def compile_decoder(
+        self,
+        part: str,
+        checkpoint: Checkpoint,
+        config: OmniConfig,
+        plan: CompilePlan,
+        folder: Path,
+    ) -> None:
+        """As compile_part, for one of DECODERS."""
+        ...
+
+    def load_decoder(
+        self,
+        part: str,
+        checkpoint: Checkpoint,
+        config: OmniConfig,
+        plan: CompilePlan,
+        folder: Path,
+    ) -> DecoderGraphs:
+        """As load_part."""
         ...

@@ -2,11 +2,9 @@
 
 import logging
 import time
-from itertools import product
 
-import torch
-
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.neuron.examples import decoder_examples
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 
@@ -24,31 +22,17 @@ def warm_up(name: str, part: LoadedPart) -> None:
     _log(name, len(part.graphs), started)
 
 
-def warm_up_decoder(
-    name: str, graphs: DecoderGraphs, width: int, deepstack_layers: int | None
-) -> None:
+def warm_up_decoder(name: str, graphs: DecoderGraphs, config: OmniConfig) -> None:
     """As `warm_up`, for the graphs of a decoder. What they leave in slot 0 a prefill overwrites.
 
-    width: of its rows. deepstack_layers: of the thinker; None for the talker, which takes rows.
+    name: "thinker" or "talker".
     """
-    started, plan = time.monotonic(), graphs.plan
-    for bucket in plan.prompt_buckets:
-        graphs.prefill(_prompt(bucket, width, plan.dtype, deepstack_layers))
-    for bucket, batch in product(plan.decode_buckets, plan.batches):
-        rows = torch.zeros(batch, width, dtype=plan.dtype) if deepstack_layers is None else None
-        lines, zeros = [0, *[IDLE] * (batch - 1)], [0] * batch
-        graphs.decode(decode_inputs(lines, bucket, zeros, [0.0] * batch, rows=rows))
-    _log(name, len(plan.prompt_buckets) + len(plan.batches) * len(plan.decode_buckets), started)
-
-
-def _prompt(bucket: int, width: int, dtype: torch.dtype, deepstack_layers: int | None) -> Inputs:
-    """One row, padded."""
-    positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
-    if deepstack_layers is None:
-        return prefill_inputs(0, bucket, positions, rows=rows)
-    unseen = torch.zeros(deepstack_layers, 1, width, dtype=dtype)
-    media = Media(rows, torch.zeros(1, dtype=torch.bool), unseen)
-    return prefill_inputs(0, bucket, positions, torch.zeros(1, dtype=torch.int64), media=media)
+    started, count = time.monotonic(), 0
+    for kind, _, inputs in decoder_examples(config, name, graphs.plan):
+        call = graphs.prefill if kind == "prefill" else graphs.decode
+        call(inputs)
+        count += 1
+    _log(name, count, started)
 
 
 def _log(name: str, graphs: int, started: float) -> None:

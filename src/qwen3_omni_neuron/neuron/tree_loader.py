@@ -1,0 +1,31 @@
+"""Loads the parts of a compiled tree."""
+
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.neuron.part import LoadedPart
+from qwen3_omni_neuron.neuron.part_spec import part_spec
+from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.toolchain import Toolchain
+from qwen3_omni_neuron.plan import GRAPH_PARTS
+
+GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+
+
+class TreeLoader:
+    """Serves neuron.loader.Loader."""
+
+    def __init__(self, spec: NeuronSpec, toolchain: Toolchain | None = None):
+        """spec: of a compiled tree, which was opened (see compiled_tree)."""
+        assert spec.engine.compiled is not None, "there is a tree to load from"
+        self._spec, self._tree = spec.engine, spec.engine.compiled
+        self._toolchain = toolchain or NxdToolchain()
+
+    def load_part(self, name: str) -> LoadedPart:
+        spec = part_spec(self._spec.config, self._spec.plan, name)
+        return self._toolchain.load_part(spec, self._tree / GRAPH_OF_PART[name] / name)
+
+    def load_decoder(self, name: str) -> DecoderGraphs:
+        plan, config = self._spec.plan, self._spec.config
+        folder = self._tree / GRAPH_OF_PART[name] / name
+        return self._toolchain.load_decoder(name, Checkpoint(plan.model), config, plan, folder)

@@ -1,0 +1,204 @@
+"""A tree for Neuron, compiled by the real runner and loaded again, with the compiler simulated.
+
+The weights are cut and read as for a device, two ranks are threads; see simulated_toolchain.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from eager_neuron import SETTINGS
+from media_cases import CASES
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.artifact import MANIFEST_FILE, Manifest, read_manifest
+from qwen3_omni_neuron.compiled_tree import open_tree
+from qwen3_omni_neuron.compiling.runner import Outcome, compile_tree
+from qwen3_omni_neuron.compiling.target import Target
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.config_json import read_generation_defaults
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.engine.spec import EngineSpec
+from qwen3_omni_neuron.errors import (
+    ArtifactError,
+    CompileError,
+    NotInstalledError,
+    OptionError,
+)
+from qwen3_omni_neuron.neuron.build import build_neuron_engines
+from qwen3_omni_neuron.neuron.compile import compile_graph, expected_bytes
+from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
+from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPHS, CompilePlan
+from qwen3_omni_neuron.planning import make_plan
+from simulated_toolchain import SimulatedToolchain
+
+TOOLCHAIN = SimulatedToolchain()
+SIMULATED = Target(partial(compile_graph, toolchain=TOOLCHAIN), expected_bytes)
+LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+HEADER_BYTES = 200_000  # of the files of a graph, and a description of its graphs
+WITHOUT_SDK = importlib.util.find_spec("neuronx_distributed") is None
+
+
+class FailingToolchain(SimulatedToolchain):
+    """Its compiler gives up at the vision encoder."""
+
+    def compile_part(self, spec, checkpoint, folder):  # type: ignore[no-untyped-def]
+        if spec.name == "vision_encoder":
+            (folder / "log-neuron-cc.txt").write_text("internal error")
+            raise CompileError("vision_encoder was not compiled: internal error")
+        super().compile_part(spec, checkpoint, folder)
+
+
+@pytest.fixture(scope="module")
+def plan(checkpoint: Path, config: OmniConfig) -> CompilePlan:
+    settings = SETTINGS | {"tp": 2, "dtype": "float32"}
+    return make_plan(checkpoint, config, "neuron", **settings)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("neuron") / "tree"
+    outcome = compile_tree(plan, folder, SIMULATED)
+    assert outcome.compiled == GRAPHS
+    assert not outcome.missing
+    return folder
+
+
+@pytest.fixture(scope="module")
+def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
+    return Conversation(checkpoint, config)
+
+
+@pytest.fixture(scope="module")
+def spec(
+    tree: Path, checkpoint: Path, config: OmniConfig, conversation: Conversation
+) -> EngineSpec:
+    plan = open_tree(tree, checkpoint, config, {})
+    return EngineSpec(plan, config, conversation.newline_id, tree)
+
+
+@pytest.fixture(scope="module")
+def both(
+    spec: EngineSpec, checkpoint: Path, conversation: Conversation
+) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
+    """On the CPU, and from the tree."""
+    defaults = read_generation_defaults(checkpoint)
+    load = partial(TreeLoader, toolchain=TOOLCHAIN)
+    theirs = build_neuron_engines(NeuronSpec(spec, load))
+    ours = build_engines(replace(spec, compiled=None))
+    with (
+        Qwen3Omni(spec.config, defaults, conversation, ours, 8) as on_cpu,
+        Qwen3Omni(spec.config, defaults, conversation, theirs, 8) as on_neuron,
+    ):
+        yield on_cpu, on_neuron
+
+
+@pytest.mark.parametrize("name", ["image-and-audio", "two-clips"])
+def test_a_reply_from_the_tree_is_the_cpus(both: tuple[Qwen3Omni, Qwen3Omni], name: str) -> None:
+    ours, theirs = (o.generate_audio(CASES[name].messages, seed=3, **LIMITS) for o in both)
+    assert theirs.token_ids == ours.token_ids
+    assert theirs.codes.tolist() == ours.codes.tolist()
+    assert len(theirs.codes) > 5
+    assert np.abs(theirs.audio - ours.audio).max() < 1e-4
+
+
+def test_every_part_has_a_folder_with_a_file_a_core(tree: Path) -> None:
+    manifest = read_manifest(tree)
+    for graph, parts in GRAPH_PARTS.items():
+        files = manifest.graphs[graph].files
+        for part in parts:
+            for rank in range(2):
+                assert f"{part}/weights/tp{rank}_sharded_checkpoint.safetensors" in files
+        assert {name.split("/")[0] for name in files} == set(parts)
+
+
+def test_the_manifest_says_what_every_graph_takes(tree: Path) -> None:
+    manifest: Manifest = read_manifest(tree)
+    thinker = {call.name: call for call in manifest.graphs["thinker"].calls}
+    assert thinker.keys() == {"thinker_prefill", "thinker_decode"}
+    assert manifest.graphs["thinker"].buckets["window"] == [64, 128, 256]
+    prefill = next(c for c in manifest.graphs["thinker"].calls if c.bucket == {"rows": 48})
+    assert prefill.inputs["rotary_position_ids"].shape == (3, 1, 48)
+    assert prefill.outputs["hidden"].shape[:2] == (1, 48)
+    talker = {call.name for call in manifest.graphs["talker"].calls}
+    assert talker == {"talker_prefill", "talker_decode", "text_projection", "hidden_projection"}
+    assert manifest.graphs["code2wav"].buckets == {"streams": [1, 3], "frames": [1, 2, 4, 8]}
+    assert all(call.state for call in manifest.graphs["code2wav"].calls)
+
+
+def test_the_expected_bytes_are_those_of_the_weights(plan: CompilePlan, tree: Path) -> None:
+    for graph, record in read_manifest(tree).graphs.items():
+        expected = expected_bytes(plan, graph)
+        assert expected <= record.bytes <= expected + HEADER_BYTES, graph
+
+
+def test_one_part_that_is_missing_is_compiled_alone(
+    plan: CompilePlan, tree: Path, tmp_path: Path
+) -> None:
+    import shutil
+
+    copy = Path(shutil.copytree(tree, tmp_path / "tree"))
+    (copy / "code2wav" / "code2wav" / "graphs.json").unlink()
+    assert compile_tree(plan, copy, SIMULATED).compiled == ("code2wav",)
+    other = replace(plan, chunk_frames=(1, 2))
+    assert compile_tree(other, copy, SIMULATED).compiled == ("code2wav",)
+    other = replace(other, profile="fast")
+    outcome: Outcome = compile_tree(other, copy, SIMULATED, only=("audio",))
+    assert outcome.compiled == ("audio",)
+    assert outcome.missing["thinker"] == "stale: made from profile safe instead of fast"
+
+
+def test_what_a_compiler_left_is_kept_until_the_next_run(plan: CompilePlan, tmp_path: Path) -> None:
+    failing = Target(partial(compile_graph, toolchain=FailingToolchain()), expected_bytes)
+    with pytest.raises(CompileError, match="vision_encoder was not compiled"):
+        compile_tree(plan, tmp_path, failing, only=("vision",))
+    kept = tmp_path / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"
+    assert kept.read_text() == "internal error"
+    compile_tree(plan, tmp_path, SIMULATED, only=("vision",))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "vision"]
+
+
+@pytest.mark.skipif(not WITHOUT_SDK, reason="the Neuron SDK, or its sources, are here")
+def test_without_the_sdk_it_says_what_is_not_there(
+    checkpoint: Path, tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "target neuron needs torch_neuronx, libneuronxla, neuronx_distributed"
+    words = ["compile", "--model", str(checkpoint), "--out", str(tmp_path), "--target", "neuron"]
+    assert cli.main([*words, "--dtype", "float32"]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / MANIFEST_FILE).exists()
+    with pytest.raises(NotInstalledError, match=said):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, instance="trn2.48xlarge")
+
+
+def test_what_does_not_fit_a_target_is_refused(checkpoint: Path, tree: Path) -> None:
+    with pytest.raises(
+        OptionError, match=r"give compiled_path. To compile: qwen3-omni-neuron comp"
+    ):
+        Qwen3Omni.load(checkpoint, target="neuron")
+    with pytest.raises(OptionError, match=r"target is 'cpu', and .* compiled with 'neuron'"):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, target="cpu")
+    with pytest.raises(OptionError, match=r"cores is for target neuron, .* for target cpu"):
+        Qwen3Omni.load(checkpoint, cores={"thinker": "0-7"})
+    with pytest.raises(OptionError, match=r"trn2.3xlarge"):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, placement="split", instance="trn2.3xlarge")
+
+
+def test_another_sdk_is_refused(
+    tree: Path, checkpoint: Path, config: OmniConfig, tmp_path: Path
+) -> None:
+    import json
+    import shutil
+
+    copy = Path(shutil.copytree(tree, tmp_path / "tree"))
+    raw = json.loads((copy / MANIFEST_FILE).read_text())
+    raw["versions"]["neuronx-cc"] = "2.25.1"
+    (copy / MANIFEST_FILE).write_text(json.dumps(raw))
+    with pytest.raises(ArtifactError, match=r"compiled with neuronx-cc 2.25.1, and here is"):
+        open_tree(copy, checkpoint, config, {})
