@@ -132,8 +132,8 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def load_compiled(self, folder: Path) -> None:
         """Put the graphs and each core's weights on the cores that this process sees.
 
-        No graph has been called then: see warm_up. Raises ArtifactError where a file is missing or
-        was compiled for another plan.
+        No graph has been called then: see warm_up. Raises ArtifactError where a file is missing.
+        That the plan is the one that was compiled is for the manifest to say.
         """
         missing = [name for name in decoder_files(self.plan.tp) if not (folder / name).is_file()]
         if missing:
