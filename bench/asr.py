@@ -25,7 +25,8 @@ from transformers.models.whisper.english_normalizer import (
     EnglishTextNormalizer,
 )
 
-from asr_manifest import Clip, ManifestError, read_clips
+from asr_manifest import Clip, read_clips
+from json_lines import ManifestError
 from measure import environment
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe

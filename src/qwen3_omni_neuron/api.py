@@ -3,6 +3,7 @@
 import inspect
 import secrets
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ class Qwen3Omni:
         max_queued: int = 256,
         placement: str = "shared",
         compiled_path: str | Path | None = None,
+        wrap_engines: Callable[[Engines], Engines] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
@@ -70,6 +72,7 @@ class Qwen3Omni:
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
+        wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it, OptionError for an argument.
         """
@@ -85,6 +88,8 @@ class Qwen3Omni:
         spec = EngineSpec.of_plan(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         engines = load_engines(spec, placement)
+        if wrap_engines is not None:
+            engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
     def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 import asr
-from asr_manifest import Clip, ManifestError, read_clips
+from asr_manifest import Clip, read_clips
 from conftest import QUESTION_WAV
+from json_lines import ManifestError
 
 ENGLISH = asr._normalizer("english", None)
 BASIC = asr._normalizer("basic", None)
