@@ -3,10 +3,10 @@
     python bench/conversations.py FOLDER --count 40 --seed 0
 
 A manifest has one line of JSON a conversation, {"id": "sky", "messages": [...]}: messages as
-`Qwen3Omni.generate_audio` takes them, paths of media relative to the manifest. `conversations.jsonl`
-beside this file is a small one. Those that are made vary in length, in text and sound, in system
-turns and in turns before; their sounds are tones, noise, and cuts and loops of the example's
-question. The same seed gives the same bytes.
+`Qwen3Omni.generate_audio` takes them, paths of media relative to the manifest. A small one,
+`conversations.jsonl`, lies beside this file. Those that are made vary in length, in text and sound,
+in system turns and in turns before; their sounds are tones, noise, and cuts and loops of the
+example's question. The same seed gives the same bytes.
 """
 
 import argparse

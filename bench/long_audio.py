@@ -37,11 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         write_sound(Path(folder) / "sound.wav", options.seconds)
         rows = [{"step": s, **in_a_process(s, folder, options.seconds)} for s in STEPS]
     del options.step, options.folder  # of the processes
-    summary = {row["step"]: row["peak_mb"] for row in rows}
+    summary: dict[str, Any] = {row["step"]: row["peak_mb"] for row in rows}
     publish(results_of("long_audio", arguments, options, rows, summary), options.json)
 
 
-def in_a_process(step: str, folder: str, seconds: int) -> dict[str, float]:
+def in_a_process(step: str, folder: str, seconds: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--step", step, "--folder", folder]
     done = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True

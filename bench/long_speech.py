@@ -4,8 +4,8 @@
 
 Drives code2wav's step, then the talker with its code predictor, through that many frames of codes
 made by a seed, so that nothing ends early; each by itself, nothing beside. A row is a window of 100
-frames: the median time a frame, and after its last frame the process's peak so far, its memory then,
-and the bytes of all live tensors.
+frames: the median time a frame, and after its last frame the process's peak so far, its memory
+then, and the bytes of all live tensors.
 
 Two verdicts, printed as pass, fail, or not measured:
 - a code2wav frame takes as long at 3,000 to 3,100 as at 10 to 110, within a factor of 1.15;
@@ -89,15 +89,20 @@ def measure(checkpoint: str | Path, options: argparse.Namespace) -> list[Row]:
         engines.enter_thread()
         if engines.talker is None or engines.vocoder is None:
             raise ValueError("this checkpoint has no talker: it can write text, not speak.")
-        if options.chunk not in engines.vocoder.chunk_frames:
-            sizes = ", ".join(map(str, engines.vocoder.chunk_frames))
-            raise ValueError(f"--chunk is one of {sizes} for this model, got {options.chunk}.")
+        check_chunk(options.chunk, engines.vocoder.chunk_frames)
         chunks = decoded_chunks(engines.vocoder, config, options.chunk, options.seed)
         rows = windows(CODE2WAV, chunks, options.frames, options.chunk)
         prompt = omni.conversation.prompt([{"role": "user", "content": "Speak, and go on."}])
         room = engines.talker.context_length - len(prompt.talker)
         frames = spoken_frames(engines.talker, config, prompt, options.seed)
         return rows + windows(TALKER, frames, min(options.frames, room))
+
+
+def check_chunk(chunk: int, compiled: Sequence[int]) -> None:
+    """Raises ValueError for a size that code2wav has not: padded chunks end a stream."""
+    if chunk not in compiled:
+        sizes = ", ".join(map(str, compiled))
+        raise ValueError(f"--chunk is one of {sizes} for this model, got {chunk}.")
 
 
 def decoded_chunks(vocoder: Vocoder, config: OmniConfig, chunk: int, seed: int) -> Iterator[Frame]:

@@ -1,4 +1,4 @@
-"""Stopwatches."""
+"""A stopwatch, and what is made of its times."""
 
 import statistics
 import time

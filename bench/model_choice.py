@@ -1,4 +1,4 @@
-"""Which model a benchmark runs: a checkpoint that is named, or one of random weights made for it."""
+"""Which model a benchmark runs: a checkpoint that is named, or random weights made for it."""
 
 import argparse
 import tempfile

@@ -1,6 +1,6 @@
 """Each stage by itself, in every size that it is called in: what one call takes.
 
-    python bench/stages.py --model CHECKPOINT --prompts 128,512,2048 --batches 1,4 --json stages.json
+    python bench/stages.py --model CHECKPOINT --prompts 128,512,2048 --json stages.json
 
 The engines are called as the runtime calls them, with nothing beside: what a call costs its caller,
 in another process or on a device as well. Rows, with what does not apply left null:
