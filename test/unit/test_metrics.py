@@ -226,29 +226,33 @@ TOOK = {
 
 
 def test_a_watched_request_is_the_same_and_each_call_for_it_is_noted(config: OmniConfig) -> None:
-    simulation = Simulation(config, TIMES, Sizes(slots=1))
+    simulation = Simulation(config, TIMES, Sizes(slots=2))
     simulation.pipeline.close()
     recorder = Recorder(simulation.clock.now)
     engines = recorder.wrap(simulation.pipeline._engines)
     simulation.pipeline = Pipeline(engines, config, 16, simulation.clock)
-    tokens = [5, 0, 17]
-    # The second waits for the slot of the first, and its calls are not the first one's.
-    streams = [simulation.start(tokens, frames, chunk_frames=(2,)) for frames in (4, 6)]
-    assert (streams[0].slot, streams[1].slot) == (0, -1)
-    for stream, frames in zip(streams, (4, 6), strict=True):
-        result = finish(stream)
-        simulation.assert_right(result, tokens, frames)
+    tokens, frames = [5, 0, 17], (4, 6, 8)
+    # The first two share calls, and the third waits for a slot of theirs.
+    streams = [simulation.start(tokens, count, chunk_frames=(2,)) for count in frames]
+    assert {streams[0].slot, streams[1].slot} == {0, 1}
+    assert streams[2].slot == -1
+    results = [finish(stream) for stream in streams]
+    assert streams[2].slot in (0, 1)
+    for stream, result, count in zip(streams, results, frames, strict=True):
+        simulation.assert_right(result, tokens, count)
         spans = recorder.of_request(stream.slot, result.timings.queued_s)
         assert [s.start_s for s in spans] == sorted(s.start_s for s in spans)
         assert {s.stage: s.end_s - s.start_s for s in spans} == TOOK
-        assert all(s.slots == (0,) and s.end_s - s.start_s == TOOK[s.stage] for s in spans)
         counts = Counter(s.stage for s in spans)
-        assert (counts["code predictor"], counts["code2wav"]) == (frames, frames // 2)
+        assert (counts["code predictor"], counts["code2wav"]) == (count, count // 2)
         assert counts["thinker decode"] == len(tokens)
-        assert (
-            counts["thinker prefill"] == counts["talker prepare"] == counts["talker prefill"] == 1
-        )
-        assert spans[-1].end_s == result.timings.total_s
+        assert [counts[s] for s in ("thinker prefill", "talker prepare", "talker prefill")] == [
+            1
+        ] * 3
+        assert result.timings.rtf is not None
+        assert spans[-1].end_s == pytest.approx(result.timings.rtf * result.timings.audio_s)
+    shared = [s for s in recorder.of_request(streams[0].slot, 0.0) if len(s.slots) == 2]
+    assert "talker step" in {s.stage for s in shared}
     simulation.pipeline.close()
 
 
