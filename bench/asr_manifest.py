@@ -1,12 +1,10 @@
 """Sound files with what is said in them, from a manifest or a LibriSpeech folder."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-
-class ManifestError(Exception):
-    """There is nothing to transcribe, or it can't be told what."""
+from json_lines import ManifestError, numbered_lines, read_entries
 
 
 @dataclass(frozen=True)
@@ -27,27 +25,24 @@ def read_clips(source: Path) -> list[Clip]:
     """
     if source.is_dir():
         return _read_librispeech(source)
-    clips = []
-    for number, line in _lines(source):
-        try:
-            entry = json.loads(line)
-            audio, text = entry["audio"], entry["text"]
-        except (ValueError, TypeError, KeyError):
-            audio = text = None
-        if not isinstance(audio, str) or not isinstance(text, str):
-            raise ManifestError(
-                f'{source}:{number} is not {{"audio": "a.wav", "text": "its words"}}: {line[:80]}'
-            )
-        clips.append(Clip(source.parent / audio, text))
-    if not clips:
-        raise ManifestError(f"{source} is empty: one line of JSON a clip is needed.")
-    return clips
+    clips = read_entries(source, _clip, '{"audio": "a.wav", "text": "its words"}')
+    return [Clip(source.parent / clip.audio, clip.text) for clip in clips]
+
+
+def _clip(entry: Any) -> Clip:
+    """An entry, its path as it stands there."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"a {type(entry).__name__}")
+    for key in ("audio", "text"):
+        if not isinstance(entry.get(key), str):
+            raise ValueError(f'"{key}" is no string')
+    return Clip(Path(entry["audio"]), entry["text"])
 
 
 def _read_librispeech(folder: Path) -> list[Clip]:
     clips = []
     for transcripts in sorted(folder.glob("*/*/*.trans.txt")):
-        for number, line in _lines(transcripts):
+        for number, line in numbered_lines(transcripts):
             name, _, text = line.partition(" ")
             if not text:
                 raise ManifestError(f"{transcripts}:{number} is no name and words: {line[:80]}")
@@ -58,12 +53,3 @@ def _read_librispeech(folder: Path) -> list[Clip]:
             "LibriSpeech/test-clean."
         )
     return clips
-
-
-def _lines(file: Path) -> list[tuple[int, str]]:
-    """Lines that are not blank, and their numbers from 1."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"{file} can't be read: {error}") from error
-    return [(number, line.strip()) for number, line in enumerate(lines, 1) if line.strip()]

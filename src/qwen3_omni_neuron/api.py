@@ -3,7 +3,7 @@
 import inspect
 import secrets
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Qwen3Omni:
         compiled_path: str | Path | None = None,
         instance: str | None = None,
         cores: Mapping[str, str] | None = None,
+        wrap_engines: Callable[[Engines], Engines] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
@@ -79,6 +80,7 @@ class Qwen3Omni:
         tokenizer and its template. None: the weights are converted as they are read.
         instance, cores: for target neuron, see neuron.cores.plan_cores; by default this machine's
         type, and its first cores: of "shared", the same for all stages, of "split", each its own.
+        wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
         for an argument.
@@ -95,6 +97,8 @@ class Qwen3Omni:
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         engines = load_engines(_placed(spec, instance, cores), placement)
+        if wrap_engines is not None:
+            engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
     def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:

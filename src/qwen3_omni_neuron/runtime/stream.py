@@ -53,6 +53,11 @@ class SpeechStream(Iterator[Event]):
         self._done = isinstance(event, Finished)
         return event
 
+    @property
+    def slot(self) -> int:
+        """Its line of every engine, and the one that it had; -1 before it got one."""
+        return self._live.slot
+
     def close(self) -> None:
         """Cancel the request. Its slots are free after at most one more step of each stage."""
         self._done = True

@@ -1,0 +1,176 @@
+"""What is computed from the times of a request's events, and over many requests.
+
+- TTFT: arrival of the request, its conversation not yet read, to the first text.
+- ITL: first text to last text, over the tokens that came after the first text.
+- TTFB: arrival to the first audio chunk.
+- RTF: (arrival of the last chunk - arrival of the request) / duration of the audio.
+- An underrun: a player that starts at the first sample has played all that it has before the next
+  chunk is there. It waits, and goes on with that chunk.
+
+A reply that a token limit cut is as long as the limit, not as the model would have it: what depends
+on the length is summed up apart from that of complete replies.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+PERCENTILES = (50, 90, 95, 99)
+# A limit can't change what comes before it.
+BEFORE_ANY_LIMIT = ("ttft_s", "itl_s", "ttfb_s")
+MEASURED = (*BEFORE_ANY_LIMIT, "total_s", "audio_s", "rtf", "text_tokens", "frames", "silent_s")
+SAME_MOMENT_S = 1e-9  # rounding of sums of samples
+
+
+@dataclass(frozen=True)
+class TextArrival:
+    """Text that came at some time, by the clock, of so many tokens."""
+
+    at_s: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ChunkArrival:
+    """An audio chunk that came at some time, by the clock."""
+
+    at_s: float
+    samples: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class RequestEvents:
+    """One request as its caller saw it.
+
+    Times by one clock, in seconds. arrived_s: before its conversation was read. finish reasons:
+    "stop", "length" (a limit cut it), and for the talker "no_speech".
+    """
+
+    arrived_s: float
+    texts: tuple[TextArrival, ...]
+    chunks: tuple[ChunkArrival, ...]
+    finished_s: float
+    thinker_finish_reason: str
+    talker_finish_reason: str
+    sample_rate: int = 24000
+
+
+@dataclass(frozen=True)
+class RequestMetrics:
+    """See the top of this file. None: there was no text, no second text, or no audio.
+
+    underruns: how often the player waited; silent_s: for how long in all. truncated: a limit cut
+    the text, the speech or both.
+    """
+
+    ttft_s: float | None
+    itl_s: float | None
+    ttfb_s: float | None
+    total_s: float
+    audio_s: float
+    rtf: float | None
+    text_tokens: int
+    frames: int
+    underruns: int
+    silent_s: float
+    thinker_finish_reason: str
+    talker_finish_reason: str
+    truncated: bool
+
+
+def request_metrics(events: RequestEvents) -> RequestMetrics:
+    """The figures of one request."""
+    arrived_s, texts, chunks = events.arrived_s, events.texts, events.chunks
+    audio_s = sum(chunk.samples for chunk in chunks) / events.sample_rate
+    underruns, silent_s = playback(chunks, events.sample_rate)
+    reasons = (events.thinker_finish_reason, events.talker_finish_reason)
+    return RequestMetrics(
+        ttft_s=texts[0].at_s - arrived_s if texts else None,
+        itl_s=_inter_token_s(texts),
+        ttfb_s=chunks[0].at_s - arrived_s if chunks else None,
+        total_s=events.finished_s - arrived_s,
+        audio_s=audio_s,
+        rtf=(chunks[-1].at_s - arrived_s) / audio_s if audio_s else None,
+        text_tokens=sum(text.tokens for text in texts),
+        frames=sum(chunk.frames for chunk in chunks),
+        underruns=underruns,
+        silent_s=silent_s,
+        thinker_finish_reason=reasons[0],
+        talker_finish_reason=reasons[1],
+        truncated="length" in reasons,
+    )
+
+
+def playback(chunks: Sequence[ChunkArrival], sample_rate: int) -> tuple[int, float]:
+    """A player that starts at the first sample: how often it waited, and how long in all.
+
+    A chunk that comes at the very moment that the player needs it is in time.
+    """
+    waits, silent_s = 0, 0.0
+    played_s = chunks[0].at_s if chunks else 0.0  # when all that came so far has been played
+    for chunk in chunks:
+        late_s = chunk.at_s - played_s
+        if late_s > SAME_MOMENT_S:
+            waits, silent_s = waits + 1, silent_s + late_s
+        played_s = max(played_s, chunk.at_s) + chunk.samples / sample_rate
+    return waits, silent_s
+
+
+def percentile(values: Sequence[float], rank: float) -> float:
+    """Between the two nearest values, in proportion: of n sorted values, the one at index
+    (n - 1) * rank / 100, as numpy's default has it. values: at least one; rank: 0 to 100."""
+    ordered = sorted(values)
+    index = (len(ordered) - 1) * rank / 100
+    below = math.floor(index)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (index - below)
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50, p90, p95 and p99; None of no values."""
+    if not values:
+        return None
+    return {f"p{rank}": percentile(values, rank) for rank in PERCENTILES}
+
+
+def distribution(values: Sequence[float | None]) -> dict[str, float] | None:
+    """count, mean, and percentiles of those that are there; None of no values."""
+    there = [value for value in values if value is not None]
+    found = percentiles(there)
+    if found is None:
+        return None
+    return {"count": len(there), "mean": sum(there) / len(there), **found}
+
+
+def summarize(requests: Sequence[RequestMetrics]) -> dict[str, Any]:
+    """Distributions of the figures, and how many requests they are of.
+
+    "all": what no limit changes, over all requests. "complete" and "truncated": every figure, over
+    the requests that ended by themselves, and over those that a limit cut.
+    """
+    complete = [request for request in requests if not request.truncated]
+    truncated = [request for request in requests if request.truncated]
+    return {
+        "requests": len(requests),
+        "truncated_requests": len(truncated),
+        "truncated_text": sum(r.thinker_finish_reason == "length" for r in requests),
+        "truncated_speech": sum(r.talker_finish_reason == "length" for r in requests),
+        "without_speech": sum(r.ttfb_s is None for r in requests),
+        "underruns": sum(r.underruns for r in requests),
+        "requests_with_underruns": sum(r.underruns > 0 for r in requests),
+        "all": _distributions(requests, BEFORE_ANY_LIMIT),
+        "complete": _distributions(complete, MEASURED),
+        "truncated": _distributions(truncated, MEASURED),
+    }
+
+
+def _distributions(requests: Sequence[RequestMetrics], names: Sequence[str]) -> dict[str, Any]:
+    rows = [asdict(request) for request in requests]
+    return {name: distribution([row[name] for row in rows]) for name in names}
+
+
+def _inter_token_s(texts: Sequence[TextArrival]) -> float | None:
+    tokens = sum(text.tokens for text in texts[1:])
+    return (texts[-1].at_s - texts[0].at_s) / tokens if tokens else None
