@@ -4,6 +4,8 @@ The weights are cut and read as for a device, two ranks are threads; see simulat
 """
 
 import importlib.util
+import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,9 +17,9 @@ import pytest
 from eager_neuron import SETTINGS
 from media_cases import CASES
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.artifact import MANIFEST_FILE, Manifest, read_manifest
+from qwen3_omni_neuron.artifact import MANIFEST_FILE, Manifest, read_manifest, verify_files
 from qwen3_omni_neuron.compiled_tree import open_tree
-from qwen3_omni_neuron.compiling.runner import Outcome, compile_tree
+from qwen3_omni_neuron.compiling.runner import compile_tree
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_generation_defaults
@@ -138,30 +140,19 @@ def test_the_expected_bytes_are_those_of_the_weights(plan: CompilePlan, tree: Pa
         assert expected <= record.bytes <= expected + HEADER_BYTES, graph
 
 
-def test_one_part_that_is_missing_is_compiled_alone(
+def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alone(
     plan: CompilePlan, tree: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
-    (copy / "code2wav" / "code2wav" / "graphs.json").unlink()
-    assert compile_tree(plan, copy, SIMULATED).compiled == ("code2wav",)
-    other = replace(plan, chunk_frames=(1, 2))
-    assert compile_tree(other, copy, SIMULATED).compiled == ("code2wav",)
-    other = replace(other, profile="fast")
-    outcome: Outcome = compile_tree(other, copy, SIMULATED, only=("audio",))
-    assert outcome.compiled == ("audio",)
-    assert outcome.missing["thinker"] == "stale: made from profile safe instead of fast"
-
-
-def test_what_a_compiler_left_is_kept_until_the_next_run(plan: CompilePlan, tmp_path: Path) -> None:
+    (copy / "vision" / "vision_encoder" / "graphs.json").unlink()
     failing = Target(partial(compile_graph, toolchain=FailingToolchain()), expected_bytes)
     with pytest.raises(CompileError, match="vision_encoder was not compiled"):
-        compile_tree(plan, tmp_path, failing, only=("vision",))
-    kept = tmp_path / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"
+        compile_tree(plan, copy, failing)
+    kept = copy / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"
     assert kept.read_text() == "internal error"
-    compile_tree(plan, tmp_path, SIMULATED, only=("vision",))
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "vision"]
+    assert compile_tree(plan, copy, SIMULATED).compiled == ("vision",)
+    assert not kept.exists()
+    verify_files(copy, read_manifest(copy))
 
 
 @pytest.mark.skipif(not WITHOUT_SDK, reason="the Neuron SDK, or its sources, are here")
@@ -193,9 +184,6 @@ def test_what_does_not_fit_a_target_is_refused(checkpoint: Path, tree: Path) -> 
 def test_another_sdk_is_refused(
     tree: Path, checkpoint: Path, config: OmniConfig, tmp_path: Path
 ) -> None:
-    import json
-    import shutil
-
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
     raw = json.loads((copy / MANIFEST_FILE).read_text())
     raw["versions"]["neuronx-cc"] = "2.25.1"

@@ -146,7 +146,8 @@ def _compile(
             if (tree / graph / RECORD_FILE).exists():
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
                 _discard(tree, graph)
-        write_manifest(tree, Manifest(checkpoint, plan.settings, installed_versions(), ordered))
+        present = installed_versions() | versions
+        write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered))
     return Outcome(ordered, tuple(chosen), missing)
 
 
