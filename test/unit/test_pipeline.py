@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from player import listen
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime.live import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
-from simulation import EOS, Simulation, finish, play
+from simulation import EOS, Simulation, finish
 from timed_engines import Sizes, Times
 
 Simulate = Callable[..., Simulation]
@@ -243,9 +244,9 @@ def test_a_player_never_runs_dry_while_frames_come_in_time(
     times = Times(0.1, 0.005, 0, 0.05, frame_ms / 2000, frame_ms / 2000, vocoder_ms / 1000)
     simulation = simulate(times)
     for _ in range(2):
-        result, dry, silent_s = play(simulation.start(TOKENS, 150), simulation.clock)
-        assert dry == 0, f"{dry} times, {1000 * silent_s:.0f} ms in all"
-        assert len(result.codes) == 150
+        heard = listen(simulation.start(TOKENS, 150), simulation.clock)
+        assert heard.underruns == 0, f"{1000 * heard.silent_s:.0f} ms in all"
+        assert len(heard.result.codes) == 150
 
 
 def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(
