@@ -56,6 +56,6 @@ class CoreGroups:
 
     def run(self, call: str, seconds: float) -> None:
         """A call "stage.name" of an engine, on its stage's cores."""
-        group = self._group_of[call.split(".")[0]]
+        group = self._group_of[call.partition(".")[0]]
         start_s = self._groups[group].hold(seconds)
         self.spans.append(Span(group, call, start_s, self._clock.now()))

@@ -15,7 +15,7 @@ players that start at the first sample.
 """
 
 import argparse
-import json
+import dataclasses
 import math
 import statistics
 import threading
@@ -27,6 +27,7 @@ import torch
 
 from core_groups import PLACEMENTS, CoreGroups, Span
 from player import Heard, listen
+from qwen3_omni_neuron.json_file import write_json
 from qwen3_omni_neuron.model.talker_prompt import ASSISTANT_ROWS
 from qwen3_omni_neuron.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
@@ -45,7 +46,7 @@ from virtual_clock import VirtualClock
 PROFILES = Path(__file__).parent / "profiles"
 PUBLISHED_TTFB_S = 1.759  # what port #167 measured, driven as PORT
 PORT = Behaviour("port's", (25,), (25,), 5, inline_frames=25, context_frames=5, driver=True)
-OURS = Behaviour("ours")
+OURS = Behaviour("ours, adaptive")
 MEL_A_WINDOW = 800  # 8 s
 EOS, VOCAB = 383, 384
 GREEDY = SamplingParams(do_sample=False)
@@ -232,6 +233,16 @@ def table(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def against_the_port(rows: Sequence[Row]) -> list[str]:
+    """How the port's way compares with what the port measured, where the latencies are its own."""
+    return [
+        f"replay: driven the port's way, mean TTFB {1e3 * r.ttfb_mean_s:.0f} ms; the port measured "
+        f"{1e3 * PUBLISHED_TTFB_S:.0f} ({100 * (r.ttfb_mean_s / PUBLISHED_TTFB_S - 1):+.1f} %)."
+        for r in rows
+        if (r.profile, r.driven, r.placement) == ("port-167", PORT.name, "shared")
+    ]
+
+
 def ramp(first: int) -> Behaviour:
     """Ours with fixed chunk sizes: from `first` upwards, the last for all that follow."""
     sizes = CHUNK_FRAMES[CHUNK_FRAMES.index(first) :]
@@ -251,3 +262,82 @@ def _prompt(number: int, talk: Conversation) -> Prompt:
     )
     mel = torch.zeros(1, round(100 * talk.audio_s))
     return Prompt(ids, torch.zeros(3, talk.prompt_rows), talker, (mel,))
+
+
+def replay_rows(
+    profile: StageProfile,
+    placements: Sequence[str],
+    behaviours: Sequence[Behaviour],
+    concurrency: Sequence[int],
+    load: Sequence[Conversation],
+) -> list[Row]:
+    """The port's way in each placement, one request at a time; then `behaviours` in each, at each
+    concurrency."""
+    rows = [row(profile, PORT, placement, 1, load) for placement in placements]
+    for placement in placements:
+        for behaviour in behaviours:
+            rows += [row(profile, behaviour, placement, count, load) for count in concurrency]
+    return rows
+
+
+def first_chunk(text: str) -> Behaviour:
+    """What --first-chunk says: "adaptive", or a chunk size."""
+    if text == "adaptive":
+        return OURS
+    if text in map(str, CHUNK_FRAMES):
+        return ramp(int(text))
+    sizes = ", ".join(map(str, CHUNK_FRAMES))
+    raise argparse.ArgumentTypeError(f"a first chunk is adaptive, or one of {sizes}; got {text!r}.")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = ", ".join(sorted(file.stem for file in PROFILES.glob("*.json")))
+    parser.add_argument("--profile", default="port-167", help=f"{names}, or a file")
+    parser.add_argument("--placement", choices=(*PLACEMENTS, "both"), default="both")
+    parser.add_argument(
+        "--first-chunk",
+        type=lambda text: [first_chunk(part) for part in text.split(",")],
+        default="adaptive",
+        help="adaptive, or frames, after which chunks grow; several, by commas",
+    )
+    parser.add_argument(
+        "--concurrency",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default="1",
+        help="requests at a time; several, by commas",
+    )
+    parser.add_argument("--requests", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0, help="of the requests' order")
+    parser.add_argument(
+        "--driver", action="store_true", help="spend the profile's driver times in ours, too"
+    )
+    parser.add_argument("--json", type=Path, help="write the rows here, too")
+    options = parser.parse_args()
+    if options.requests < 1 or min(options.concurrency) < 1:
+        parser.error("--requests and --concurrency are 1 or more.")
+    file = PROFILES / f"{options.profile}.json"
+    try:
+        profile = StageProfile.load(file if file.exists() else Path(options.profile))
+        behaviours = [
+            dataclasses.replace(how, driver=options.driver, name=_name(how, options.driver))
+            for how in options.first_chunk
+        ]
+        placements = list(PLACEMENTS) if options.placement == "both" else [options.placement]
+        load = conversations(options.requests, options.seed)
+        rows = replay_rows(profile, placements, behaviours, options.concurrency, load)
+    except ProfileError as error:
+        parser.error(str(error))
+    print("\n".join([*table(rows), "", *against_the_port(rows)]))
+    if options.json:
+        write_json(options.json, {"kind": "replay", "rows": [asdict(r) for r in rows]})
+
+
+def _name(behaviour: Behaviour, driver: bool) -> str:
+    return f"{behaviour.name}, with the driver" if driver else behaviour.name
+
+
+if __name__ == "__main__":
+    main()

@@ -7,9 +7,9 @@ import numpy as np
 
 Quantiles = Sequence[tuple[float, float]]
 
-# Published of its 100 conversations: p50, p90 and p95 of each, the limits of the prompts' lengths, at
-# most 200 thinker tokens and 500 talker tokens, which 12 of 100 replies met; and the means, which
-# the remaining ends are chosen by.
+# Published of its 100 conversations: p50, p90 and p95, the prompts' limits, at most 200 thinker
+# tokens, at most 500 talker tokens, which 12 of 100 replies met; and the means, by which the other
+# ends are chosen.
 PROMPT_ROWS: Quantiles = ((0, 1164), (0.5, 1278), (0.9, 1400), (0.95, 1419), (1, 1494))
 AUDIO_S: Quantiles = ((0, 1.5), (0.5, 4.27), (0.9, 9.26), (0.95, 9.86), (1, 13.0))  # mean 5.2
 TEXT_TOKENS: Quantiles = ((0, 43), (0.5, 59), (0.9, 81), (0.95, 151), (1, 200))  # mean 68

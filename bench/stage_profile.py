@@ -156,9 +156,7 @@ def _keys(where: str, value: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if missing := [name for name in names if name not in value]:
         raise ProfileError(f"{where}: {', '.join(missing)} is missing.")
     if unknown := [name for name in value if name not in names]:
-        raise ProfileError(
-            f"{where}: unknown {', '.join(unknown)}. There is {', '.join(names)}."
-        )
+        raise ProfileError(f"{where}: unknown {', '.join(unknown)}. There is {', '.join(names)}.")
     return value
 
 

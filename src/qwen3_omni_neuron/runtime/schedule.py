@@ -6,8 +6,8 @@ come in 20 ms and a first chunk of 1 (80 ms of sound less the vocoder's 23 ms of
 next chunk has 2 frames, which are there before the 57 ms are over; the one after that has 4.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from qwen3_omni_neuron.errors import OptionError
@@ -21,13 +21,19 @@ class Pace:
 
     pending: frames that are there. buffered_s: sound that the player has and has not played, None
     before the first chunk. frame_s: time a frame takes, None before it was ever measured.
-    call_s: what the vocoder took for its last call.
+    call_s: what the vocoder took for its last call. calls_s: for its last one of each chunk size
+    that it has decoded.
     """
 
     pending: int
     buffered_s: float | None
     frame_s: float | None
     call_s: float
+    calls_s: Mapping[int, float] = field(default_factory=dict)
+
+    def vocoder_s(self, frames: int) -> float:
+        """What a chunk of so many frames is expected to take."""
+        return self.calls_s.get(frames, self.call_s)
 
 
 class Schedule(Protocol):
@@ -83,7 +89,7 @@ class AdaptiveSchedule:
             return self._first(frame_s, pace)
         chosen = self._buckets[0]
         for bucket in self._buckets[1:]:
-            expected_s = max(0, bucket - pace.pending) * frame_s + pace.call_s
+            expected_s = max(0, bucket - pace.pending) * frame_s + pace.vocoder_s(bucket)
             if expected_s * MARGIN <= pace.buffered_s:
                 chosen = bucket
         return chosen
@@ -95,7 +101,8 @@ class AdaptiveSchedule:
         """The fewest frames whose sound lasts until the smallest next chunk is there; more where
         more are there already."""
         # Its frames come while this one is decoded: the longer of the two is what it waits for.
-        wait_s = max(self._buckets[0] * frame_s, pace.call_s) * MARGIN
+        least = self._buckets[0]
+        wait_s = max(least * frame_s, pace.vocoder_s(least)) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
         there = [b for b in self._buckets if b <= pace.pending]
         return max(min(enough, default=self._buckets[-1]), max(there, default=0))

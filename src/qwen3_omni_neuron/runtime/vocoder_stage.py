@@ -33,6 +33,7 @@ class VocoderStage(Stage[VocoderTask]):
         super().__init__("vocoder", shared)
         self._engine, self._on_room = engine, on_room
         self._call_s = 0.0  # what the last call took
+        self._calls_s: dict[int, float] = {}  # and the last one of each chunk size
         self._frame_s: float | None = None  # the pace of the last frames, of any request
 
     def on_frame(self, live: LiveRequest) -> None:
@@ -69,15 +70,16 @@ class VocoderStage(Stage[VocoderTask]):
         buffered_s = None
         if first_s is not None:
             buffered_s = task.samples / SAMPLE_RATE - (self._clock.now() - first_s)
-        return task.schedule.next_frames(Pace(pending, buffered_s, self._frame_s, self._call_s))
+        pace = Pace(pending, buffered_s, self._frame_s, self._call_s, self._calls_s)
+        return task.schedule.next_frames(pace)
 
     def _work(self, groups: dict[tuple[bool, int], list[VocoderTask]]) -> None:
-        for (first, _), tasks in groups.items():
+        for (first, bucket), tasks in groups.items():
             start_s = self._clock.now()
             decoded = self._call(tasks, partial(self._decode, first))
             with self._lock:
                 now = self._clock.now()
-                self._call_s = now - start_s
+                self._call_s = self._calls_s[bucket] = now - start_s
                 for task, samples in decoded:
                     self._put(task, samples, now)
                 self._on_room()
