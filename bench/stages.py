@@ -1,6 +1,7 @@
 """Each stage by itself, in every size that it is called in: what one call takes.
 
     python bench/stages.py --model CHECKPOINT --prompts 128,512,2048 --json stages.json
+    python bench/stages.py --model CHECKPOINT --profile mine.json    # for replay.py --profile
 
 The engines are called as the runtime calls them, with nothing beside: what a call costs its caller,
 in another process or on a device as well. Rows, with what does not apply left null:
@@ -29,6 +30,7 @@ import torch
 from arguments import natural, positive, sizes
 from long_prompts import written_messages
 from measure import median_row, repeated, timed
+from measured_profile import measured_profile
 from model_choice import add_model_arguments, chosen_checkpoint, load_chosen
 from qwen3_omni_neuron import Qwen3OmniError
 from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
@@ -47,7 +49,7 @@ from qwen3_omni_neuron.runtime.protocols import (
     Thinker,
     Vocoder,
 )
-from results import publish, results_of
+from results import machine, publish, results_of
 
 Row = dict[str, Any]
 TOKEN = 1  # any; what a token is costs nothing
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The first of a stage is that of its smallest sizes.
         summary.setdefault(row["stage"], row["median_s"])
     publish(results_of("stages", arguments, options, rows, summary), options.json)
+    if options.profile is not None:
+        source = f"bench/stages.py on {machine()['cpu']}, medians of {options.repeats} calls"
+        measured_profile(rows, options.profile.stem, source).save(options.profile)
     return 0
 
 
@@ -87,6 +92,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--repeats", type=positive, default=10)
     parser.add_argument("--seed", type=natural, default=0)
     parser.add_argument("--json", type=Path, help="write the result here, too")
+    parser.add_argument("--profile", type=Path, help="write what bench/replay.py takes here")
     return parser
 
 

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
 from virtual_clock import VirtualClock
 
 Reply = Callable[[Prompt], Sequence[int]]
-OnCall = Callable[[str, Sequence[int]], None]
+OnCall = Callable[[str, Sequence[int], int], None]
 
 GROUPS = 16
 FRAME_SAMPLES = 1920
@@ -53,12 +53,13 @@ class Sizes:
 class Script:
     """reply: the tokens that answer a prompt, its end marker last. frames: codes 0 before
     codec_eos, None for speech without end. on_call: told of each call before it takes its time, by
-    name and slots; may raise, or sleep."""
+    name, slots and size (rows of a prompt, frames of all streams with what they are padded by, or
+    else slots); may raise, or sleep."""
 
     reply: Reply
     codec_eos_id: int
     frames: int | None = None
-    on_call: OnCall = field(default=lambda name, slots: None)
+    on_call: OnCall = field(default=lambda name, slots, size: None)
 
 
 def timed_engines(
@@ -74,8 +75,8 @@ class _Timed:
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
         self.slots, self.context_length = sizes.slots, sizes.context_length
 
-    def _take(self, name: str, slots: Sequence[int], seconds: float) -> None:
-        self._script.on_call(name, slots)
+    def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
+        self._script.on_call(name, slots, size)
         self._clock.sleep(seconds)
 
     def close(self) -> None:
@@ -91,12 +92,13 @@ class TimedThinker(_Timed):
         self._fed: dict[int, int] = {}
 
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        self._take("thinker.prefill", (slot,), self._times.thinker_prefill_s)
+        self._take("thinker.prefill", (slot,), len(prompt), self._times.thinker_prefill_s)
         self._rest[slot], self._fed[slot] = list(self._script.reply(prompt)), 0
         return self._logits([self._rest[slot][0]]), torch.zeros(0, 1)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        self._take("thinker.step", slots, _at(self._times.thinker_step_s, self._fed[slots[0]]))
+        seconds = _at(self._times.thinker_step_s, self._fed[slots[0]])
+        self._take("thinker.step", slots, len(slots), seconds)
         next_ids = []
         for slot, token_id in zip(slots, token_ids, strict=True):
             fed = self._fed[slot]
@@ -117,20 +119,22 @@ class TimedTalker(_Timed):
         super().__init__(clock, times, script, sizes)
         self._seen: dict[int, int] = {}
         self._frames: dict[int, list[int]] = {}
+        self._rows: dict[int, int] = {}
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
-        self._take("talker.prepare", (slot,), self._times.talker_prepare_s)
+        self._take("talker.prepare", (slot,), len(prompt), self._times.talker_prepare_s)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
+        self._rows[slot] = len(prompt)
         return len(prompt)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        self._take("talker.prefill", (slot,), self._times.talker_prefill_s)
+        self._take("talker.prefill", (slot,), self._rows[slot], self._times.talker_prefill_s)
         self._seen[slot] = seen_after(self._seen[slot], first_token)
         return self._logits([slot])
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         number = len(self._frames[slots[0]])
-        self._take("talker.step", slots, _at(self._times.talker_step_s, number))
+        self._take("talker.step", slots, len(slots), _at(self._times.talker_step_s, number))
         for slot, token_id in zip(slots, token_ids, strict=True):
             self._seen[slot] = seen_after(self._seen[slot], self._frames[slot][-1], token_id)
         return self._logits(slots)
@@ -138,7 +142,7 @@ class TimedTalker(_Timed):
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
-        self._take("talker.predict", slots, self._times.predict_s)
+        self._take("talker.predict", slots, len(slots), self._times.predict_s)
         frames = [frame_of(self._seen[s], c) for s, c in zip(slots, code0, strict=True)]
         for slot, frame in zip(slots, frames, strict=True):
             self._frames[slot].append(int(frame[-1]))
@@ -162,12 +166,16 @@ class TimedVocoder(_Timed):
         self._last: dict[int, list[Tensor]] = {}
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        self._take("vocoder.start", slots, self._times.vocoder_s)
+        self._take("vocoder.start", slots, self._frames(codes), self._times.vocoder_s)
         return [self._decode(s, [], c) for s, c in zip(slots, codes, strict=True)]
 
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        self._take("vocoder.step", slots, self._times.vocoder_s)
+        self._take("vocoder.step", slots, self._frames(codes), self._times.vocoder_s)
         return [self._decode(s, self._last[s], c) for s, c in zip(slots, codes, strict=True)]
+
+    def _frames(self, codes: Sequence[Tensor]) -> int:
+        """Of all streams, the last chunks padded."""
+        return len(codes) * next(b for b in self.chunk_frames if b >= len(codes[0]))
 
     def _decode(self, slot: int, last: list[Tensor], codes: Tensor) -> NDArray[np.float32]:
         """last: the frame before these, whose end comes with them; none at the start."""

@@ -3,30 +3,35 @@
 import heapq
 import itertools
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from qwen3_omni_neuron.runtime.clock import Clock
 
 
 class _Sleeper:
-    """A thread that waits: for its deadline, for a notification, or for both."""
+    """A thread that waits: for its deadline, for a notification, or for both, and then for its
+    turn."""
 
     def __init__(self) -> None:
-        self.awake = threading.Event()
-        self.notified = False
+        self.turn = threading.Event()
+        self.woken = self.notified = False
 
 
 class VirtualClock(Clock):
     """Seconds that nobody waits for.
 
-    It knows the threads it made, and the one that made it. When the last of them begins to wait,
-    the time of the earliest deadline has come. Guarded by _guard: every field.
+    It knows the threads it made, and the one that made it. They take turns: one of them works,
+    until it waits; then those it woke, in the order it woke them. When all wait, the time of the
+    earliest deadline has come. So what happens at one moment happens in the same order every time.
+    Guarded by _guard: every field.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._now = 0.0
-        self._working = 1
+        self._works = True  # one of the threads does
+        self._ready: deque[_Sleeper] = deque()  # woken, and not at work yet
         self._deadlines: list[tuple[float, int, _Sleeper]] = []
         self._order = itertools.count()  # equal deadlines come in the order they were asked for
 
@@ -36,24 +41,26 @@ class VirtualClock(Clock):
     def sleep(self, seconds: float) -> None:
         """Wait, as an engine does that takes its time."""
         self.enter(sleeper := _Sleeper(), seconds)
-        sleeper.awake.wait()
+        sleeper.turn.wait()
 
     def condition(self, lock: threading.RLock) -> threading.Condition:
         return _VirtualCondition(self, lock)
 
     def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        begin = _Sleeper()
+        self.wake(begin)
+
         def run() -> None:
+            begin.turn.wait()
             try:
                 target()
             finally:
                 self._stop_working()
 
-        with self._guard:
-            self._working += 1
         return threading.Thread(target=run, name=name, daemon=True)
 
     def enter(self, sleeper: _Sleeper, seconds: float | None) -> None:
-        """A thread begins to wait."""
+        """The thread at work begins to wait."""
         with self._guard:
             if seconds is not None:
                 deadline = self._now + max(0.0, seconds)
@@ -61,24 +68,31 @@ class VirtualClock(Clock):
         self._stop_working()
 
     def wake(self, sleeper: _Sleeper) -> None:
-        """A thread works again, before its deadline."""
+        """Let a thread work again, before its deadline."""
         with self._guard:
             self._wake(sleeper, notified=True)
+            if not self._works:
+                self._next_turn()
 
     def _stop_working(self) -> None:
         with self._guard:
-            self._working -= 1
-            while not self._working and self._deadlines:
-                deadline, _, sleeper = heapq.heappop(self._deadlines)
-                if not sleeper.awake.is_set():
-                    self._now = deadline
-                    self._wake(sleeper, notified=False)
+            self._works = False
+            self._next_turn()
+
+    def _next_turn(self) -> None:
+        while not self._ready and self._deadlines:
+            deadline, _, sleeper = heapq.heappop(self._deadlines)
+            if not sleeper.woken:
+                self._now = deadline
+                self._wake(sleeper, notified=False)
+        if self._ready:
+            self._works = True
+            self._ready.popleft().turn.set()
 
     def _wake(self, sleeper: _Sleeper, notified: bool) -> None:
-        if not sleeper.awake.is_set():
-            self._working += 1
-            sleeper.notified = notified
-            sleeper.awake.set()
+        if not sleeper.woken:
+            sleeper.woken, sleeper.notified = True, notified
+            self._ready.append(sleeper)
 
 
 class _VirtualCondition(threading.Condition):
@@ -92,7 +106,7 @@ class _VirtualCondition(threading.Condition):
         self._sleepers.append(sleeper)
         self._clock.enter(sleeper, timeout)
         held = self._release_save()  # type: ignore[attr-defined]
-        sleeper.awake.wait()
+        sleeper.turn.wait()
         self._acquire_restore(held)  # type: ignore[attr-defined]
         if sleeper in self._sleepers:
             self._sleepers.remove(sleeper)

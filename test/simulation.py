@@ -8,7 +8,7 @@ import torch
 
 from prompts import prompt_of
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult
+from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -56,7 +56,7 @@ class Simulation:
     def on_call(self, name: str, slots: Sequence[int]) -> None:
         """For a test to replace: raises or sleeps where an engine is to fail or to stall."""
 
-    def _on_call(self, name: str, slots: Sequence[int]) -> None:
+    def _on_call(self, name: str, slots: Sequence[int], _size: int) -> None:
         self.calls.append(Call(name, self.clock.now(), tuple(slots)))
         self.on_call(name, slots)
 
@@ -124,18 +124,3 @@ def finish(stream: SpeechStream) -> SpeechResult:
     events: list[Event] = list(stream)
     assert isinstance(events[-1], Finished)
     return events[-1].result
-
-
-def play(stream: SpeechStream, clock: VirtualClock) -> tuple[SpeechResult, int, float]:
-    """A player that starts at the first sample. Returns the result, how often it ran dry, and
-    for how long in all, in seconds."""
-    end_s: float | None = None
-    dry, silent_s = 0, 0.0
-    for event in stream:
-        if isinstance(event, AudioChunk):
-            now = clock.now()
-            if end_s is not None and now > end_s + 1e-9:
-                dry, silent_s = dry + 1, silent_s + now - end_s
-            end_s = max(now, end_s or now) + len(event.samples) / 24000
-    assert isinstance(event, Finished)
-    return event.result, dry, silent_s

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from player import listen
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime.live import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
-from simulation import EOS, Simulation, finish, play
+from simulation import EOS, Simulation, finish
 from timed_engines import Sizes, Times
 
 Simulate = Callable[..., Simulation]
@@ -229,6 +230,37 @@ def test_a_chunk_is_as_large_as_frames_and_vocoder_make_in_time(
     assert schedule.next_frames(Pace(pending, buffered_s, 0.01, call_s)) == frames
 
 
+@pytest.mark.parametrize(
+    ("own_s", "wait_s", "buffered_s", "frames"),
+    [
+        ({}, 0.0, 0.3, 2),  # nothing is known but the last call, 0.2 s
+        ({4: 0.01, 8: 0.02}, 0.0, 0.3, 8),
+        ({4: 0.01, 8: 0.02}, 0.15, 0.3, 4),  # its calls have waited for cores
+        ({1: 0.04}, 0.0, 0.0, 1),
+        ({1: 0.05}, 0.0, 0.0, 2),  # more than half of the 80 ms that it makes
+        ({1: 0.05, 2: 0.09}, 0.0, 0.0, 4),
+        ({1: 0.05, 2: 0.09, 4: 0.2, 8: 0.9}, 0.0, 0.0, 8),
+    ],
+)
+def test_a_chunk_costs_what_chunks_of_its_size_did(
+    own_s: dict[int, float], wait_s: float, buffered_s: float, frames: int
+) -> None:
+    """And none is so small that the call for it does not pay."""
+    schedule = AdaptiveSchedule((1, 2, 4, 8), 0.08, 0.023)
+    pace = Pace(0, buffered_s, 0.01, 0.2, own_s, wait_s)
+    assert schedule.next_frames(pace) == frames
+
+
+def test_a_reply_starts_at_the_pace_that_replies_start_at(simulate: Simulate) -> None:
+    """Frames come slower while the thinker has the same cores; the fast ones at the end of the
+    reply before say nothing of the next one's first."""
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, lambda n: 0.06 if n < 12 else 0.01))
+    finish(simulation.start(TOKENS, 60))
+    heard = listen(simulation.start(TOKENS, 60), simulation.clock)
+    assert heard.chunks[0] == 2
+    assert heard.underruns == 0
+
+
 def test_the_pace_is_the_mean_of_the_intervals() -> None:
     assert frame_pace(deque([1.0, 1.25, 2.0])) == 0.5
     assert frame_pace(deque([1.0])) is None
@@ -243,9 +275,9 @@ def test_a_player_never_runs_dry_while_frames_come_in_time(
     times = Times(0.1, 0.005, 0, 0.05, frame_ms / 2000, frame_ms / 2000, vocoder_ms / 1000)
     simulation = simulate(times)
     for _ in range(2):
-        result, dry, silent_s = play(simulation.start(TOKENS, 150), simulation.clock)
-        assert dry == 0, f"{dry} times, {1000 * silent_s:.0f} ms in all"
-        assert len(result.codes) == 150
+        heard = listen(simulation.start(TOKENS, 150), simulation.clock)
+        assert heard.underruns == 0, f"{1000 * heard.silent_s:.0f} ms in all"
+        assert len(heard.result.codes) == 150
 
 
 def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(

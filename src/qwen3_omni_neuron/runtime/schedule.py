@@ -6,13 +6,16 @@ come in 20 ms and a first chunk of 1 (80 ms of sound less the vocoder's 23 ms of
 next chunk has 2 frames, which are there before the 57 ms are over; the one after that has 4.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from qwen3_omni_neuron.errors import OptionError
 
 MARGIN = 1.25  # over the expected time, for frames that come late
+# Of a chunk's sound, that the vocoder's call may take: it may have its cores in common with the
+# stages that make the frames.
+VOCODER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,20 @@ class Pace:
 
     pending: frames that are there. buffered_s: sound that the player has and has not played, None
     before the first chunk. frame_s: time a frame takes, None before it was ever measured.
-    call_s: what the vocoder took for its last call.
+    call_s: what the vocoder took for its last call. own_s: the least it ever took, by chunk size,
+    for those it has decoded. wait_s: by how much its last call was above that, for want of cores.
     """
 
     pending: int
     buffered_s: float | None
     frame_s: float | None
     call_s: float
+    own_s: Mapping[int, float] = field(default_factory=dict)
+    wait_s: float = 0.0
+
+    def vocoder_s(self, frames: int) -> float:
+        """What a chunk of so many frames is expected to take."""
+        return self.own_s[frames] + self.wait_s if frames in self.own_s else self.call_s
 
 
 class Schedule(Protocol):
@@ -81,21 +91,29 @@ class AdaptiveSchedule:
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
             return self._first(frame_s, pace)
-        chosen = self._buckets[0]
-        for bucket in self._buckets[1:]:
-            expected_s = max(0, bucket - pace.pending) * frame_s + pace.call_s
+        chosen = self._least(pace)
+        for bucket in self._buckets:
+            expected_s = max(0, bucket - pace.pending) * frame_s + pace.vocoder_s(bucket)
             if expected_s * MARGIN <= pace.buffered_s:
-                chosen = bucket
+                chosen = max(chosen, bucket)
         return chosen
 
     def decoded(self) -> None:
         """Nothing to count: the pace says it all."""
 
+    def _least(self, pace: Pace) -> int:
+        """The smallest chunk that pays: a call costs much however few its frames are. What was
+        never measured is taken to pay."""
+        share = VOCODER_SHARE * self._frame_audio_s
+        paying = (b for b in self._buckets if pace.own_s.get(b, 0.0) <= b * share)
+        return next(paying, self._buckets[-1])
+
     def _first(self, frame_s: float, pace: Pace) -> int:
         """The fewest frames whose sound lasts until the smallest next chunk is there; more where
         more are there already."""
         # Its frames come while this one is decoded: the longer of the two is what it waits for.
-        wait_s = max(self._buckets[0] * frame_s, pace.call_s) * MARGIN
+        least = self._least(pace)
+        wait_s = max(least * frame_s, pace.vocoder_s(least)) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
         there = [b for b in self._buckets if b <= pace.pending]
         return max(min(enough, default=self._buckets[-1]), max(there, default=0))

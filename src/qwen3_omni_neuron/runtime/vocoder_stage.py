@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.runtime.live import LiveRequest, frame_pace
+from qwen3_omni_neuron.runtime.live import RECENT_FRAMES, LiveRequest, frame_pace
 from qwen3_omni_neuron.runtime.protocols import Vocoder
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -33,7 +33,11 @@ class VocoderStage(Stage[VocoderTask]):
         super().__init__("vocoder", shared)
         self._engine, self._on_room = engine, on_room
         self._call_s = 0.0  # what the last call took
-        self._frame_s: float | None = None  # the pace of the last frames, of any request
+        self._own_s: dict[int, float] = {}  # the least that a call took, by its chunk size
+        self._wait_s = 0.0  # by how much the last one was above that
+        # The pace of a request's first frames, of the last one that had them: later ones come
+        # faster, where the thinker has the same cores and is done.
+        self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
         """A request has a frame more, or none will come: go to work if that makes a chunk due.
@@ -64,20 +68,27 @@ class VocoderStage(Stage[VocoderTask]):
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
         """Frames that the schedule wants in the task's next chunk, a compiled chunk size."""
-        self._frame_s = frame_pace(task.live.frame_times) or self._frame_s
+        frame_s = frame_pace(task.live.frame_times)
+        if frame_s is None:
+            frame_s = self._start_frame_s
+        elif len(task.live.codes) <= RECENT_FRAMES:
+            self._start_frame_s = frame_s
         first_s = task.live.marks.first_sample_s
         buffered_s = None
         if first_s is not None:
             buffered_s = task.samples / SAMPLE_RATE - (self._clock.now() - first_s)
-        return task.schedule.next_frames(Pace(pending, buffered_s, self._frame_s, self._call_s))
+        calls = (self._call_s, self._own_s, self._wait_s)
+        return task.schedule.next_frames(Pace(pending, buffered_s, frame_s, *calls))
 
     def _work(self, groups: dict[tuple[bool, int], list[VocoderTask]]) -> None:
-        for (first, _), tasks in groups.items():
+        for (first, bucket), tasks in groups.items():
             start_s = self._clock.now()
             decoded = self._call(tasks, partial(self._decode, first))
             with self._lock:
                 now = self._clock.now()
                 self._call_s = now - start_s
+                self._own_s[bucket] = min(self._call_s, self._own_s.get(bucket, self._call_s))
+                self._wait_s = self._call_s - self._own_s[bucket]
                 for task, samples in decoded:
                     self._put(task, samples, now)
                 self._on_room()

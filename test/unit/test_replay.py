@@ -1,0 +1,408 @@
+"""The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import replay as replay_module
+from core_groups import PLACEMENTS, CoreGroup, Span
+from graph_cases import TINY_PLAN
+from measured_profile import measured_profile
+from player import listen
+from qwen3_omni_neuron.events import AudioChunk, Event, Finished
+from qwen3_omni_neuron.graphs.dry_run import dry_run
+from released import RELEASED
+from replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
+from replay_load import conversations
+from roofline_profile import OUT, TP, roofline
+from stage_profile import STAGES, ProfileError, StageLatency, StageProfile
+from virtual_clock import VirtualClock
+
+LOAD = conversations(20, seed=0)
+FEW = conversations(4, seed=0)
+
+
+@pytest.fixture(scope="module")
+def port() -> StageProfile:
+    return StageProfile.load(PROFILES / "port-167.json")
+
+
+def overlap(spans: list[Span]) -> list[tuple[str, str]]:
+    """Calls that had cores at the same time."""
+    spans = sorted(spans, key=lambda span: (span.start_s, span.end_s))
+    return [
+        (a.call, b.call)
+        for a, b in pairwise(spans)
+        if b.start_s < a.end_s - 1e-9 and b.end_s > b.start_s
+    ]
+
+
+def called(spans: list[Span], call: str) -> list[Span]:
+    return [span for span in spans if span.call == call]
+
+
+# The port
+
+
+def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) -> None:
+    """668 to the first token, 4 x 10.2 to the fifth, 60 of thread, 27 of prefill, 25 frames of 14
+    on the cores and 11 beside them but for one step of 5, 122 of code2wav: 1538 ms. The rest is the
+    thinker, which has the same cores. None of these figures is taken from the 1759."""
+    alone = replay(port, PORT, "split", 1, FEW).heard
+    alone_s = 0.668 + 4 * 0.0102 + 0.06 + 0.027 + 25 * 0.025 - 0.005 + 0.122
+    for heard in alone:
+        assert heard.result.timings.ttfb_s == pytest.approx(alone_s)
+    shared = row(port, PORT, "shared", 1, LOAD)
+    assert shared.ttfb_mean_s == pytest.approx(PUBLISHED_TTFB_S, rel=0.1)
+    assert shared.ttft_mean_s == pytest.approx(0.668)
+    assert shared.underruns == 0
+
+
+def test_the_ports_way_is_what_it_is_said_to_be(port: StageProfile) -> None:
+    """The talker starts after five tokens and stands still while code2wav decodes 30 frames."""
+    spans = replay(port, PORT, "split", 1, FEW[:1]).spans
+    (prefill,) = called(spans, "talker.prefill")
+    fifth_s = called(spans, "thinker.step")[3].end_s
+    assert prefill.start_s == pytest.approx(fifth_s + 0.06)
+    talker = [span for span in spans if span.group == "talker"]
+    vocoder = [span for span in spans if span.group == "vocoder"]
+    assert overlap(talker + vocoder) == []
+    assert [span.end_s - span.start_s for span in vocoder] == pytest.approx([0.122] * len(vocoder))
+    assert len(vocoder) == -(-FEW[0].frames // 25)
+
+
+# Ours
+
+
+@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.8), ("split", 0.76)])
+def test_ours_is_below_its_goal_at_the_ports_latencies(
+    port: StageProfile, placement: str, goal_s: float
+) -> None:
+    """Every request, the first one too, which knows no pace; and no player runs dry."""
+    heard = replay(port, OURS, placement, 1, LOAD).heard
+    assert len(heard) == len(LOAD)
+    assert max(one.result.timings.ttfb_s or 9.0 for one in heard) < goal_s
+    assert sum(one.underruns for one in heard) == 0
+
+
+def test_ours_starts_with_one_frame_whatever_the_last_chunk_was(port: StageProfile) -> None:
+    """A chunk of 25 frames, 102 ms, says nothing of how long one frame takes the vocoder."""
+    heard = replay(port, OURS, "split", 1, FEW).heard
+    assert max(heard[-2].chunks[-2:]) == 25
+    assert heard[-1].chunks[0] == 1
+    alone_s = 0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30
+    assert heard[-1].result.timings.ttfb_s == pytest.approx(alone_s)
+
+
+def test_a_vocoder_call_that_costs_more_than_its_sound_is_made_of_more_frames(
+    port: StageProfile,
+) -> None:
+    """126 ms for one frame: with chunks of one, a reply would never be spoken in time."""
+    slow = ((0, 0.122), (30, 0.122))
+    stages = dict(port.stages)
+    for name in ("code2wav_start", "code2wav_step"):
+        stages[name] = replace(stages[name], seconds=slow)
+    said = row(replace(port, stages=stages), OURS, "shared", 1, FEW)
+    assert said.rtf_mean < 0.6
+    assert said.silent_s < 0.5
+
+
+def test_a_first_chunk_too_small_for_shared_cores_runs_dry(port: StageProfile) -> None:
+    assert row(port, ramp(1), "shared", 1, FEW).underruns == len(FEW)
+    assert row(port, ramp(1), "split", 1, FEW).underruns == 0
+    assert row(port, ramp(8), "shared", 1, FEW).underruns == 0
+    assert row(port, ramp(8), "shared", 1, FEW).first_chunks[:3] == (8, 16, 25)
+
+
+def test_the_same_replay_twice_says_the_same(port: StageProfile) -> None:
+    first, second = (replay(port, OURS, "shared", 3, conversations(6, seed=1)) for _ in range(2))
+    assert first.spans == second.spans
+    assert [one.chunks for one in first.heard] == [one.chunks for one in second.heard]
+    assert row(port, OURS, "shared", 2, FEW) == row(port, OURS, "shared", 2, FEW)
+
+
+def test_a_reply_is_said_whole(port: StageProfile) -> None:
+    for one, talk in zip(replay(port, OURS, "shared", 1, FEW).heard, FEW, strict=True):
+        assert len(one.result.token_ids) == talk.text_tokens + 1
+        assert one.result.timings.frames == sum(one.chunks) == talk.frames
+        assert one.result.timings.prompt_tokens == talk.prompt_rows
+
+
+# Cores
+
+
+@pytest.mark.parametrize("behaviour", [OURS, PORT], ids=["ours", "the port's"])
+def test_calls_that_share_cores_take_turns(port: StageProfile, behaviour: Any) -> None:
+    count = 1 if behaviour is PORT else 2
+    shared = replay(port, behaviour, "shared", count, FEW).spans
+    assert {span.group for span in shared} == {"all"}
+    assert overlap(shared) == []
+
+
+def test_calls_on_cores_of_their_own_do_not_wait_for_each_other(port: StageProfile) -> None:
+    split = replay(port, OURS, "split", 2, FEW).spans
+    groups = {name: [s for s in split if s.group == name] for name in ("thinker", "talker")}
+    assert all(overlap(spans) == [] for spans in groups.values())
+    pairs = overlap([span for spans in groups.values() for span in spans])
+    assert ("thinker.prefill", "talker.predict") in pairs
+
+
+def test_cores_are_handed_on_in_the_order_they_were_asked_for() -> None:
+    clock = VirtualClock()
+    group, had = CoreGroup(clock), []
+
+    def ask(number: int) -> None:
+        clock.sleep(0.001 * number)
+        had.append((number, group.hold(1.0)))
+
+    threads = [clock.thread(lambda n=n: ask(n), f"t{n}") for n in (2, 0, 1)]
+    for thread in threads:
+        thread.start()
+    clock.sleep(10.0)
+    assert [number for number, _ in had] == [0, 1, 2]
+    assert [at_s for _, at_s in had] == pytest.approx([0.0, 1.0, 2.0])
+
+
+# Players
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "underruns", "silent_s"),
+    [
+        ([(1.0, 1.0)], 0, 0.0),
+        ([(1.0, 1.0), (2.0, 1.0)], 0, 0.0),  # just in time
+        ([(1.0, 1.0), (2.5, 1.0)], 1, 0.5),
+        ([(1.0, 1.0), (1.1, 2.0), (3.9, 1.0)], 0, 0.0),
+        ([(1.0, 1.0), (2.5, 1.0), (3.4, 1.0), (5.0, 1.0)], 2, 1.0),  # a late one puts off the rest
+    ],
+)
+def test_a_player_runs_dry_where_sound_comes_after_the_last_was_played(
+    port: StageProfile, arrivals: list[tuple[float, float]], underruns: int, silent_s: float
+) -> None:
+    clock = VirtualClock()
+    done = replay(port, OURS, "split", 1, FEW[:1]).heard[0].result
+
+    def events() -> Iterator[Event]:
+        for at_s, sound_s in arrivals:
+            clock.sleep(at_s - clock.now())
+            yield AudioChunk(np.zeros(round(24000 * sound_s), np.float32), 0, 1)
+        yield Finished(done)
+
+    heard = listen(events(), clock)
+    assert heard.underruns == underruns
+    assert heard.silent_s == pytest.approx(silent_s)
+
+
+# Profiles
+
+
+def valid() -> dict[str, Any]:
+    stage = {"rule": "line", "seconds": {"1": 0.5}, "source": "made up"}
+    return {"name": "p", "source": "made up", "stages": {name: dict(stage) for name in STAGES}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": None}, "name is a text, got None"),
+        ({"stages": []}, "stages is an object with preprocessing"),
+        ({"extra": 1}, "unknown extra"),
+        ({"talker_step": None}, "stage talker_step is an object with rule"),
+        ({"talker_step.rule": "cubic"}, "rule is one of bucket, line, got 'cubic'"),
+        ({"talker_step.seconds": {}}, "a table of at least one size"),
+        ({"talker_step.seconds": {"one": 1}}, "a size is a whole number, got 'one'"),
+        ({"talker_step.seconds": {"-1": 1}}, "a size is a whole number, got '-1'"),
+        ({"talker_step.seconds": {"1": -0.1}}, "size 1: seconds are a number of 0 or more"),
+        ({"talker_step.seconds": {"1": True}}, "size 1: seconds are a number of 0 or more"),
+        ({"talker_step.seconds": {"1": float("nan")}}, "size 1: seconds are a number"),
+        ({"talker_step.seconds": {"4": 1, "2": 1}}, "sizes ascend, got 4, 2"),
+        ({"talker_step.seconds": {"2": 1, "02": 1}}, "sizes ascend, got 2, 02"),
+        ({"talker_step.source": ""}, "stage talker_step: source is a text"),
+    ],
+)
+def test_a_profile_that_is_wrong_is_refused_and_says_where(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    value = valid()
+    for key, new in change.items():
+        stage, _, field = key.partition(".")
+        if field:
+            value["stages"][stage][field] = new
+        elif stage in STAGES:
+            value["stages"][stage] = new
+        else:
+            value[stage] = new
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps(value))
+    with pytest.raises(ProfileError, match=message) as caught:
+        StageProfile.load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_a_profile_with_a_stage_too_few_or_too_many_is_refused(tmp_path: Path) -> None:
+    value = valid()
+    del value["stages"]["encoders"]
+    with pytest.raises(ProfileError, match="stages: encoders is missing"):
+        StageProfile.parse(value)
+    value["stages"] |= {"encoders": value["stages"]["talker_step"], "decoder": {}}
+    with pytest.raises(ProfileError, match="stages: unknown decoder"):
+        StageProfile.parse(value)
+    (tmp_path / "broken.json").write_text("{")
+    for name in ("broken.json", "none.json"):
+        with pytest.raises(ProfileError, match=name):
+            StageProfile.load(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("rule", "table", "size", "seconds"),
+    [
+        ("bucket", {2: 0.2, 8: 0.4}, 1, 0.2),
+        ("bucket", {2: 0.2, 8: 0.4}, 2, 0.2),
+        ("bucket", {2: 0.2, 8: 0.4}, 3, 0.4),
+        ("line", {2: 0.2, 8: 0.8}, 5, 0.5),
+        ("line", {2: 0.2, 8: 0.8}, 8, 0.8),
+        ("line", {2: 0.2, 8: 0.8}, 1, 0.1),
+        ("line", {2: 0.2, 8: 0.8}, 10, 1.0),
+        ("line", {0: 0.1, 4: 0.2, 8: 0.8}, 2, 0.15),
+        ("line", {0: 0.1, 4: 0.2, 8: 0.8}, 10, 1.1),
+        ("line", {4: 0.0, 8: 1.0}, 1, 0.0),  # never before it began
+        ("line", {7: 0.3}, 100, 0.3),
+    ],
+)
+def test_a_call_takes_what_its_size_says(
+    rule: str, table: dict[int, float], size: int, seconds: float
+) -> None:
+    latency = StageLatency("talker_step", rule, tuple(table.items()), "made up")
+    assert latency.of(size) == pytest.approx(seconds)
+
+
+def test_a_call_larger_than_every_bucket_ends_the_replay(port: StageProfile) -> None:
+    message = r"stage thinker_prefill: a call of size 3000 .* the largest bucket is 2048"
+    with pytest.raises(ProfileError, match=message):
+        replay(port, OURS, "shared", 1, [replace(FEW[0], prompt_rows=3000)])
+
+
+def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path) -> None:
+    port.save(tmp_path / "p.json")
+    assert StageProfile.load(tmp_path / "p.json") == port
+
+
+def test_the_roofline_is_what_the_dry_run_says() -> None:
+    """But for the thinker's, which take long to count: it has one layer here."""
+    t = RELEASED.thinker
+    thinker = replace(t, text=replace(t.text, layers=1), vision=replace(t.vision, layers=1))
+    small = replace(
+        TINY_PLAN,
+        dtype="bfloat16",
+        max_concurrency=8,
+        context_length=2048,
+        talker_context_length=6153,
+        prompt_buckets=(512,),
+        decode_buckets=(2048,),
+        patch_buckets=(64,),
+        audio_windows=(1,),
+        projection_rows=(512,),
+        batches=(1,),
+        chunk_frames=(1,),
+    )
+    made = roofline(dry_run(replace(RELEASED, thinker=thinker), small, degrees=(TP,)), TP)
+    written = StageProfile.load(OUT)
+    assert written.source == made.source
+    for name, latency in made.stages.items():
+        for size, seconds in latency.seconds:
+            known = dict(written.stages[name].seconds)[size]
+            if name.startswith("thinker"):
+                assert seconds < known
+            else:
+                assert seconds == pytest.approx(known), name
+
+
+def test_the_load_is_as_long_as_the_ports_was() -> None:
+    """Its published means: 1294 rows, 5.18 s of sound, 68 tokens, 16.06 s of speech."""
+    load = conversations(100, seed=3)
+    means = np.mean([(c.prompt_rows, c.audio_s, c.text_tokens, c.frames) for c in load], axis=0)
+    assert means == pytest.approx([1294, 5.18, 68, 200.75], rel=0.02)
+    assert sum(talk.frames == 499 for talk in load) == 12
+    assert load != conversations(100, seed=4)
+    assert sorted(c.frames for c in load) == sorted(c.frames for c in conversations(100, seed=4))
+
+
+# The command
+
+
+def test_every_line_is_labelled_a_replay(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "rows.json"
+    arguments = ["--requests", "4", "--first-chunk", "adaptive,8", "--concurrency", "1,2"]
+    monkeypatch.setattr(sys, "argv", ["replay.py", *arguments, "--driver", "--json", str(out)])
+    replay_module.main()
+    lines = [line for line in capsys.readouterr().out.splitlines() if line]
+    assert all("replay" in line for line in lines if not line.startswith("| ---"))
+    rows = json.loads(out.read_text())
+    assert rows["kind"] == "replay"
+    assert {entry["kind"] for entry in rows["rows"]} == {"replay"}
+    assert len(rows["rows"]) == len(PLACEMENTS) * (1 + 2 * 2)
+    assert len(lines) == 2 + len(rows["rows"]) + 1
+    assert "the port measured 1759" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--profile", "nowhere"], "nowhere can't be read"),
+        (["--first-chunk", "3"], "a first chunk is adaptive, or one of 1, 2, 4, 8, 16, 25"),
+        (["--requests", "0"], "--requests and --concurrency are 1 or more"),
+    ],
+)
+def test_a_command_that_makes_no_sense_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["replay.py", *arguments])
+    with pytest.raises(SystemExit):
+        replay_module.main()
+    assert message in capsys.readouterr().err
+
+
+# A profile of what was measured
+
+
+def test_a_profile_of_measured_stages() -> None:
+    def row(stage: str, seconds: float, **size: int) -> dict[str, object]:
+        return {"stage": stage, "median_s": seconds, **size}
+
+    rows = [
+        row("audio encoder", 0.1, frames=100),
+        row("audio encoder", 0.3, frames=1601),
+        row("thinker prefill", 0.2, rows=128),
+        row("thinker decode", 0.01, batch=1, rows=128),
+        row("thinker decode", 0.02, batch=1, rows=512),
+        row("talker prepare", 0.03, rows=100),
+        row("talker prefill", 0.01, rows=100),
+        row("talker step", 0.005, batch=4),
+        row("code predictor", 0.009, batch=1),
+        row("code2wav start", 0.04, batch=1, frames=2),
+        row("code2wav step", 0.05, batch=4, frames=25),
+    ]
+    profile = measured_profile(rows, "mine", "a test")
+    assert dict(profile.stages["encoders"].seconds) == {1: 0.1, 3: 0.3}
+    assert profile.seconds("thinker_decode", 1) == 0.02
+    assert profile.seconds("talker_prefill", 90) == pytest.approx(0.04)
+    assert dict(profile.stages["code2wav_step"].seconds) == {100: 0.05}
+    assert profile.seconds("driver_frame", 3) == 0
+    with pytest.raises(ValueError, match="no row of code2wav step: a profile needs a model"):
+        measured_profile(rows[:-1], "mine", "a test")
+    with pytest.raises(ValueError, match=r"differ in rows \[100, 128\]"):
+        measured_profile(
+            [r | {"rows": 128} if r["stage"] == "talker prepare" else r for r in rows], "", ""
+        )
