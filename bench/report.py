@@ -49,9 +49,9 @@ def write_report(files: Sequence[Path], out: Path) -> Path:
     """Returns the page. Raises ResultsError for a file that is no result, OSError where nothing can
     be written."""
     sources = load_sources(files)
+    out.mkdir(parents=True, exist_ok=True)
     pictures, missing = draw(sources)
     page = page_of(sources, comparisons(sources), pictures, missing)
-    out.mkdir(parents=True, exist_ok=True)
     for picture in pictures:
         (out / f"{picture.name}.png").write_bytes(picture.png)
     index = out / "index.html"

@@ -8,11 +8,13 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patheffects import withStroke
 
 from metrics import percentile
 from report_rows import Case, Request
@@ -186,8 +188,7 @@ def rtf_by_concurrency(sources: Sequence[Source]) -> Picture | None:
             _name("rtf", is_replay),
             _title("RTF by concurrency", is_replay),
             f"{_label(is_replay)}RTF from 0 by requests at a time; {kind}: {'; '.join(told)}.",
-            f"{note}Black line and number: {kind}. Below 1, speech is made faster than it is "
-            "played.",
+            f"{note}Numbers: {kind}. Below 1, speech is made faster than it is played.",
             png_of(figure),
         )
 
@@ -215,11 +216,17 @@ def _draw_level(
     face = PAPER if cut else colour
     across = [place + offset for offset in spread]
     axes.plot(across, values, "o", color=colour, markersize=5, markerfacecolor=face)
-    middle = percentile(values, 50)
-    axes.plot([place - reach, place + reach], [middle] * 2, color=INK, linewidth=1.8)
+    middle, several = percentile(values, 50), len(values) > 1
+    words = f"p50 {significant(middle)}" if several else significant(middle)
+    if several:
+        axes.plot([place - reach, place + reach], [middle] * 2, color=INK, linewidth=1.8)
+    if several and width > 0.4:
+        where: dict[str, Any] = {"xy": (place + reach, middle), "xytext": (4, 0), "va": "center"}
+    else:
+        where = {"xy": (place, max(values)), "xytext": (0, 6), "ha": "center", "va": "bottom"}
     axes.annotate(
-        significant(middle), (place, max(values)), xytext=(0, 6), textcoords="offset points",
-        ha="center", va="bottom", fontsize=7.5 if width < 0.2 else 9,
+        words, textcoords="offset points", fontsize=7.5 if width < 0.2 else 9, **where,
+        path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
     )  # fmt: skip
 
 

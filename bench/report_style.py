@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -77,9 +79,9 @@ def new_figure(height_in: float) -> Figure:
 
 def png_of(figure: Figure, colours: int = 128) -> bytes:
     """The file. colours: as many as it keeps, which makes it a third as large."""
-    drawn, file = io.BytesIO(), io.BytesIO()
-    figure.savefig(drawn, format="png")
-    drawing = Image.open(drawn).convert("RGB")
+    canvas, file = FigureCanvasAgg(figure), io.BytesIO()
+    canvas.draw()
+    drawing = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
     drawing.quantize(colours, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
     return file.getvalue()
 

@@ -56,7 +56,7 @@ def name_of(name: str) -> str:
     if name in _NAMES:
         return _NAMES[name]
     if name.endswith("_per_s"):
-        return name.removesuffix("_per_s").replace("_", " ") + " a second"
+        return f"{name_of(name.removesuffix('_per_s'))} a second"
     for unit in ("_s", "_mb", "_bytes"):
         name = name.removesuffix(unit)
     return name.replace("_", " ")
