@@ -1,6 +1,7 @@
 # make demo              a spoken question in, text and demo.wav out
 # make test              lint, types and tests, with the newest transformers
 # make test-nxdi-line    the tests with the transformers that NxDI pins
+# make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
@@ -8,6 +9,7 @@ PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 CHECKPOINT := $(VENV)/tiny-checkpoint
+BENCH_RESULTS := $(VENV)/bench
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
@@ -38,10 +40,19 @@ test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
 
 bench: $(VENV)/installed
-	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(VENV)/vs_transformers-tiny.json
-	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(VENV)/vs_transformers-small.json
-	$(VENV)/bin/python bench/concurrency.py --json $(VENV)/concurrency-tiny.json
-	$(VENV)/bin/python bench/long_audio.py --json $(VENV)/long_audio.json
+	mkdir -p $(BENCH_RESULTS)
+	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
+	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
+	$(VENV)/bin/python bench/concurrency.py --json $(BENCH_RESULTS)/concurrency.json
+	$(VENV)/bin/python bench/long_audio.py --json $(BENCH_RESULTS)/long_audio.json
+	$(VENV)/bin/python bench/ttfb_rtf.py --requests 16 --talker-max-new-tokens 101 \
+	    --thinker-max-new-tokens 48 --timeline 1 --save-audio $(BENCH_RESULTS)/ttfb_rtf \
+	    --json $(BENCH_RESULTS)/ttfb_rtf.json
+	$(VENV)/bin/python bench/ttfb_rtf.py --requests 16 --talker-max-new-tokens 101 \
+	    --thinker-max-new-tokens 48 --concurrency 4 --json $(BENCH_RESULTS)/ttfb_rtf-4-at-once.json
+	$(VENV)/bin/python bench/thinker_ttft.py --json $(BENCH_RESULTS)/thinker_ttft.json
+	$(VENV)/bin/python bench/stages.py --json $(BENCH_RESULTS)/stages.json
+	$(VENV)/bin/python bench/long_speech.py --json $(BENCH_RESULTS)/long_speech.json
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) demo.wav

@@ -15,23 +15,23 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jiwer
-import numpy as np
 from transformers.models.whisper.english_normalizer import (
     BasicTextNormalizer,
     EnglishTextNormalizer,
 )
 
+from arguments import positive
 from asr_manifest import Clip, read_clips
 from json_lines import ManifestError
-from measure import environment
+from metrics import percentiles
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
-
-PERCENTILES = (50, 90, 95, 99)
+from results import publish, results_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,16 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         clips = read_clips(options.source)[: options.limit]
-        figures = measure(clips, _normalizer(options.normalizer, options.spelling), options)
+        rows, summary = measure(clips, _normalizer(options.normalizer, options.spelling), options)
     except (ManifestError, Qwen3OmniError) as error:
         print(f"asr.py: {error}", file=sys.stderr)
         return 1
-    names = ("model", "dtype", "concurrency", "instruction", "normalizer")
-    chosen = {name: getattr(options, name) for name in names}
-    figures = {**chosen, "spelling": options.spelling is not None, **environment(), **figures}
-    print(json.dumps(figures, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+    publish(results_of("asr", arguments, options, rows, summary), options.json)
     return 0
 
 
@@ -65,15 +60,17 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-new-tokens", type=int, default=1024)
     parser.add_argument("--normalizer", choices=("english", "basic"), default="english")
     parser.add_argument("--spelling", type=Path, help="a Whisper checkpoint's normalizer.json")
-    parser.add_argument("--limit", type=_count, help="take this many clips, the first ones")
+    parser.add_argument("--limit", type=positive, help="take this many clips, the first ones")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     return parser
 
 
 def measure(
     clips: Sequence[Clip], normalize: Callable[[str], str], options: argparse.Namespace
-) -> dict[str, Any]:
-    """Transcribe the clips, after the first one has warmed the model up. Times in seconds."""
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Transcribe the clips, after the first one has warmed the model up. Times in seconds.
+
+    Returns a row a clip, in their order, and the summary."""
     files = [clip.audio for clip in clips]
     limits = {"concurrency": options.concurrency, "instruction": options.instruction}
     with Qwen3Omni.load(
@@ -91,15 +88,21 @@ def measure(
         for clip, outcome in zip(clips, outcomes, strict=True)
         if isinstance(outcome, Transcript)
     ]
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
-    return {
+    rows = [_row(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
+    return rows, {
         "clips": len(clips),
-        "failed": len(failures),
-        "failures": [{"audio": str(f.file), "error": f.error} for f in failures],
+        "failed": len(clips) - len(heard),
         "cut_by_a_limit": sum(outcome.finish_reason == "length" for _, outcome in heard),
         **error_rates([text for text, _ in heard], [o.text for _, o in heard], normalize),
         **speed([outcome for _, outcome in heard], wall_s),
     }
+
+
+def _row(clip: Clip, outcome: Transcript | Failure) -> dict[str, Any]:
+    """error: None where there is a transcript."""
+    found = asdict(outcome)
+    del found["file"]
+    return {"audio": str(clip.audio), "words": clip.text, "error": None, **found}
 
 
 def error_rates(
@@ -136,14 +139,6 @@ def speed(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
     }
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50 and so on, between the two nearest values; None of no values."""
-    if not values:
-        return None
-    found = np.percentile(values, PERCENTILES)
-    return {f"p{rank}": float(value) for rank, value in zip(PERCENTILES, found, strict=True)}
-
-
 def _normalizer(name: str, spelling: Path | None) -> Callable[[str], str]:
     if name == "basic":
         return BasicTextNormalizer()
@@ -153,12 +148,6 @@ def _normalizer(name: str, spelling: Path | None) -> Callable[[str], str]:
         return EnglishTextNormalizer(json.loads(spelling.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
         raise ManifestError(f"{spelling} is no normalizer.json: {error}") from error
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)
 
 
 if __name__ == "__main__":

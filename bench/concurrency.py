@@ -8,16 +8,17 @@ another batch size decides it. Then times sampled requests.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import environment, timed
+from measure import timed
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from results import publish, results_of
 
 TEXT_TOKENS, FRAMES = 24, 48
 QUESTIONS = (
@@ -30,25 +31,25 @@ GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_s
 SPEAKERS = ("Ethan", "Chelsie", "Aiden")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--placement", default="shared")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = write_tiny_checkpoint(folder, size=options.size)
-        figures = compare(checkpoint, options.requests, options.rounds, options.placement)
-    figures = {"size": options.size, "placement": options.placement, **environment(), **figures}
-    print(json.dumps(figures, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        found = compare(checkpoint, options.requests, options.rounds, options.placement)
+    publish(results_of("concurrency", arguments, options, *found), options.json)
 
 
-def compare(checkpoint: Path, count: int, rounds: int, placement: str) -> dict[str, Any]:
-    """Both ways through the same requests, turn by turn. Times in seconds."""
+def compare(
+    checkpoint: Path, count: int, rounds: int, placement: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Both ways through the same requests, turn by turn. Times in seconds. Returns a row a round,
+    and the summary."""
     requests = [
         (
             [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
@@ -74,17 +75,15 @@ def compare(checkpoint: Path, count: int, rounds: int, placement: str) -> dict[s
         for alone, together in zip(one_by_one(**GREEDY), at_once(**GREEDY), strict=True):
             assert alone.token_ids == together.token_ids, "text differs"
             assert alone.codes.tolist() == together.codes.tolist(), "codes differ"
-        apart_s, at_once_s = [], []
-        for _ in range(rounds):
-            apart_s.append(timed(one_by_one))
-            at_once_s.append(timed(at_once))
+        rows = [
+            {"one_by_one_s": timed(one_by_one), "at_once_s": timed(at_once)} for _ in range(rounds)
+        ]
         results = at_once()
-    return {
-        "requests": count,
+    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    return rows, {
         "frames": sum(len(result.codes) for result in results),
-        "one_by_one_s": apart_s,
-        "at_once_s": at_once_s,
-        "ratio": statistics.median(at_once_s) / statistics.median(apart_s),
+        **medians,
+        "ratio": medians["at_once_s"] / medians["one_by_one_s"],
         "ttfb_s_at_once": [result.timings.ttfb_s for result in results],
     }
 

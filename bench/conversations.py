@@ -3,16 +3,15 @@
     python bench/conversations.py FOLDER --count 40 --seed 0
 
 A manifest has one line of JSON a conversation, {"id": "sky", "messages": [...]}: messages as
-`Qwen3Omni.generate_audio` takes them, paths of media relative to the manifest. `conversations.jsonl`
-beside this file is a small one. Those that are made vary in length, in text and sound, in system
-turns and in turns before; their sounds are tones, noise, and cuts and loops of the example's
-question. The same seed gives the same bytes.
+`Qwen3Omni.generate_audio` takes them, paths of media relative to the manifest. A small one,
+`conversations.jsonl`, lies beside this file. Those that are made vary in length, in text and sound,
+in system turns and in turns before; their sounds are tones, noise, and cuts and loops of the
+example's question. The same seed gives the same bytes.
 """
 
 import argparse
 import json
 import random
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 import soundfile
 from numpy.typing import NDArray
 
-from json_lines import ManifestError, read_entries
+from arguments import natural, positive
+from json_lines import read_entries
 from qwen3_omni_neuron.messages import MEDIA_KINDS, Messages, read_messages
 
 HERE = Path(__file__).parent
@@ -148,24 +148,16 @@ def _made_sound(draw: random.Random) -> NDArray[np.float32]:
     return np.float32(0.05) * noise
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--count", type=int, default=40)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--count", type=positive, default=40)
+    parser.add_argument("--seed", type=natural, default=0)
     options = parser.parse_args(arguments)
-    manifest = write_conversations(options.folder, options.count, options.seed)
-    try:
-        read_conversations(manifest)
-    except ManifestError as error:
-        print(f"conversations.py: {error}", file=sys.stderr)
-        return 1
-    print(manifest)
-    return 0
+    print(write_conversations(options.folder, options.count, options.seed))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -10,39 +10,38 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
 
-from measure import environment
+from memory import peak_mb
+from results import publish, results_of
 
 FILE_RATE = 48000
-PEAK = "VmHWM:"  # of /proc/self/status, in KB
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=3600)
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     parser.add_argument("--step", choices=STEPS, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     if options.step:
         print(json.dumps(STEPS[options.step](options.folder, options.seconds)))
         return
     with tempfile.TemporaryDirectory() as folder:
         write_sound(Path(folder) / "sound.wav", options.seconds)
-        figures = {step: in_a_process(step, folder, options.seconds) for step in STEPS}
-    result = {"seconds": options.seconds, **environment(), "steps": figures}
-    print(json.dumps(result, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+        rows = [{"step": s, **in_a_process(s, folder, options.seconds)} for s in STEPS]
+    del options.step, options.folder  # of the processes
+    summary: dict[str, Any] = {row["step"]: row["peak_mb"] for row in rows}
+    publish(results_of("long_audio", arguments, options, rows, summary), options.json)
 
 
-def in_a_process(step: str, folder: str, seconds: int) -> dict[str, float]:
+def in_a_process(step: str, folder: str, seconds: int) -> dict[str, Any]:
     command = [sys.executable, __file__, "--step", step, "--folder", folder]
     done = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
@@ -64,12 +63,6 @@ def measured(work: Callable[[], Any]) -> dict[str, float]:
     result = work()
     taken = {"time_s": time.perf_counter() - start, "peak_mb": peak_mb() - before}
     return {**taken, "result_mb": result.nbytes / 2**20}
-
-
-def peak_mb() -> float:
-    """This process's peak so far, all of its memory."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.split(PEAK)[1].split()[0]) / 1024
 
 
 def read_file(folder: Path, seconds: int) -> dict[str, float]:

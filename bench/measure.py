@@ -1,12 +1,9 @@
-"""What the benchmarks share: a stopwatch, and what they ran on."""
+"""A stopwatch, and what is made of its times."""
 
-import platform
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
-import transformers
 
 
 def timed(function: Callable[[], Any]) -> float:
@@ -16,12 +13,18 @@ def timed(function: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for a figure to be compared with others."""
+def repeated(function: Callable[[], Any], repeats: int, warm_up: int = 1) -> list[float]:
+    """Seconds of each call, after some that are not counted."""
+    for _ in range(warm_up):
+        function()
+    return [timed(function) for _ in range(repeats)]
+
+
+def median_row(seconds: Sequence[float]) -> dict[str, Any]:
+    """What a row says of the same call, repeated."""
     return {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": platform.machine(),
+        "median_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "max_s": max(seconds),
+        "repeats": len(seconds),
     }

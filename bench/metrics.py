@@ -139,7 +139,9 @@ def distribution(values: Sequence[float | None]) -> dict[str, float] | None:
     """count, mean, and percentiles of those that are there; None of no values."""
     there = [value for value in values if value is not None]
     found = percentiles(there)
-    return None if found is None else {"count": len(there), "mean": sum(there) / len(there), **found}
+    if found is None:
+        return None
+    return {"count": len(there), "mean": sum(there) / len(there), **found}
 
 
 def summarize(requests: Sequence[RequestMetrics]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Which model a benchmark runs: a checkpoint that is named, or one of random weights made for it."""
+"""Which model a benchmark runs: a checkpoint that is named, or random weights made for it."""
 
 import argparse
 import tempfile
@@ -42,10 +42,3 @@ def load_chosen(
     """Load it with so many slots; a compiled tree has its own number."""
     loading = model_arguments.load_arguments(options, slots)
     return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, **loading)
-
-
-def positive(text: str) -> int:
-    """An argument that counts something."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of 1 or more")
-    return int(text)

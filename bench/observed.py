@@ -13,8 +13,8 @@ from qwen3_omni_neuron.messages import Messages
 
 @dataclass(frozen=True)
 class Observed:
-    """What came back, and when. submitted_s: when the conversation had been read and the request
-    handed in, by the clock of the events. slot: its line of every engine."""
+    """What came back, and when. submitted_s: when the conversation had been read, by the clock of
+    the events. slot: its line of every engine."""
 
     events: RequestEvents
     result: SpeechResult
@@ -45,6 +45,8 @@ def observe(
                 chunks.append(ChunkArrival(at_s, len(event.samples), event.frames))
         assert isinstance(event, Finished), "a stream ends with its result"
         result, slot = event.result, stream.slot
+    # The engines may begin before this thread has looked at the clock again.
+    submitted_s = min(submitted_s, arrived_s + result.timings.queued_s)
     events = RequestEvents(
         arrived_s,
         tuple(texts),

@@ -106,10 +106,14 @@ class TracedTalker:
         self.slots, self.context_length = engine.slots, engine.context_length
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
-        return self._timed("talker prepare", (slot,), self._engine.prepare, slot, prompt, speaker_id)
+        return self._timed(
+            "talker prepare", (slot,), self._engine.prepare, slot, prompt, speaker_id
+        )
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        return self._timed("talker prefill", (slot,), self._engine.prefill, slot, accepted, first_token)
+        return self._timed(
+            "talker prefill", (slot,), self._engine.prefill, slot, accepted, first_token
+        )
 
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]

@@ -9,6 +9,7 @@ import asr
 from asr_manifest import Clip, read_clips
 from conftest import QUESTION_WAV
 from json_lines import ManifestError
+from results import load_results
 
 ENGLISH = asr._normalizer("english", None)
 BASIC = asr._normalizer("basic", None)
@@ -137,13 +138,15 @@ def test_the_figures_count_failures_apart(
     model = ["--model", str(checkpoint), "--dtype", "float32", "--concurrency", "2"]
     more = ["--limit", "3", "--max-new-tokens", "4", "--json", str(result)]
     assert asr.main([str(manifest), *model, *more]) == 0
-    figures = json.loads(result.read_text())
-    assert figures == json.loads(capsys.readouterr().out)
+    found = load_results(result)
+    figures, rows = found.summary, found.rows
+    assert json.loads(capsys.readouterr().out)["summary"] == figures
     assert (figures["clips"], figures["failed"], figures["words"]) == (3, 1, 8)
-    (failure,) = figures["failures"]
-    assert "missing.wav does not exist" in failure["error"]
+    assert [row["error"] is None for row in rows] == [True, False, True]
+    assert "missing.wav does not exist" in rows[1]["error"]
+    assert (rows[0]["audio"], rows[0]["words"]) == (str(QUESTION_WAV), "What is the time?")
     assert figures["wer"] > 0 and figures["cer"] > 0
     assert figures["rtf"] == pytest.approx(figures["wall_s"] / figures["audio_s"])
     for times in (figures["ttft_s"], figures["total_s"], figures["clip_rtf"]):
         assert 0 < times["p50"] <= times["p90"] <= times["p95"] <= times["p99"]
-    assert figures["torch"]
+    assert found.settings["max_new_tokens"] == 4

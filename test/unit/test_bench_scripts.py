@@ -1,0 +1,397 @@
+"""The measuring scripts, run small over the tiny checkpoint; what they read and what they write."""
+
+import json
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+import conversations
+import long_speech
+import stages
+import thinker_ttft
+import ttfb_rtf
+import vs_transformers
+from conftest import QUESTION_WAV
+from conversations import SHIPPED, read_conversations, write_conversations
+from json_lines import ManifestError
+from long_prompts import written_messages
+from memory import live_tensor_bytes, peak_tensor_bytes
+from prompts import prompt_of
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.loading import Models
+from reference import Reference
+from results import Results, ResultsError, load_results, publish
+from timed_engines import Script, Sizes, Times, timed_engines
+from virtual_clock import VirtualClock
+
+SKY = {"id": "sky", "messages": [{"role": "user", "content": "What colour is the sky?"}]}
+HEARD = [{"type": "audio", "audio": str(QUESTION_WAV)}]
+SPOKEN = {"id": "spoken", "messages": [{"role": "user", "content": HEARD}]}
+LONG = {"id": "long", "messages": [{"role": "user", "content": "word " * 5000}]}
+FEW = ["--thinker-max-new-tokens", "4", "--talker-max-new-tokens", "7"]  # 6 frames
+
+
+@pytest.fixture
+def model(checkpoint: Path) -> list[str]:
+    return ["--model", str(checkpoint), "--dtype", "float32"]
+
+
+def manifest_of(folder: Path, *entries: Any) -> Path:
+    manifest = folder / "m.jsonl"
+    manifest.write_text("\n".join(json.dumps(entry) for entry in entries))
+    return manifest
+
+
+def run(script: Any, arguments: list[str], folder: Path) -> Results:
+    """Run a script's main; the result file that it wrote."""
+    file = folder / "result.json"
+    assert not script.main([*arguments, "--json", str(file)])
+    results = load_results(file)
+    assert results.benchmark == script.__name__
+    assert results.command == [f"bench/{script.__name__}.py", *arguments, "--json", str(file)]
+    assert results.versions.keys() >= {"python", "torch", "transformers", "qwen3-omni-neuron"}
+    assert results.versions["machine"]["memory_mb"] > 0
+    return results
+
+
+# What they read
+
+
+def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
+    found = read_conversations(SHIPPED)
+    assert len({conversation.name for conversation in found}) == len(found) >= 8
+    contents = [m["content"] for c in found for m in c.messages]
+    items = [item for content in contents if isinstance(content, list) for item in content]
+    sounds = [Path(item["audio"]) for item in items if item["type"] == "audio"]
+    assert sounds
+    assert all(sound.is_file() for sound in sounds)
+    assert any(m["role"] == "system" for c in found for m in c.messages)
+
+
+def test_conversations_are_made_by_a_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        conversations.main([str(tmp_path / name), "--count", "25", "--seed", str(seed)])
+    a, b, c = (Path(line) for line in capsys.readouterr().out.split())
+    files = sorted(file.name for file in a.parent.iterdir())
+    assert files == sorted(file.name for file in b.parent.iterdir())
+    for name in files:
+        assert (a.parent / name).read_bytes() == (b.parent / name).read_bytes(), name
+    assert a.read_text() != c.read_text()
+    made = read_conversations(a)
+    assert len(made) == 25
+    assert len({len(conversation.messages) for conversation in made}) > 2
+    seconds = [soundfile.info(file).duration for file in a.parent.glob("*.wav")]
+    assert min(seconds) < 2
+    assert max(seconds) > 8
+    assert any(m["role"] == "system" for conversation in made for m in conversation.messages)
+
+
+def test_every_made_conversation_is_a_prompt(tmp_path: Path, omni: Qwen3Omni) -> None:
+    lengths = set()
+    for conversation in read_conversations(write_conversations(tmp_path, 8, seed=1)):
+        lengths.add(len(omni.conversation.prompt(conversation.messages)))
+    assert len(lengths) > 5
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ([], "an object of id and messages"),
+        ({**SKY, "id": "b", "speaker": "Ethan"}, "an object of id and messages"),
+        (SKY, "the id 'sky' stands on a line before"),
+        ({**SKY, "id": "a/b"}, "a word without a slash"),
+        ({"id": "b", "messages": []}, "the conversation is empty"),
+        ({"id": "b", "messages": [{"role": "robot", "content": ""}]}, "has role 'robot'"),
+        (
+            {"id": "b", "messages": [{"role": "user", "content": [{"type": "audio"}]}]},
+            r"messages\[0\].content\[0\] is audio without a path",
+        ),
+        (
+            {"id": "b", "messages": [{"role": "user", "content": [{**HEARD[0], "audio": "no"}]}]},
+            r"messages\[0\].content\[0\]: .*no is not there",
+        ),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, second: Any, said: str) -> None:
+    with pytest.raises(ManifestError, match=rf"m\.jsonl:2 is not .*{said}"):
+        read_conversations(manifest_of(tmp_path, SKY, second))
+
+
+def test_scripts_refuse_what_they_cannot_measure(
+    tmp_path: Path, model: list[str], omni: Qwen3Omni, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ttfb_rtf.main([str(tmp_path / "missing.jsonl"), *model]) == 1
+    assert "missing.jsonl can't be read" in capsys.readouterr().err
+    assert long_speech.main(["--frames", "109", *model]) == 1
+    assert "--frames is 110 or more" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--chunk is one of 1, 4 for this model, got 2"):
+        long_speech.check_chunk(2, (1, 4))
+    with pytest.raises(ValueError, match="2 tokens is wanted, and the shortest conversation has"):
+        written_messages(omni.conversation, 2)
+
+
+def test_prompts_leave_room_for_the_steps_after_them() -> None:
+    prompt = prompt_of(torch.arange(20))
+    clock, script = VirtualClock(), Script(lambda prompt: [], 0)
+    rows = len(prompt.talker)
+    for context_length, repeats, fits in ((rows + 4, 3, True), (rows + 4, 4, False)):
+        engines = timed_engines(clock, Times(), script, Sizes(context_length=context_length))
+        if fits:
+            stages.check_room(engines, [prompt], repeats)
+        else:
+            with pytest.raises(ValueError, match=f"{rows} rows and 5 steps do not fit"):
+                stages.check_room(engines, [prompt], repeats)
+
+
+# What they write
+
+
+def test_a_result_file_is_read_as_it_was_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = Results("b", ["c"], {"torch": "1"}, {"size": "tiny"}, [{"a_s": 0.5}], {"n": 1})
+    publish(results, tmp_path / "r.json")
+    assert load_results(tmp_path / "r.json") == results
+    assert json.loads(capsys.readouterr().out)["rows"] == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_a_result_that_cannot_be_written_leaves_the_one_before(tmp_path: Path) -> None:
+    results = Results("b", ["c"], {}, {}, [], {})
+    publish(results, tmp_path / "r.json")
+    with pytest.raises(TypeError):
+        publish(replace(results, summary={"no JSON": object()}), tmp_path / "r.json")
+    assert load_results(tmp_path / "r.json") == results
+    assert [file.name for file in tmp_path.iterdir()] == ["r.json"]
+
+
+WHOLE: dict[str, Any] = {"schema": 1, "benchmark": "b", "command": [], "versions": {}}
+WHOLE |= {"settings": {}, "rows": [], "summary": {}}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "can't be read"),
+        ("[]", "is no result of a benchmark"),
+        (json.dumps({"ours_s": [1]}), "is no result of a benchmark"),
+        (json.dumps({**WHOLE, "schema": 2}), "has schema 2, and 1 is read here"),
+        (json.dumps({k: v for k, v in WHOLE.items() if k != "rows"}), "has no rows"),
+        (json.dumps({**WHOLE, "more": 1}), "has more, which no result has"),
+        (json.dumps({**WHOLE, "summary": []}), "summary is a list, not a dict"),
+        (json.dumps({**WHOLE, "rows": [{}, 3]}), r"rows\[1\] is a int, not a dict"),
+    ],
+)
+def test_a_file_that_is_no_result_is_refused(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(content)
+    with pytest.raises(ResultsError, match=said):
+        load_results(file)
+
+
+# ttfb_rtf
+
+
+def test_a_row_is_reproduced_by_its_seed_whatever_fails_beside_it(
+    tmp_path: Path, model: list[str]
+) -> None:
+    manifest = str(manifest_of(tmp_path, SPOKEN, LONG))
+    more = ["--requests", "3", "--seed", "5", "--warm-up", "1"]
+    found = run(ttfb_rtf, [manifest, *model, *FEW, *more], tmp_path)
+    first, failed, third = found.rows
+    assert "Shorten the conversation" in failed["error"]
+    assert "ttfb_s" not in failed
+    assert (found.summary["failed_requests"], found.summary["requests"]) == (1, 2)
+    manifest = str(manifest_of(tmp_path, SPOKEN))
+    more = ["--seed", str(third["seed"]), "--warm-up", "0"]
+    (again,) = run(ttfb_rtf, [manifest, *model, *FEW, *more], tmp_path).rows
+    assert (again["text"], again["codes_sha256"]) == (third["text"], third["codes_sha256"])
+    assert (first["seed"], third["seed"]) == (5, 7)
+    assert first["codes_sha256"] != third["codes_sha256"]
+
+
+def test_a_row_has_the_figures_the_chunks_and_the_timeline(
+    tmp_path: Path, model: list[str]
+) -> None:
+    manifest = str(manifest_of(tmp_path, SPOKEN, SKY))
+    wavs = tmp_path / "wavs"
+    more = ["--concurrency", "2", "--requests", "3", "--timeline", "2", "--chunk-frames", "1,2"]
+    arguments = [manifest, *model, *FEW, *more, "--save-audio", str(wavs)]
+    found = run(ttfb_rtf, arguments, tmp_path)
+    assert [row["conversation"] for row in found.rows] == ["spoken", "sky", "spoken"]
+    assert [row["seed"] for row in found.rows] == [0, 1, 2]
+    for row in found.rows:
+        assert row["error"] is None
+        assert 0 < row["preprocessing_s"] < row["ttft_s"] < row["ttfb_s"] < row["total_s"]
+        assert row["rtf"] == pytest.approx(row["chunks"][-1]["arrival_s"] / row["audio_s"])
+        assert row["ttfb_s"] == row["chunks"][0]["arrival_s"]
+        assert [chunk["frames"] for chunk in row["chunks"]] == [1, 2, 2, 1]
+        assert [c["first_sample"] for c in row["chunks"]] == [0, 1365, 5205, 9045]
+        audio, rate = soundfile.read(wavs / row["audio_file"])
+        assert (rate, len(audio)) == (24000, 6 * 1920 - 555)
+        assert row["truncated"] is True
+        assert row["frames"] == 6
+    assert ["timeline" in row for row in found.rows] == [True, True, False]
+    for row in found.rows[:2]:
+        names = [span["stage"] for span in row["timeline"]]
+        assert names[0] == "preprocessing"
+        assert (names.count("code predictor"), names.count("code2wav")) == (6, 4)
+        assert names.count("thinker prefill") == names.count("talker prefill") == 1
+        ends = [span["end_s"] for span in row["timeline"]]
+        starts = [span["start_s"] for span in row["timeline"]]
+        assert starts == sorted(starts)
+        assert all(0 <= s <= e <= row["total_s"] for s, e in zip(starts, ends, strict=True))
+        prefill = row["timeline"][names.index("thinker prefill")]
+        assert row["preprocessing_s"] <= prefill["start_s"]
+        assert prefill["end_s"] <= row["ttft_s"]
+    summary = found.summary
+    assert (summary["requests"], summary["truncated_requests"]) == (3, 3)
+    assert summary["complete"]["rtf"] is None
+    assert summary["truncated"]["rtf"]["count"] == summary["all"]["ttfb_s"]["count"] == 3
+    assert summary["audio_s"] == pytest.approx(3 * (6 * 1920 - 555) / 24000)
+
+
+# The others
+
+
+def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
+    options = Namespace(text_tokens=3, repeats=2, seed=4)
+    rows = [row for length in (24, 50) for row in thinker_ttft.measure(omni, length, options)]
+    assert [(row["length"], row["seed"]) for row in rows] == [(24, 4), (24, 5), (50, 4), (50, 5)]
+    for row in rows:
+        assert row["length"] - 4 < row["prompt_tokens"] <= row["length"]
+        assert row["text_tokens"] == 3
+        assert row["itl_s"] == pytest.approx((row["total_s"] - row["ttft_s"]) / 2)
+        assert row["tokens_per_s"] == pytest.approx(1 / row["itl_s"])
+    summary = thinker_ttft.summary_of(rows, 50)
+    assert summary["ttft_s"]["count"] == 2
+    assert summary["ttft_s"]["mean"] == pytest.approx((rows[2]["ttft_s"] + rows[3]["ttft_s"]) / 2)
+    assert summary["prompt_tokens"] == rows[2]["prompt_tokens"]
+
+
+def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) -> None:
+    sizes = ["--prompts", "20,40", "--batches", "1,2", "--chunk-frames", "1,4"]
+    more = ["--audio-seconds", "1", "--pictures", "4", "--repeats", "1"]
+    rows = run(stages, [*model, *sizes, *more], tmp_path).rows
+    cases = [tuple(row[k] for k in ("stage", "batch", "rows", "frames", "patches")) for row in rows]
+    assert len(set(cases)) == len(cases)
+    counts = {stage: sum(case[0] == stage for case in cases) for stage, *_ in cases}
+    assert counts == {
+        **{"audio encoder": 1, "vision encoder": 1},
+        **{"thinker prefill": 2, "thinker decode": 4},
+        **{"talker prepare": 2, "talker prefill": 2, "talker step": 4, "code predictor": 2},
+        **{"code2wav start": 4, "code2wav step": 4},
+    }
+    for row in rows:
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert row["repeats"] == 1
+
+
+def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:
+    found = run(long_speech, [*model, "--frames", "130", "--chunk", "2"], tmp_path)
+    places = [(row["part"], row["from_frame"], row["to_frame"]) for row in found.rows]
+    parts = ("code2wav", "talker and code predictor")
+    assert places == [(part, *ends) for part in parts for ends in ((10, 110), (30, 130))]
+    assert found.summary["code2wav_time_a_frame_does_not_grow"] == "not measured"
+    assert found.summary["code2wav_memory_stays_flat"] == "not measured"
+    assert found.summary["talker_frames"] == 130
+
+
+def test_the_verdicts_compare_late_frames_with_early_ones() -> None:
+    def row(end: int, seconds: float, peak_mb: float) -> dict[str, Any]:
+        return {"part": "code2wav", "to_frame": end, "median_frame_s": seconds, "peak_mb": peak_mb}
+
+    talker = {"part": "talker and code predictor", "to_frame": 110, "median_frame_s": 1.0}
+    early, settled = row(110, 1.0, 50), row(256, 9.0, 100)
+    names = ("code2wav_time_a_frame_does_not_grow", "code2wav_memory_stays_flat")
+    for late, here, expected in (
+        (row(3100, 1.15, 104), True, ["pass", "pass"]),
+        (row(3100, 1.16, 104.5), True, ["fail", "fail"]),
+        (row(2048, 1.0, 100), True, ["not measured", "pass"]),
+        (row(3100, 1.0, 500), False, ["pass", "not measured"]),
+    ):
+        summary = long_speech.summary_of([early, settled, late, talker], here)
+        assert [summary[name] for name in names] == expected
+
+
+def test_a_stream_of_sound_leaves_nothing_behind(models: Models, config: OmniConfig) -> None:
+    """State that grows, and a call whose tensors need more and more."""
+    assert models.code2wav is not None
+    vocoder = CpuVocoder(models.code2wav, slots=1)
+    frames = long_speech.decoded_chunks(vocoder, config, chunk=1, seed=0)
+    held, needed, shapes = [], [], []
+    for number in range(260):
+        if number in (60, 259):
+            shapes.append([tensor.shape for tensor in vocoder._states[0]])
+            held.append(live_tensor_bytes())
+            needed.append(peak_tensor_bytes(next(frames)))
+        else:
+            next(frames)()
+    assert shapes[0] == shapes[1]
+    assert held[0] == held[1]
+    assert needed[0] == needed[1] > 0
+
+
+def test_the_peak_of_a_call_is_what_it_has_at_a_time() -> None:
+    def call() -> torch.Tensor:
+        first = torch.empty(1000)
+        second = torch.empty(500)
+        del first
+        return torch.cat((second, torch.empty(250)))  # 500 + 250 + 750 at once, as many as before
+
+    assert peak_tensor_bytes(call) == 6000
+    assert peak_tensor_bytes(lambda: torch.empty(3).numpy()) == 12
+
+
+@pytest.fixture
+def little() -> Namespace:
+    return Namespace(text_tokens=3, frames=4, rounds=1)
+
+
+def test_transformers_is_compared_reply_by_reply(checkpoint: Path, little: Namespace) -> None:
+    rows = vs_transformers.compare(checkpoint, "spoken", little)
+    assert [row["side"] for row in rows] == [*["ours"] * 3, "transformers"]
+    for row in rows:
+        assert row["frames"] == 4
+        assert row["audio_s"] == pytest.approx((4 * 1920 - 555) / 24000)
+        assert row["rtf"] > 0
+    assert rows[3]["ttfb_s"] == rows[3]["total_s"]
+    found = vs_transformers.ratios(rows)
+    ours = sorted(row["ttfb_s"] for row in rows[:3])[1]
+    assert found["ttfb_ratio"] == pytest.approx(rows[3]["total_s"] / ours)
+    assert found["rtf_ratio"] == pytest.approx(rows[3]["rtf"] / found["ours"]["rtf"])
+
+
+def test_nothing_is_timed_where_the_replies_differ(
+    omni: Qwen3Omni, reference: Reference, little: Namespace
+) -> None:
+    messages = vs_transformers.PROMPTS["written"]
+    ours = omni.generate_audio(messages, **vs_transformers.settings(little))
+    theirs = vs_transformers.answer(reference, omni.conversation, messages, little, 4)
+    vs_transformers.check_equal(ours, theirs, 3, reference)
+    codes = ours.codes.copy()
+    codes[2, 7] += 1
+    for different, said in (
+        (replace(ours, token_ids=[*ours.token_ids[:-1], 1]), "text differs"),
+        (replace(ours, codes=codes), "codes differ"),
+        (replace(ours, audio=ours.audio + np.float32(1e-3)), "audio differs by"),
+    ):
+        with pytest.raises(AssertionError, match=said):
+            vs_transformers.check_equal(different, theirs, 3, reference)
+
+
+@pytest.mark.parametrize("side", vs_transformers.SIDES)
+def test_memory_is_what_came_on_top(checkpoint: Path, little: Namespace, side: str) -> None:
+    found = vs_transformers.memory_here(side, checkpoint, little)
+    assert 0 < found["before_mb"] <= found["loaded_mb"] <= found["peak_mb"]
+    assert found["grown_mb"] == found["peak_mb"] - found["before_mb"]
