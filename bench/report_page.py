@@ -11,9 +11,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from report_compare import Comparison
 from report_sources import REPLAY, Source, setting_text
 from report_style import Picture
-from report_words import STATISTICS, leaves, measured_name, name_of, title_of, value_of
+from report_words import NOTHING, STATISTICS, leaves, measured_name, name_of, title_of, value_of
 
 TEMPLATE = "report_page.html"
+MOST_CASES = 60
 
 
 @dataclass(frozen=True)
@@ -26,11 +27,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Figures:
-    """The summary of a file. values: what is no distribution."""
+    """The summary of a file, and its cases. values: what is no distribution.
+
+    columns, cases: its rows, where they are not requests; more: how many are left out.
+    """
 
     source: Source
     distributions: list[Row]
     values: list[Row]
+    columns: list[str]
+    cases: list[list[str]]
+    more: int
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ def data_uri(picture: Picture) -> str:
 
 
 def figures_of(source: Source) -> Figures:
-    """Every value of its summary that is there."""
+    """Every value of its summary that is there, and the rows that are no requests."""
     values: list[Row] = []
     distributions: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, value in leaves(source.results.summary):
@@ -89,7 +96,17 @@ def figures_of(source: Source) -> Figures:
         Row(title_of(path), [_statistic(path[-1], name, found) for name in STATISTICS])
         for path, found in distributions.items()
     ]
-    return Figures(source, rows, values)
+    others = [row for row in source.results.rows if "request" not in row]
+    shown = others[:MOST_CASES]
+    # A list or a dict is no cell: it stands in the file.
+    columns = [
+        name
+        for name in dict.fromkeys(name for row in shown for name in row)
+        if not any(isinstance(row.get(name), list | dict) for row in shown)
+    ]
+    cases = [[value_of(name, row.get(name)) for name in columns] for row in shown]
+    named = [name_of(name) for name in columns]
+    return Figures(source, rows, values, named, cases, len(others) - len(shown))
 
 
 def settings_of(sources: Sequence[Source]) -> list[Table]:
@@ -114,7 +131,10 @@ def _table(
 ) -> Table:
     columns = [values_of(source) for source in sources]
     names = list(dict.fromkeys(name for column in columns for name in column))
-    rows = [Row(name_of(name), [setting_text(c, name) for c in columns]) for name in names]
+    rows = [
+        Row(name_of(name), [setting_text(c, name) if name in c else NOTHING for c in columns])
+        for name in names
+    ]
     return Table(title, rows)
 
 

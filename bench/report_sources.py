@@ -114,7 +114,7 @@ def differences(first: Source, second: Source) -> list[Difference]:
 def setting_text(settings: dict[str, Any], name: str) -> str:
     """A setting's value, or that there is none."""
     if name not in settings:
-        return "not a setting"
+        return "not there"
     value = settings[name]
     return "not given" if value is None else value_of(name, value)
 

@@ -30,7 +30,7 @@ STAGES = {
     "code2wav": "#00805c",
 }
 OTHER_STAGE = "#444444"
-SERIES = ("#0060a0", "#c04a00", "#00805c", "#b8568f", "#c07f00", "#2e8fcc", "#444444")
+SERIES = ("#0060a0", "#c04a00", "#00805c", "#b8568f", "#c07f00", "#2e8fcc", "#444444", "#7a5200")
 Dash = Literal["-", "--", "-.", ":"]
 DASHES: tuple[Dash, ...] = ("-", "--", "-.", ":")
 WIDTH_IN, DPI = 9.0, 160  # 1440 pixels
@@ -82,7 +82,9 @@ def png_of(figure: Figure, colours: int = 128) -> bytes:
     canvas, file = FigureCanvasAgg(figure), io.BytesIO()
     canvas.draw()
     drawing = Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3])
-    drawing.quantize(colours, dither=Image.Dither.NONE).save(file, format="png", optimize=True)
+    # MAXCOVERAGE keeps the ends of a colour scale, where few pixels lie.
+    few = drawing.quantize(colours, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(file, format="png", optimize=True)
     return file.getvalue()
 
 

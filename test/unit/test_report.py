@@ -296,10 +296,10 @@ def test_what_differs_is_said_before_what_follows_from_it(tmp_path: Path) -> Non
     found = [(d.kind, d.name, d.first, d.second) for d in differences(*sources)]
     assert found == [
         ("setting", "concurrency", "1", "4"),
-        ("setting", "speaker", "not a setting", "Ethan"),
+        ("setting", "speaker", "not there", "Ethan"),
         ("version", "torch", "2.13.0", "2.9.0"),
         ("machine", "cpu", "Made-up CPU", "Another CPU"),
-        ("machine", "threads", "1", "not a setting"),
+        ("machine", "threads", "1", "not there"),
     ]
     text = Page(page_of(sources, comparisons(sources), [], [])).text
     assert text.index("What differs") < text.index("times as much") < text.index("A is better")
@@ -314,6 +314,15 @@ def test_files_of_other_benchmarks_are_not_compared(tmp_path: Path) -> None:
     page = Page((tmp_path / "index.html").read_text(encoding="utf-8"))
     assert page.sections == ["figures", "settings"]
     assert "side by side" not in page.text and "0.100" in page.text
+
+
+def test_rows_that_are_no_requests_are_a_table(tmp_path: Path) -> None:
+    rows = [{"stage": f"stage {n}", "median_s": 0.002, "sizes": [1]} for n in range(70)]
+    sources = load_sources([made.write(tmp_path, "a.json", made.results(rows, {}, "stages"))])
+    page = Page(page_of(sources, [], [], []))
+    assert "Cases, the first 60 of 70" in page.text
+    assert page.text.count("2.00 ms") == 60 and "stage 59" in page.text
+    assert "stage 60" not in page.text and "sizes" not in page.text
 
 
 def test_commands_versions_and_machines_are_printed(page: Page) -> None:
