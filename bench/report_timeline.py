@@ -26,7 +26,7 @@ from report_style import (
 from report_words import scale_of, seconds
 
 PLAYER = "playback"
-CHUNK_SHADES = ("#4d4d4d", "#8c8c8c")
+CHUNK_SHADES = ("#333333", "#6e6e6e")  # white is read on both
 SHADE = "#eef3f9"
 PANEL_TITLE: dict[str, Any] = {"fontsize": 10, "pad": 26}  # room for TTFT and TTFB below
 ROOM = 1.02  # of an axis, beyond its last mark

@@ -22,7 +22,7 @@ from report_page import page_of
 from report_sound import WINDOW, NoSoundError, levels_db, spectrogram
 from report_sources import REPLAY, Source, configuration, differences, load_sources, median_request
 from report_style import PAPER, STAGES, STYLE, Picture
-from report_timeline import lane_totals, silences
+from report_timeline import CHUNK_SHADES, lane_totals, silences
 from report_words import less_is_better, seconds, significant, title_of, value_of
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -266,7 +266,7 @@ def test_side_by_side_with_ratios_by_hand(tmp_path: Path) -> None:
     ]
     found = compare(*load_sources(files))
     lines = [(x.name, x.first, x.second, x.ratio, x.verdict) for x in found.lines]
-    assert lines == [
+    wanted = [
         ("TTFB p50, all requests", "50.0 ms", "40.0 ms", "0.80", "B is better"),
         ("TTFB p95, all requests", "200 ms", "250 ms", "1.25", "A is better"),
         ("RTF p50, complete replies", "0.500", "0.500", "1.00", "the same"),
@@ -277,6 +277,8 @@ def test_side_by_side_with_ratios_by_hand(tmp_path: Path) -> None:
         ("underruns", "0", "2", "-", "A is better"),
         ("verdict", "pass", "fail", "-", "different"),
     ]
+    for line, by_hand in zip(lines, wanted, strict=True):
+        assert line == by_hand
     assert found.sentences[0] == (
         "TTFB p50, all requests: 50.0 ms in A, 40.0 ms in B, 0.80 times as much. Less is better."
     )
@@ -490,6 +492,8 @@ def test_colours_stand_out() -> None:
     for stage, colour in STAGES.items():
         assert contrast(colour, PAPER) >= 3, stage
     assert len(set(STAGES.values())) == len(STAGES)
+    for shade in CHUNK_SHADES:
+        assert contrast(PAPER, shade) >= 4.5  # chunks bear their frames
     assert contrast(STYLE["text.color"], PAPER) >= 4.5
     template = (Path(report.__file__).parent / "report_page.html").read_text(encoding="utf-8")
     themes = re.findall(r":root \{(.*?)\}", template, re.DOTALL)
