@@ -18,7 +18,6 @@ OUT = Path(__file__).parent / "profiles" / "roofline.json"
 TP = 8
 WINDOW = 2048  # positions that a decode step reads
 SLOTS = (1, 2, 4, 8)
-LONGEST = 2048  # rows of a prompt
 # Each stage's graph, the sizes of it that count, and how a size in between is run.
 GRAPH_OF = {
     "encoders": ("audio_encoder", ("windows",), "line"),
@@ -63,8 +62,9 @@ def main() -> None:
         RELEASED,
         "neuron",
         max_concurrency=SLOTS[-1],
-        context_length=LONGEST,
-        prompt_buckets=(512,),
+        context_length=8192,
+        talker_context_length=8192,
+        prompt_buckets=(512, 2048),
         decode_buckets=(WINDOW,),
         patch_buckets=(1024,),
         batches=SLOTS,

@@ -17,11 +17,14 @@ from graph_cases import TINY_PLAN
 from measured_profile import measured_profile
 from player import listen
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
-from qwen3_omni_neuron.graphs.dry_run import dry_run
+from qwen3_omni_neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.graphs.cost import CountingGroup, graph_cost
+from qwen3_omni_neuron.graphs.hardware import TRN2
+from qwen3_omni_neuron.parallel.modules import parallelize
 from released import RELEASED
 from replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
 from replay_load import conversations
-from roofline_profile import OUT, TP, roofline
+from roofline_profile import OUT, TP, WINDOW
 from stage_profile import STAGES, ProfileError, StageLatency, StageProfile
 from virtual_clock import VirtualClock
 
@@ -294,34 +297,22 @@ def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path)
     assert StageProfile.load(tmp_path / "p.json") == port
 
 
-def test_the_roofline_is_what_the_dry_run_says() -> None:
-    """But for the thinker's, which take long to count: it has one layer here."""
-    t = RELEASED.thinker
-    thinker = replace(t, text=replace(t.text, layers=1), vision=replace(t.vision, layers=1))
-    small = replace(
-        TINY_PLAN,
-        dtype="bfloat16",
-        max_concurrency=8,
-        context_length=2048,
-        talker_context_length=6153,
-        prompt_buckets=(512,),
-        decode_buckets=(2048,),
-        patch_buckets=(64,),
-        audio_windows=(1,),
-        projection_rows=(512,),
-        batches=(1,),
-        chunk_frames=(1,),
-    )
-    made = roofline(dry_run(replace(RELEASED, thinker=thinker), small, degrees=(TP,)), TP)
+def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
+    """Of two graphs that are counted in no time: a step of the talker, and a frame of code2wav."""
+    models, group = static_models(RELEASED), CountingGroup(TP)
+    kept = replace(
+        TINY_PLAN, dtype="bfloat16", tp=TP, max_concurrency=8, context_length=8192,
+        talker_context_length=8192, decode_buckets=(WINDOW,), batches=(1,), chunk_frames=(1,),
+    )  # fmt: skip
+    graphs = {graph.name: graph for graph in reversed(list(all_graphs(RELEASED, kept)))}
     written = StageProfile.load(OUT)
-    assert written.source == made.source
-    for name, latency in made.stages.items():
-        for size, seconds in latency.seconds:
-            known = dict(written.stages[name].seconds)[size]
-            if name.startswith("thinker"):
-                assert seconds < known
-            else:
-                assert seconds == pytest.approx(known), name
+    for stage, name in (("talker_step", "talker_decode"), ("code2wav_step", "code2wav_step")):
+        graph = graphs[name]
+        owner = getattr(models, graph.part)
+        parallelize(owner, TP, group)
+        cost = graph_cost(graph, owner, group)
+        floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+        assert written.seconds(stage, 1) == pytest.approx(floor, rel=1e-6)
 
 
 def test_the_load_is_as_long_as_the_ports_was() -> None:
