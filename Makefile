@@ -1,6 +1,7 @@
 # make demo              a spoken question in, text and demo.wav out
 # make test              lint, types and tests, with the newest transformers
 # make test-nxdi-line    the tests with the transformers that NxDI pins
+# make test-oracle       of these, those that transformers has a part in
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
@@ -13,7 +14,14 @@ BENCH_RESULTS := $(VENV)/bench
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
-.PHONY: demo test lint test-nxdi-line test-nxdi nxdi-sources bench clean
+WITHOUT_TRANSFORMERS := $(addprefix unit/,$(addsuffix .py,test_architecture test_bench_scripts \
+    test_code2wav_streaming test_cores test_decoder_shards test_dry_run test_graphs test_hlo \
+    test_metrics test_neuron_parts test_parallel test_pipeline test_planning \
+    test_process_engines test_replay test_report test_token_buffer test_traced_parts)) \
+    $(addprefix integration/,$(addsuffix .py,test_buckets test_compile_runner test_compiled \
+    test_neuron_engines test_neuron_tree))
+
+.PHONY: demo test lint test-nxdi-line test-oracle test-nxdi nxdi-sources bench clean
 
 demo: $(CHECKPOINT)/config.json
 	@echo "The tiny checkpoint has random weights: the words and the voice are noise, made the way"
@@ -35,6 +43,10 @@ lint: $(VENV)/installed
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
+
+# The rest is the same whichever transformers is installed.
+test-oracle: $(NXDI_VENV)/installed
+	$(NXDI_VENV)/bin/$(PYTEST) $(addprefix --ignore=test/,$(WITHOUT_TRANSFORMERS))
 
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
