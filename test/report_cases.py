@@ -117,7 +117,8 @@ def write(folder: Path, name: str, content: Any) -> Path:
 
 
 def write_sound(file: Path, samples: int) -> None:
-    """A tone of 3 kHz."""
+    """A tone of 3 kHz over a little noise."""
     file.parent.mkdir(exist_ok=True)
     tone = 0.5 * np.sin(2 * np.pi * 3000 * np.arange(samples) / RATE)
-    soundfile.write(file, tone, RATE, "PCM_16")
+    noise = 0.01 * np.random.default_rng(0).standard_normal(samples)
+    soundfile.write(file, tone + noise, RATE, "PCM_16")
