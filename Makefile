@@ -65,6 +65,7 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python bench/thinker_ttft.py --json $(BENCH_RESULTS)/thinker_ttft.json
 	$(VENV)/bin/python bench/stages.py --json $(BENCH_RESULTS)/stages.json
 	$(VENV)/bin/python bench/long_speech.py --json $(BENCH_RESULTS)/long_speech.json
+	$(VENV)/bin/python bench/report.py $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) demo.wav

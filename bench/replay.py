@@ -28,7 +28,6 @@ import torch
 from core_groups import PLACEMENTS, CoreGroups, Span
 from player import Heard, listen
 from qwen3_omni_neuron.config import ASSISTANT_ROWS
-from qwen3_omni_neuron.json_file import write_json
 from qwen3_omni_neuron.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -39,6 +38,7 @@ from qwen3_omni_neuron.sampling import SamplingParams
 from released import RELEASED, TALKER
 from replay_device import Behaviour, Device
 from replay_load import Conversation, conversations
+from results import results_of, save
 from stage_profile import ProfileError, StageProfile
 from timed_engines import Script, Sizes, TimedTalker, TimedThinker, TimedVocoder, Times
 from virtual_clock import VirtualClock
@@ -332,7 +332,9 @@ def main() -> None:
         parser.error(str(error))
     print("\n".join([*table(rows), "", *against_the_port(rows)]))
     if options.json:
-        write_json(options.json, {"kind": "replay", "rows": [asdict(r) for r in rows]})
+        options.first_chunk = [behaviour.name for behaviour in behaviours]
+        found = [asdict(row) for row in rows]
+        save(results_of("replay", None, options, found, {}), options.json)
 
 
 def _name(behaviour: Behaviour, driver: bool) -> str:

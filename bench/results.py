@@ -71,11 +71,14 @@ def results_of(
 
 def publish(results: Results, file: Path | None) -> None:
     """Print all but the rows, and write all to a file, where one is named."""
-    shown = {"schema": SCHEMA, **asdict(results)}
     if file is not None:
-        write_json(file, shown)
-    shown["rows"] = len(results.rows)
-    print(json.dumps(shown, indent=2))
+        save(results, file)
+    print(json.dumps({"schema": SCHEMA, **asdict(results), "rows": len(results.rows)}, indent=2))
+
+
+def save(results: Results, file: Path) -> None:
+    """Write it all, in one piece."""
+    write_json(file, {"schema": SCHEMA, **asdict(results)})
 
 
 def load_results(file: Path) -> Results:

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.parallel.modules import parallelize
 from released import RELEASED
 from replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
 from replay_load import conversations
+from results import load_results
 from roofline_profile import OUT, TP, WINDOW
 from stage_profile import STAGES, ProfileError, StageLatency, StageProfile
 from virtual_clock import VirtualClock
@@ -337,11 +338,12 @@ def test_every_line_is_labelled_a_replay(
     replay_module.main()
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert all("replay" in line for line in lines if not line.startswith("| ---"))
-    rows = json.loads(out.read_text())
-    assert rows["kind"] == "replay"
-    assert {entry["kind"] for entry in rows["rows"]} == {"replay"}
-    assert len(rows["rows"]) == len(PLACEMENTS) * (1 + 2 * 2)
-    assert len(lines) == 2 + len(rows["rows"]) + 1
+    results = load_results(out)
+    assert results.benchmark == "replay"
+    assert results.settings["concurrency"] == [1, 2]
+    assert {row["kind"] for row in results.rows} == {"replay"}
+    assert len(results.rows) == len(PLACEMENTS) * (1 + 2 * 2)
+    assert len(lines) == 2 + len(results.rows) + 1
     assert "the port measured 1759" in lines[-1]
 
 
