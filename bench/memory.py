@@ -29,7 +29,8 @@ def live_tensor_bytes() -> int:
     gc.collect()
     # type() rather than isinstance(), which asks lazy modules for their class and loads them.
     tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
-    on_host = [x.untyped_storage() for x in tensors if x.device.type == "cpu"]
+    dense = [x for x in tensors if x.device.type == "cpu" and x.layout == torch.strided]
+    on_host = [x.untyped_storage() for x in dense]
     return sum({storage.data_ptr(): storage.nbytes() for storage in on_host}.values())
 
 

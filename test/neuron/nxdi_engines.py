@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,14 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 @pytest.fixture(scope="session")
 def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
-    """Makes engines of the CPU and of NxDI, with settings of their plan replaced."""
+    """Makes engines of the CPU and of NxDI, with settings of their plan replaced. config: in the
+    place of the checkpoint's."""
 
-    def make(**changes: Any) -> BothEngines:
-        spec = nxdi_spec(checkpoint, **changes)
+    def make(
+        of: Path = checkpoint, config: OmniConfig | None = None, **changes: Any
+    ) -> BothEngines:
+        spec = nxdi_spec(of, **changes)
+        spec = spec if config is None else replace(spec, config=config)
         return build_engines(spec), build_cpu_mode_engines(spec)
 
     return make

@@ -193,14 +193,14 @@ def test_any_accept_layer(
 ) -> None:
     assert config.talker is not None
     changed = replace(config, talker=replace(config.talker, accept_hidden_layer=layer))
-    ours, theirs = (engines.thinker for engines in both_of(config=changed, slots=1))
+    ours, theirs = (engines.thinker for engines in both_of(config=changed, max_concurrency=1))
     prompt = conversation.prompt(CASES["image-and-audio"].messages)
     assert_prefills_alike(ours, theirs, 0, prompt)
 
 
 def test_one_slot_alone(both_of: Callable[..., BothEngines]) -> None:
     """No graph of all slots beside that of one."""
-    ours, theirs = (engines.thinker for engines in both_of(slots=1))
+    ours, theirs = (engines.thinker for engines in both_of(max_concurrency=1))
     token = assert_prefills_alike(ours, theirs, 0, text_prompt(20))
     assert_steps_alike(ours, theirs, [0], [token], steps=3)
 
@@ -210,7 +210,7 @@ def test_other_weights(
     checkpoint_of_seed: CheckpointMaker,
     conversation: Conversation,
 ) -> None:
-    ours, theirs = (engines.thinker for engines in both_of(folder=checkpoint_of_seed(2)))
+    ours, theirs = (engines.thinker for engines in both_of(checkpoint_of_seed(2)))
     prompt = conversation.prompt(CASES["image-and-video"].messages)
     token = assert_prefills_alike(ours, theirs, 0, prompt)
     assert_steps_alike(ours, theirs, [0], [token], steps=4)
@@ -268,7 +268,7 @@ def test_bfloat16_is_as_close_as_its_rounding(
     """Each engine rounds elsewhere: 8 bits hold logits of up to 16 to 0.06."""
     prompt = conversation.prompt(CASES["image-and-audio"].messages)
     exact, _ = both[0].thinker.prefill(0, prompt)
-    for engines in both_of(dtype=torch.bfloat16, slots=2):
+    for engines in both_of(dtype="bfloat16", max_concurrency=2):
         logits, accepted = engines.thinker.prefill(0, prompt)
         assert accepted.dtype == torch.bfloat16
         assert (logits.float() - exact).abs().max() < 0.05 * exact.abs().max()
