@@ -3,10 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from metrics import ChunkArrival, playback
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, SpeechResult
 from qwen3_omni_neuron.runtime.clock import Clock
-
-ROUNDING_S = 1e-9
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,11 @@ class Heard:
 
 def listen(events: Iterable[Event], clock: Clock) -> Heard:
     """Take all events of a request as they come."""
-    end_s: float | None = None  # of the sound that is there
-    underruns, silent_s = 0, 0.0
-    chunks: list[int] = []
+    arrivals: list[ChunkArrival] = []
     for event in events:
-        now = clock.now()
         if isinstance(event, AudioChunk):
-            if end_s is not None and now > end_s + ROUNDING_S:
-                underruns, silent_s = underruns + 1, silent_s + now - end_s
-            end_s = max(now, end_s or now) + len(event.samples) / SAMPLE_RATE
-            chunks.append(event.frames)
+            arrivals.append(ChunkArrival(clock.now(), len(event.samples), event.frames))
     assert isinstance(event, Finished)
-    return Heard(event.result, underruns, silent_s, tuple(chunks), clock.now())
+    underruns, silent_s = playback(arrivals, SAMPLE_RATE)
+    chunks = tuple(arrival.frames for arrival in arrivals)
+    return Heard(event.result, underruns, silent_s, chunks, clock.now())

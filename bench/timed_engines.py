@@ -121,11 +121,10 @@ class TimedTalker(_Timed):
         self._frames: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
         self._take("talker.prepare", (slot,), len(prompt), self._times.talker_prepare_s)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
         self._rows[slot] = len(prompt)
-        return len(prompt)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         self._take("talker.prefill", (slot,), self._rows[slot], self._times.talker_prefill_s)

@@ -105,10 +105,8 @@ class TracedTalker:
         self._engine, self._timed = engine, recorder.timed
         self.slots, self.context_length = engine.slots, engine.context_length
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
-        return self._timed(
-            "talker prepare", (slot,), self._engine.prepare, slot, prompt, speaker_id
-        )
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        self._timed("talker prepare", (slot,), self._engine.prepare, slot, prompt, speaker_id)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         return self._timed(

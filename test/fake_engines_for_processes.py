@@ -81,13 +81,13 @@ class FakeTalker:
     slots = 2
     context_length = 64
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
         if len(prompt) > self.context_length:
             raise PromptTooLongError(f"{len(prompt)} rows, {self.context_length} fit")
-        return len(prompt) + speaker_id
+        self.prepared = len(prompt) + speaker_id
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        return accepted.sum(0, keepdim=True) + first_token
+        return accepted.sum(0, keepdim=True) + first_token + self.prepared
 
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]

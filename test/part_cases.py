@@ -10,10 +10,11 @@ from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.part_spec import PART_STAGES, PartSpec, part_spec
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.neuron.decoders import DECODERS
+from qwen3_omni_neuron.neuron.part_spec import PartSpec, part_spec
+from qwen3_omni_neuron.plan import GRAPH_OF_PART, CompilePlan
 
-PLAIN_PARTS = tuple(PART_STAGES)
+PLAIN_PARTS = tuple(part for part in GRAPH_OF_PART if part not in DECODERS)
 PLAN = replace(TINY_PLAN, projection_rows=(8, 16))
 IDLE = PLAN.max_concurrency
 Call = tuple[str, tuple[Tensor, ...]]

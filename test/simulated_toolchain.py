@@ -11,18 +11,16 @@ from torch import Tensor
 
 from eager_neuron import EagerDecoder, eager_decoder
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.decoder_shards import WEIGHTS_FOLDER
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.decoders import DecoderSpec
 from qwen3_omni_neuron.neuron.device_types import device_type
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
-from qwen3_omni_neuron.neuron.plan import decoder_plan
+from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER
 from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
 from qwen3_omni_neuron.neuron.traced_part import TracedGraph, TracedPart, state_name
-from qwen3_omni_neuron.plan import CompilePlan
 from rank_threads import Ranks
 
 DESCRIPTION = "graphs.json"
@@ -43,30 +41,16 @@ class SimulatedToolchain:
             raise ArtifactError(f"{folder} and this version's graphs differ in {sorted(strange)}.")
         return CheckedPart(spec, SimulatedCores(spec, folder).run)
 
-    def compile_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
-    ) -> None:
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """The cores' weights alone."""
-        weights = DecoderWeights.of(part, checkpoint, config)
-        weights.write_shards(folder, decoder_plan(plan, part), takes_rows=part == "talker")
+        weights = DecoderWeights.of(spec.part, checkpoint, spec.config)
+        weights.write_shards(folder, spec.plan, spec.takes_rows)
 
-    def load_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
-    ) -> EagerDecoder:
+    def load_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> EagerDecoder:
         """Runs our own module over the checkpoint's weights: what NxDI cuts only NxDI puts
         together."""
-        assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == plan.tp
-        return eager_decoder(part, config, plan)
+        assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == spec.plan.tp
+        return eager_decoder(spec.part, spec.config, spec.compiled)
 
 
 class SimulatedCores:

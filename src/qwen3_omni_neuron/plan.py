@@ -25,6 +25,7 @@ GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code_predictor": "talker",
     "code2wav": "vocoder",
 }
+GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
 _EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_GRAPH = {

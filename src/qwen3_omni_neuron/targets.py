@@ -33,5 +33,5 @@ def _neuron_bytes(plan: CompilePlan, graph: str) -> int:
 
 COMPILERS = {
     "cpu": Target(_compile_for_cpu, _cpu_bytes),
-    "neuron": Target(_compile_for_neuron, _neuron_bytes),
+    "neuron": Target(_compile_for_neuron, _neuron_bytes, keeps_failed=True),
 }

@@ -24,6 +24,11 @@ Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
 bfloat16, float64, int32."""
 
 
+def layout_bytes(layout: Layout) -> int:
+    """Of a file's tensors, without its header."""
+    return sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+
+
 def write_tensors(
     path: Path,
     shapes: Mapping[str, Sequence[int]],

@@ -299,7 +299,7 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
     prompt = prompt_of(ids).talker
     monkeypatch.setattr(talker, "context_length", len(ids) + 9 + room)
     if room:
-        assert talker.prepare(0, prompt, 5) == len(ids) + 9
+        talker.prepare(0, prompt, 5)
         return
     with pytest.raises(PromptTooLongError, match="13 rows and its KV cache 13 positions"):
         talker.prepare(0, prompt, 5)

@@ -41,7 +41,7 @@ from qwen3_omni_neuron.planning import make_plan
 from simulated_toolchain import SimulatedToolchain
 
 TOOLCHAIN = SimulatedToolchain()
-SIMULATED = Target(partial(compile_graph, toolchain=TOOLCHAIN), expected_bytes)
+SIMULATED = Target(partial(compile_graph, toolchain=TOOLCHAIN), expected_bytes, keeps_failed=True)
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 HEADER_BYTES = 200_000  # of the files of a graph, and a description of its graphs
 WITHOUT_SDK = importlib.util.find_spec("neuronx_distributed") is None
@@ -145,7 +145,7 @@ def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alo
 ) -> None:
     copy = Path(shutil.copytree(tree, tmp_path / "tree"))
     (copy / "vision" / "vision_encoder" / "graphs.json").unlink()
-    failing = Target(partial(compile_graph, toolchain=FailingToolchain()), expected_bytes)
+    failing = replace(SIMULATED, compile_graph=partial(compile_graph, toolchain=FailingToolchain()))
     with pytest.raises(CompileError, match="vision_encoder was not compiled"):
         compile_tree(plan, copy, failing)
     kept = copy / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"

@@ -3,10 +3,9 @@
 What does not run here: the tracer to HLO, neuronx-cc, a NEFF, a device, more than one rank.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
+
+from subprocesses import run_python
 
 HERE = Path(__file__).parent
 
@@ -15,19 +14,7 @@ def test_parts_through_model_builder_are_the_plain_modules(
     nxdi: None, checkpoint: Path, tmp_path: Path
 ) -> None:
     """See builder_run. The vocoder's start and step have equal inputs, and go by their names."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "builder_run.py"), str(checkpoint), str(tmp_path)],
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "OMP_NUM_THREADS": "1",
-        },
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    printed = run_python(HERE / "builder_run.py", checkpoint, tmp_path)
     calls = {"code_predictor": 4, "code2wav": 9}
     parts = ("audio_encoder", "vision_encoder", "text_projection", "hidden_projection")
     lines = [
@@ -35,7 +22,7 @@ def test_parts_through_model_builder_are_the_plain_modules(
         "equal inputs"
         for name in (*parts, *calls)
     ]
-    assert done.stdout.splitlines() == [
+    assert printed.splitlines() == [
         *lines,
         "refused",
         "refused",

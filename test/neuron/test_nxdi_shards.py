@@ -13,10 +13,10 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.decoder_shards import shard_file
 from qwen3_omni_neuron.neuron.decoders import decoder_application
 from qwen3_omni_neuron.neuron.experts import blockwise_options
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from released import TALKER, THINKER
@@ -37,8 +37,8 @@ def as_on_a_device(nxdi: None, monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_files_alike(ours: Path, theirs: Path, tp: int) -> None:
     """ours: a decoder's folder; theirs: that of NxDI's files."""
     for rank in range(tp):
-        mine = load_file(ours / shard_file(rank))
-        expected = load_file(theirs / Path(shard_file(rank)).name)
+        mine = load_file(ours / rank_file(rank))
+        expected = load_file(theirs / Path(rank_file(rank)).name)
         assert mine.keys() == expected.keys()
         for name, tensor in expected.items():
             assert mine[name].dtype == tensor.dtype, name
@@ -94,7 +94,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     builder.shard_checkpoint(str(tmp_path / "theirs"))
     application.shard_weights(str(tmp_path))
     assert_files_alike(tmp_path, tmp_path / "theirs", tp)
-    held = load_file(tmp_path / shard_file(1))
+    held = load_file(tmp_path / rank_file(1))
     assert held[f"layers.1.{experts}.gate_up_proj.weight"].shape[-1] == padded
 
 

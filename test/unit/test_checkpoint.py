@@ -10,11 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peak_memory import needs_proc
 from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from subprocesses import run_python
 
 SHARD = "model-00002-of-00004.safetensors"
 
@@ -166,9 +168,10 @@ def test_a_hub_id_is_taken_from_the_cache_offline(
 
 
 PEAK_SCRIPT = """
-import resource, sys, threading, time
+import sys
 from pathlib import Path
 import torch
+from peak_memory import watched
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.loading import load_models
@@ -177,37 +180,21 @@ folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.a
 load_models(Checkpoint(tiny), read_config(tiny), dtype)  # what the libraries themselves take
 config = read_config(folder)
 
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-before, peak, done = resident(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, resident())
-        time.sleep(0.001)
-watcher = threading.Thread(target=watch)
-watcher.start()
-models = load_models(Checkpoint(folder), config, dtype)
-done.set(); watcher.join()
+with watched() as peak:
+    models = load_models(Checkpoint(folder), config, dtype)
 modules = [m for m in vars(models).values() if m is not None]
 parameters = {p.data_ptr(): p.nbytes for m in modules for p in m.parameters()}
-print((peak - before) / sum(parameters.values()))
+print(peak.nbytes / sum(parameters.values()))
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+@needs_proc
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_loading_peaks_below_1_3_times_the_weights(
     small_checkpoint: Path, checkpoint: Path, dtype: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, str(small_checkpoint), dtype, str(checkpoint)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert float(done.stdout) < 1.3
+    said = run_python("-c", PEAK_SCRIPT, small_checkpoint, dtype, checkpoint)
+    assert float(said) < 1.3
 
 
 @pytest.fixture(scope="module")

@@ -1,31 +1,31 @@
 """Each core's weights of a decoder on Neuron: nothing lost, nothing twice, little in memory."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from peak_memory import needs_proc
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.neuron.decoder_files import decoder_files
 from qwen3_omni_neuron.neuron.decoder_shards import (
     held_parameters,
-    shard_file,
     write_decoder_shards,
 )
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
 from qwen3_omni_neuron.neuron.experts import blockwise_options, check_experts, expert_widths
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.neuron.weights import nxdi_pieces
 from qwen3_omni_neuron.parallel.cut import Cut, shard, unshard
 from qwen3_omni_neuron.tensor_file import write_tensor_files
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
 from released import TALKER, THINKER
+from subprocesses import run_python
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 
@@ -69,8 +69,8 @@ def test_the_files_hold_the_checkpoint(
 ) -> None:
     weights, plan = weights_of(part, config, checkpoint), plan_of(tp)
     weights.write_shards(tmp_path, plan, takes_rows=part == "talker")
-    files = [load_file(tmp_path / shard_file(rank)) for rank in range(tp)]
-    assert {shard_file(rank) for rank in range(tp)} < set(decoder_files(tp))
+    files = [load_file(tmp_path / rank_file(rank)) for rank in range(tp)]
+    assert {rank_file(rank) for rank in range(tp)} < set(decoder_files(tp))
     held = held_parameters(weights.c, tp)
     state = weights.whole(plan)
     names = set(state)
@@ -146,9 +146,10 @@ def test_files_side_by_side(tmp_path: Path) -> None:
 
 # Memory: cut a checkpoint of two large layers, and watch.
 PEAK_SCRIPT = """
-import resource, sys, threading, time
+import sys
 from pathlib import Path
 import torch
+from peak_memory import watched
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
@@ -167,34 +168,18 @@ def cut(folder, to):
 
 cut(tiny, out / "warm")  # what the libraries themselves take
 
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-before, peak, done = resident(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, resident())
-        time.sleep(0.001)
-watcher = threading.Thread(target=watch)
-watcher.start()
-cut(small, out / "cut")
-done.set(); watcher.join()
+with watched() as peak:
+    cut(small, out / "cut")
 written = sum(f.stat().st_size for f in (out / "cut" / "weights").iterdir())
-print((peak - before) / written)
+print(peak.nbytes / written)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+@needs_proc
 def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> None:
     """1.5 times the model was asked for: a parameter at a time takes less than half of it."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
-    arguments = map(str, (small, checkpoint, tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) < 0.5
+    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
 # Profiles and plans.

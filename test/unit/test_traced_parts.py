@@ -2,9 +2,6 @@
 
 import inspect
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
+from peak_memory import needs_proc
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import (
@@ -31,7 +29,8 @@ from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
-from qwen3_omni_neuron.neuron.shard_files import expected_bytes, shard_file, write_shards
+from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.shard_files import expected_bytes, write_shards
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
 from qwen3_omni_neuron.parallel.cut import unshard
@@ -39,6 +38,7 @@ from qwen3_omni_neuron.parallel.layers import Alone
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.weights import converted
 from simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain
+from subprocesses import run_python
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 TP = (1, 2, 4, 8)
@@ -93,7 +93,7 @@ def test_the_files_of_all_ranks_are_the_weights(
     """Put together again, to the bit; and each is what the traced module takes."""
     spec = plain_spec(config, part, tp, torch.bfloat16)
     write_shards(spec, Checkpoint(checkpoint), tmp_path)
-    files = [load_file(shard_file(tmp_path, rank)) for rank in range(tp)]
+    files = [load_file(tmp_path / rank_file(rank)) for rank in range(tp)]
     traced = TracedPart(spec, Alone())
     whole = dict(converted(spec.weights, Checkpoint(checkpoint), torch.bfloat16))
     assert whole.keys() == dict(spec.make().named_parameters()).keys()
@@ -102,7 +102,7 @@ def test_the_files_of_all_ranks_are_the_weights(
         together = unshard(shards, traced.cuts.get(name))
         torch.testing.assert_close(together, tensor, atol=0, rtol=0, msg=name)
     assert not any(files), "names that no module takes"
-    written = sum(bytes_of_data(shard_file(tmp_path, rank)) for rank in range(tp))
+    written = sum(bytes_of_data(tmp_path / rank_file(rank)) for rank in range(tp))
     assert written == expected_bytes(spec)
 
 
@@ -220,7 +220,7 @@ def test_a_folder_of_something_else_is_refused(
     (tmp_path / DESCRIPTION).write_text(names)
     with pytest.raises(ArtifactError, match="does not have the tensors of this version's module"):
         load(other)
-    path = shard_file(tmp_path, 1)
+    path = tmp_path / rank_file(1)
     path.write_bytes(path.read_bytes()[:-1])
     labels = json.dumps({graph.label: "" for graph in spec.graphs})
     (tmp_path / DESCRIPTION).write_text(labels)
@@ -257,13 +257,14 @@ def test_flags(config: OmniConfig) -> None:
 
 # Memory: cut the largest part for 8 ranks, and watch.
 PEAK_SCRIPT = """
-import resource, sys, threading, time
+import sys
 from pathlib import Path
 import torch
+from peak_memory import watched
 from part_cases import plain_spec
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.neuron.shard_files import expected_bytes, write_shards
+from qwen3_omni_neuron.neuron.shard_files import write_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 (out / "warm").mkdir()  # what the libraries themselves take
@@ -271,35 +272,15 @@ write_shards(plain_spec(read_config(tiny), "vision_encoder", 8), Checkpoint(tiny
 spec = plain_spec(read_config(small), "vision_encoder", 8, torch.float32)
 whole = sum(p.numel() * 4 for p in spec.make().parameters())
 
-def resident():
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-before, peak, done = resident(), 0, threading.Event()
-def watch():
-    global peak
-    while not done.is_set():
-        peak = max(peak, resident())
-        time.sleep(0.001)
-watcher = threading.Thread(target=watch)
-watcher.start()
-(out / "part").mkdir()
-write_shards(spec, Checkpoint(small), out / "part")
-done.set(); watcher.join()
-print((peak - before) / whole, whole)
+with watched() as peak:
+    (out / "part").mkdir()
+    write_shards(spec, Checkpoint(small), out / "part")
+print(peak.nbytes / whole)
 """
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads /proc, which Linux has")
+@needs_proc
 def test_cutting_peaks_below_half_of_the_part(checkpoint: Path, tmp_path: Path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, for all ranks."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
-    arguments = map(str, (small, checkpoint, tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK_SCRIPT, *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout.split()[0]) < 0.5, done.stdout
+    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5

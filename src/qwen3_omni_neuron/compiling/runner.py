@@ -130,8 +130,8 @@ def _compile(
             write_record(part, origins[graph], record)
         except BaseException as error:
             written = _folder_bytes(part)
-            if isinstance(error, CompileError):
-                part.rename(tree / f".{graph}.failed")  # the compiler's logs
+            if target.keeps_failed and isinstance(error, CompileError):
+                part.rename(tree / f".{graph}.failed")
             shutil.rmtree(part, ignore_errors=True)
             if isinstance(error, OSError) and _is_full(error):
                 raise _full(tree, graph, expected[graph], written) from error

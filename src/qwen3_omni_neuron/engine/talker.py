@@ -65,7 +65,7 @@ class TalkerEngine:
         self._feedback = [row] * self.slots
 
     @torch.inference_mode()
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
         if len(prompt) >= self.context_length:
             raise PromptTooLongError(
                 f"the talker's prompt has {len(prompt)} rows and its KV cache "
@@ -81,7 +81,6 @@ class TalkerEngine:
         else:
             self._awaited.pop(slot, None)
             self._fill(slot, rows, prompt.positions[:, :-1])
-        return len(prompt)
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:

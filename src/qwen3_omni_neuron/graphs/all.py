@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import product
 
 import torch
+from torch import nn
 
 from qwen3_omni_neuron.buckets import buckets_within
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
@@ -65,10 +66,15 @@ def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Mo
         module = getattr(models, name)
         if module is not None:
             module.to(dtype=dtype, device="meta")
-            for layer in module.modules():
-                if isinstance(layer, RmsNorm):
-                    layer.spelled_out = True
+            spell_out_norms(module)
     return models
+
+
+def spell_out_norms(module: nn.Module) -> None:
+    """In operations that every compiler has: see model.norm."""
+    for layer in module.modules():
+        if isinstance(layer, RmsNorm):
+            layer.spelled_out = True
 
 
 def with_weights(models: Models, weights: Models) -> Models:

@@ -15,13 +15,14 @@ from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.record import graph_calls
 from qwen3_omni_neuron.loading import lay_out
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
+from qwen3_omni_neuron.neuron.decoders import DECODERS, DecoderSpec
 from qwen3_omni_neuron.neuron.examples import decoder_examples
 from qwen3_omni_neuron.neuron.inputs import NAMES
 from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part_spec import part_spec
 from qwen3_omni_neuron.neuron.plan import decoder_plan
 from qwen3_omni_neuron.neuron.shard_files import expected_bytes as part_bytes
-from qwen3_omni_neuron.neuron.toolchain import DECODERS, Toolchain
+from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.weights import check_names
 
@@ -44,7 +45,7 @@ def compile_graph(
     for part in GRAPH_PARTS[graph]:
         (folder / part).mkdir()
         if part in DECODERS:
-            toolchain.compile_decoder(part, checkpoint, config, plan, folder / part)
+            toolchain.compile_decoder(DecoderSpec(part, config, plan), checkpoint, folder / part)
         else:
             toolchain.compile_part(part_spec(config, plan, part), checkpoint, folder / part)
     files = record_files(folder)
@@ -58,8 +59,9 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
     config, total = read_config(plan.model), 0
     for part in GRAPH_PARTS[graph]:
         if part in DECODERS:
+            spec = DecoderSpec(part, config, plan)
             weights = DecoderWeights.of(part, Checkpoint(plan.model), config)
-            total += weights.shard_bytes(decoder_plan(plan, part), takes_rows=part == "talker")
+            total += weights.shard_bytes(spec.plan, spec.takes_rows)
         else:
             total += part_bytes(part_spec(config, plan, part))
     return total

@@ -25,13 +25,12 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
 from qwen3_omni_neuron.neuron.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.parallel.heads import key_heads, query_heads
 from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.weights import Piece, compare_names, fill
-
-WEIGHTS_FOLDER = "weights"
 
 _LAYER = re.compile(r"layers\.\d+\.")
 _RENAMED = re.compile(r"self_attn\.([qkvo])_proj\.weight")
@@ -50,11 +49,6 @@ class Held:
             return self.shape
         before, after = self.shape[: self.cut.axis], self.shape[self.cut.axis + 1 :]
         return (*before, self.cut.length, *after)
-
-
-def shard_file(rank: int) -> str:
-    """A core's file in a compiled decoder's folder."""
-    return f"{WEIGHTS_FOLDER}/tp{rank}_sharded_checkpoint.safetensors"
 
 
 def held_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[str, Held]:
@@ -130,7 +124,7 @@ def write_decoder_shards(
             yield name, list(torch.arange(tp, dtype=torch.int32).split(1))
 
     (folder / WEIGHTS_FOLDER).mkdir()
-    paths = [folder / shard_file(rank) for rank in range(tp)]
+    paths = [folder / rank_file(rank) for rank in range(tp)]
     write_tensor_files(paths, layout, parts_of_files())
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
@@ -11,6 +10,7 @@ from qwen3_omni_neuron.neuron.decoder_shards import shard_layout, write_decoder_
 from qwen3_omni_neuron.neuron.experts import expert_multiple
 from qwen3_omni_neuron.neuron.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.weights import State, nxdi_pieces, nxdi_state, rank_state
+from qwen3_omni_neuron.tensor_file import layout_bytes
 from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
 
 
@@ -55,4 +55,4 @@ class DecoderWeights:
         names = [name for name, _ in nxdi_pieces(self.ours)]
         multiple = expert_multiple(plan)
         layout = shard_layout(names, self.c, plan.dtype, plan.tp, takes_rows, multiple)
-        return plan.tp * sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
+        return plan.tp * layout_bytes(layout)

@@ -3,16 +3,41 @@
 What comes back is neither compiled nor loaded: see application.DecoderApplication.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.plan import DecoderPlan, decoder_plan
+from qwen3_omni_neuron.plan import CompilePlan
 
 if TYPE_CHECKING:  # NxDI is imported only where a decoder is built
     from qwen3_omni_neuron.neuron.application import DecoderApplication
+
+
+DECODERS = ("thinker", "talker")
+"""The parts that are NxDI's models; the others are traced from the modules of model/."""
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """One of DECODERS, of a checkpoint's config, as a plan has it."""
+
+    part: str
+    config: OmniConfig
+    compiled: CompilePlan
+
+    @property
+    def plan(self) -> DecoderPlan:
+        """In NxDI's terms."""
+        return decoder_plan(self.compiled, self.part)
+
+    @property
+    def takes_rows(self) -> bool:
+        """The talker; the thinker takes tokens and media."""
+        return self.part == "talker"
 
 
 def decoder_application(

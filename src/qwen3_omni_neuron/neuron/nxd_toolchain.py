@@ -10,20 +10,17 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, Qwen3OmniError
 from qwen3_omni_neuron.neuron.checked_part import CheckedPart
 from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.decoders import decoder_application
+from qwen3_omni_neuron.neuron.decoders import DecoderSpec, decoder_application
 from qwen3_omni_neuron.neuron.group import NxdGroup
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
-from qwen3_omni_neuron.neuron.plan import decoder_plan
 from qwen3_omni_neuron.neuron.sdk import require_sdk
 from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.traced_part import TracedPart
 from qwen3_omni_neuron.parallel.layers import Alone
-from qwen3_omni_neuron.plan import CompilePlan
 
 MODEL_FILE = "model.pt"
 WORK_FOLDER = "compiler"
@@ -45,12 +42,9 @@ class NxdToolchain:
         work = folder / WORK_FOLDER
         try:
             model = self._traced_and_compiled(spec, work)
-            self._save(model, folder / MODEL_FILE)
-        except Exception as error:  # whatever tracer and compiler raise, said in one way
-            raise CompileError(
-                f"{spec.name} was not compiled: {_reasons(error)}. What the compiler "
-                "left, with its logs, is kept in the tree's .failed folder until the next run."
-            ) from error
+            model.save(str(folder / MODEL_FILE))
+        except Exception as error:
+            raise _not_compiled(spec.name, error) from error
         shutil.rmtree(work, ignore_errors=True)
         write_shards(spec, checkpoint, folder)
 
@@ -75,36 +69,21 @@ class NxdToolchain:
 
         return CheckedPart(spec, run)
 
-    def compile_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
-    ) -> None:
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
         """As Toolchain.compile_decoder."""
-        application = decoder_application(part, checkpoint, config, decoder_plan(plan, part))
+        application = decoder_application(spec.part, checkpoint, spec.config, spec.plan)
         try:
             application.compile_to(folder)
         except (Qwen3OmniError, OSError):
             raise
-        except Exception as error:  # whatever NxDI and the compiler raise
-            raise CompileError(
-                f"{part} was not compiled: {_reasons(error)}. What the compiler left, "
-                "with its logs, is kept in the tree's .failed folder until the next run."
-            ) from error
+        except Exception as error:
+            raise _not_compiled(spec.part, error) from error
 
     def load_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
+        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
     ) -> DecoderGraphs:
         """As Toolchain.load_decoder."""
-        application = decoder_application(part, checkpoint, config, decoder_plan(plan, part))
+        application = decoder_application(spec.part, checkpoint, spec.config, spec.plan)
         application.load_compiled(folder)
         return application
 
@@ -127,9 +106,6 @@ class NxdToolchain:
             # No priority model: its layout transformer is compiled for --lnc=1, whatever ours is.
             return builder.compile(compiler_workdir=work, compiler_args=flags)
 
-    def _save(self, model: Any, path: Path) -> None:
-        model.save(str(path))
-
     def _load(self, path: Path) -> Any:
         from neuronx_distributed import NxDModel
 
@@ -144,6 +120,14 @@ class NxdToolchain:
                 f"{path} is of another version of neuronx_distributed. Compile again."
             )
         return model
+
+
+def _not_compiled(part: str, error: Exception) -> CompileError:
+    """Whatever tracer and compiler raise, said in one way."""
+    return CompileError(
+        f"{part} was not compiled: {_reasons(error)}. What the compiler left, with its logs, is "
+        "kept in the tree's .failed folder until the next run."
+    )
 
 
 def _reasons(error: BaseException | None) -> str:

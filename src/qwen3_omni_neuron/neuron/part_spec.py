@@ -7,22 +7,11 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.graphs.all import all_graphs, static_config
+from qwen3_omni_neuron.graphs.all import all_graphs, spell_out_norms, static_config
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.loading import lay_out
-from qwen3_omni_neuron.model.norm import RmsNorm
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.weights import Part, codec_embedding_pieces
-
-# The parts that are traced from the modules of model/; thinker and talker are not among them.
-PART_STAGES = {
-    "audio_encoder": "thinker",
-    "vision_encoder": "thinker",
-    "text_projection": "talker",
-    "hidden_projection": "talker",
-    "code_predictor": "talker",
-    "code2wav": "vocoder",
-}
 
 
 @dataclass(frozen=True)
@@ -61,7 +50,7 @@ class PartSpec:
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
-    """The spec of one of PART_STAGES."""
+    """The spec of a part that is none of decoders.DECODERS."""
     dtype = getattr(torch, plan.dtype)
 
     def make() -> nn.Module:
@@ -79,11 +68,9 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
 
 
 def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:
-    models, parts = lay_out(static_config(config), (PART_STAGES[name],))
+    models, parts = lay_out(static_config(config), (GRAPH_STAGES[GRAPH_OF_PART[name]],))
     module: nn.Module = getattr(models, name)
-    for layer in module.modules():
-        if isinstance(layer, RmsNorm):
-            layer.spelled_out = True
+    spell_out_norms(module)
     for parameter in module.parameters():
         # Not Module.to, which would round the constants, too.
         parameter.data = parameter.data.to(dtype)

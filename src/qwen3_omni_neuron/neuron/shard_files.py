@@ -10,18 +10,12 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
 from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
 from qwen3_omni_neuron.parallel.cut import shard
 from qwen3_omni_neuron.parallel.layers import Alone
-from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
+from qwen3_omni_neuron.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.weights import compare_names, converted
-
-WEIGHTS_FOLDER = "weights"
-
-
-def shard_file(folder: Path, rank: int) -> Path:
-    """A rank's file in a part's folder."""
-    return folder / WEIGHTS_FOLDER / f"tp{rank}_sharded_checkpoint.safetensors"
 
 
 def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
@@ -44,7 +38,7 @@ def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
             held = part.cuts.get(name)
             yield weight_name(name), [shard(tensor, held, rank) for rank in range(spec.tp)]
 
-    write_tensor_files([shard_file(folder, rank) for rank in range(spec.tp)], layout, cut())
+    write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, cut())
 
 
 def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
@@ -52,7 +46,7 @@ def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
 
     Raises ArtifactError where the file can't be read or holds something else.
     """
-    path = shard_file(folder, rank)
+    path = folder / rank_file(rank)
     again = f"Delete {folder} and compile again: only it will be."
     try:
         with safe_open(path, framework="pt") as file:
@@ -76,10 +70,4 @@ def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
 
 def expected_bytes(spec: PartSpec) -> int:
     """Of the files of all ranks, but for their headers."""
-    total = 0
-    for shape, dtype in TracedPart(spec, Alone()).weights.values():
-        size = dtype.itemsize
-        for length in shape:
-            size *= length
-        total += size
-    return total * spec.tp
+    return spec.tp * layout_bytes(TracedPart(spec, Alone()).weights)

@@ -4,14 +4,10 @@ from pathlib import Path
 from typing import Protocol
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.neuron.decoders import DecoderSpec
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.part_spec import PartSpec
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs
-from qwen3_omni_neuron.plan import CompilePlan
-
-DECODERS = ("thinker", "talker")
-"""The parts that are NxDI's models; the others are traced from the modules of model/."""
 
 
 class Toolchain(Protocol):
@@ -32,24 +28,12 @@ class Toolchain(Protocol):
         """
         ...
 
-    def compile_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
-    ) -> None:
-        """As compile_part, for one of DECODERS."""
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        """As compile_part."""
         ...
 
     def load_decoder(
-        self,
-        part: str,
-        checkpoint: Checkpoint,
-        config: OmniConfig,
-        plan: CompilePlan,
-        folder: Path,
+        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
     ) -> DecoderGraphs:
-        """As load_part."""
+        """As load_part. checkpoint: where the weights were cut from; nothing is read of it."""
         ...

@@ -1,15 +1,14 @@
 """Loads the parts of a compiled tree."""
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.neuron.decoders import DecoderSpec
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.part_spec import part_spec
 from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
-from qwen3_omni_neuron.plan import GRAPH_PARTS
-
-GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+from qwen3_omni_neuron.plan import GRAPH_OF_PART
 
 
 class TreeLoader:
@@ -26,6 +25,6 @@ class TreeLoader:
         return self._toolchain.load_part(spec, self._tree / GRAPH_OF_PART[name] / name)
 
     def load_decoder(self, name: str) -> DecoderGraphs:
-        plan, config = self._spec.plan, self._spec.config
+        spec = DecoderSpec(name, self._spec.config, self._spec.plan)
         folder = self._tree / GRAPH_OF_PART[name] / name
-        return self._toolchain.load_decoder(name, Checkpoint(plan.model), config, plan, folder)
+        return self._toolchain.load_decoder(spec, Checkpoint(self._spec.plan.model), folder)

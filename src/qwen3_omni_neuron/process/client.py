@@ -42,8 +42,8 @@ class RemoteTalker:
         self.slots: int = attributes["slots"]
         self.context_length: int = attributes["context_length"]
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
-        return self.process.call("prepare", slot, prompt, speaker_id)
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        self.process.call("prepare", slot, prompt, speaker_id)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         return self.process.call("prefill", slot, accepted, first_token)

@@ -60,11 +60,10 @@ class Talker(Protocol):
     slots: int
     context_length: int
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> int:
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
         """Do what can be done of a slot's prompt before the thinker has answered.
 
-        Returns how many rows the whole prompt has, the first generated token's included.
-        Raises PromptTooLongError where they leave no position for a frame.
+        Raises PromptTooLongError where its rows leave no position for a frame.
         """
         ...
 

@@ -98,12 +98,15 @@ class TalkerStage(Stage[TalkerTask]):
             speaking += self._call(stepping, self._step)
         self._speak(speaking)
         if new is not None:
-            for task, rows in self._call((new,), self._prepare):
+            for task, _ in self._call((new,), self._prepare):
+                rows = len(task.wanted.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
 
-    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[int]:
-        return [self._engine.prepare(t.slot, t.wanted.prompt, t.wanted.speaker_id) for t in tasks]
+    def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
+        for task in tasks:
+            self._engine.prepare(task.slot, task.wanted.prompt, task.wanted.speaker_id)
+        return [None] * len(tasks)
 
     def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
         logits = []
