@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 
 def peak_mb() -> float:
     """The most that this process has had so far, all of its memory."""
-    return _status_mb("VmHWM")
+    return max(_status_mb("VmHWM"), _status_mb("VmRSS"))  # Linux notes the first a little late
 
 
 def resident_mb() -> float:
@@ -28,7 +28,8 @@ def live_tensor_bytes() -> int:
     """Of all tensors that Python holds, each piece of memory once."""
     gc.collect()
     # type() rather than isinstance(), which asks lazy modules for their class and loads them.
-    tensors = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    # Other subclasses stand for tensors that a trace only describes.
+    tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
     dense = [x for x in tensors if x.device.type == "cpu" and x.layout == torch.strided]
     on_host = [x.untyped_storage() for x in dense]
     return sum({storage.data_ptr(): storage.nbytes() for storage in on_host}.values())

@@ -52,7 +52,7 @@ def test_the_commands_run(
     checkpoint: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
 ) -> None:
     """Those for a trn2 as far as they go without the SDK."""
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -73,7 +73,7 @@ def test_the_commands_run(
         refusal = REFUSALS.get("compiled-neuron" in words and words[0])
         assert cli.main(arguments) == (0 if refusal is None else 1)
         if refusal is not None:
-            assert refusal in capsys.readouterr().err
+            assert refusal in capsysbinary.readouterr().err.decode()
     for speech in ("answer.wav", "story.wav"):
         assert (tmp_path / speech).stat().st_size > 44
     assert (tmp_path / "my-checkpoint" / "config.json").exists()

@@ -62,7 +62,7 @@ def test_twice_as_many_cores_where_none_are_joined() -> None:
 @pytest.mark.parametrize(
     ("instance", "placement", "tp", "cores", "said"),
     [
-        ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2.3xlarge, got 'trn1"),
+        ("trn1.32xlarge", "shared", 8, None, "one of trn2.48xlarge, trn2u.48.*, got 'trn1"),
         (SMALL, "shared", 8, None, "4 logical cores at LNC=2, 0 to 3, and .* tp of at most 4"),
         (
             SMALL, "split", 4, None,
