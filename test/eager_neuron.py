@@ -23,10 +23,10 @@ from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs
+from qwen3_omni_neuron.neuron.decoder.inputs import IDLE, Inputs
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan, decoder_plan
+from qwen3_omni_neuron.neuron.decoder.slots import Outputs
 from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.plan import DecoderPlan, decoder_plan
-from qwen3_omni_neuron.neuron.slots import Outputs
 from qwen3_omni_neuron.plan import CompilePlan
 from specs import engine_spec
 

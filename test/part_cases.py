@@ -10,8 +10,8 @@ from graph_cases import TINY_PLAN
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.decoders import DECODERS
-from qwen3_omni_neuron.neuron.part_spec import PartSpec, part_spec
+from qwen3_omni_neuron.neuron.decoder.spec import DECODERS
+from qwen3_omni_neuron.neuron.part.spec import PartSpec, part_spec
 from qwen3_omni_neuron.plan import GRAPH_OF_PART, CompilePlan
 
 PLAIN_PARTS = tuple(part for part in GRAPH_OF_PART if part not in DECODERS)

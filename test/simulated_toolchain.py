@@ -12,15 +12,15 @@ from torch import Tensor
 from eager_neuron import EagerDecoder, eager_decoder
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.neuron.checked_part import CheckedPart
-from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.decoders import DecoderSpec
-from qwen3_omni_neuron.neuron.device_types import device_type
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
+from qwen3_omni_neuron.neuron.decoder.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.part.checked import CheckedPart
+from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.part.device_types import device_type
+from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.part.traced import TracedGraph, TracedPart, state_name
 from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER
-from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
-from qwen3_omni_neuron.neuron.traced_part import TracedGraph, TracedPart, state_name
 from rank_threads import Ranks
 
 DESCRIPTION = "graphs.json"

@@ -23,8 +23,8 @@ from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.loading import load_models
-from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
 from qwen3_omni_neuron.neuron.nxd_toolchain import MODEL_FILE, NxdToolchain
+from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: a bias is added after its product
 

@@ -19,10 +19,10 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.loading import load_models
-from qwen3_omni_neuron.neuron.checked_part import CheckedPart
-from qwen3_omni_neuron.neuron.group import NxdGroup
-from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
-from qwen3_omni_neuron.neuron.traced_part import TracedPart
+from qwen3_omni_neuron.neuron.part.checked import CheckedPart
+from qwen3_omni_neuron.neuron.part.group import NxdGroup
+from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
+from qwen3_omni_neuron.neuron.part.traced import TracedPart
 from simulated_toolchain import run_with_state, zero_state
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
@@ -34,7 +34,7 @@ def main(checkpoint: Path, folder: Path) -> None:
     assert reason is None, reason
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    from qwen3_omni_neuron.neuron.application import join_ranks
+    from qwen3_omni_neuron.neuron.decoder.application import join_ranks
 
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join_ranks(ranks)

@@ -24,12 +24,12 @@ from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.cpu.load import build_engines, media_encoders, talker_engine
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.loading import load_host_models
-from qwen3_omni_neuron.neuron.decoder_files import decoder_files
-from qwen3_omni_neuron.neuron.decoders import decoder_application
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.warm_up import warm_up_decoder
+from qwen3_omni_neuron.neuron.decoder.files import decoder_files
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
+from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.engine.warm_up import warm_up_decoder
 from qwen3_omni_neuron.runtime.protocols import Engines
 from specs import engine_spec
 

@@ -16,8 +16,8 @@ from qwen3_omni_neuron.config_json import read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.cpu.load import build_engines
 from qwen3_omni_neuron.neuron.build import build_neuron_engines
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.load import decoder_in_cpu_mode
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs
 from qwen3_omni_neuron.runtime.protocols import Engines
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]

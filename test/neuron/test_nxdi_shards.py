@@ -13,9 +13,9 @@ from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.decoders import decoder_application
-from qwen3_omni_neuron.neuron.experts import blockwise_options
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
 from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
@@ -104,7 +104,7 @@ def test_nxdi_takes_the_config_of_each_profile(nxdi: None, c: DecoderConfig, tp:
     """At the released sizes. What the kernels do is not run here."""
     from neuronx_distributed.modules.moe.blockwise import check_blockwise_mm_kernel_compatibility
 
-    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
+    from qwen3_omni_neuron.neuron.decoder.nxdi_config import Capture, inference_config
 
     for profile in ("safe", "fast"):
         plan = plan_of(tp, profile=profile)

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
 from qwen3_omni_neuron.runtime.protocols import Engines
 
 BothEngines = tuple[Engines, Engines]
@@ -218,7 +218,7 @@ def test_other_weights(
 
 def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None:
     """NxDI casts whatever is a parameter or a buffer."""
-    from qwen3_omni_neuron.neuron.rotary import AxisRotary
+    from qwen3_omni_neuron.neuron.decoder.rotary import AxisRotary
 
     text_config = config.thinker.text
     rotary = AxisRotary(text_config.rope, text_config.head_dim)

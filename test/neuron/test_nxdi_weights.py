@@ -9,7 +9,7 @@ import torch
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.neuron.weights import nxdi_pieces, nxdi_state, rank_state
+from qwen3_omni_neuron.neuron.decoder.weights import nxdi_pieces, nxdi_state, rank_state
 from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
 
 Ours = list[tuple[str, list[Piece]]]

@@ -12,7 +12,7 @@ NAME = "qwen3_omni_neuron"
 # Lowest first. A module imports from its own layer or a lower one, never up.
 LAYERS = [
     {"errors"},
-    {"config", "events", "prompt", "text", "buckets", "json_file", "versions"},
+    {"config", "events", "prompt", "text", "buckets", "json_file", "versions", "speaking"},
     {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media", "plan"},
     {"planning"},
     {"tensor_file", "artifact", "fingerprint"},

@@ -21,7 +21,7 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.speech import code2wav_graph
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
-from qwen3_omni_neuron.neuron.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.engine.vocoder import NeuronVocoder
 from qwen3_omni_neuron.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.runtime.protocols import Vocoder
 from reference import Reference

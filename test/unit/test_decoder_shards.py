@@ -10,16 +10,16 @@ from peak_memory import needs_proc
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.neuron.decoder_files import decoder_files
-from qwen3_omni_neuron.neuron.decoder_shards import (
+from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.decoder.files import decoder_files
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.shards import (
     held_parameters,
     write_decoder_shards,
 )
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.experts import blockwise_options, check_experts, expert_widths
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
+from qwen3_omni_neuron.neuron.decoder.weights import nxdi_pieces
 from qwen3_omni_neuron.neuron.rank_files import rank_file
-from qwen3_omni_neuron.neuron.weights import nxdi_pieces
 from qwen3_omni_neuron.parallel.cut import Cut, shard, unshard
 from qwen3_omni_neuron.tensor_file import write_tensor_files
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
@@ -152,8 +152,8 @@ import torch
 from peak_memory import watched
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 from qwen3_omni_neuron.weights import thinker_pieces
 
 small, tiny, out = map(Path, sys.argv[1:])

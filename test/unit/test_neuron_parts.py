@@ -16,11 +16,11 @@ from qwen3_omni_neuron.engine.text_rows import ROWS_AT_ONCE, text_row_table
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.neuron.audio import NeuronAudio
-from qwen3_omni_neuron.neuron.batches import batches
-from qwen3_omni_neuron.neuron.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.projection import NeuronProjection
-from qwen3_omni_neuron.neuron.vision import NeuronVision
+from qwen3_omni_neuron.neuron.engine.audio import NeuronAudio
+from qwen3_omni_neuron.neuron.engine.batches import batches
+from qwen3_omni_neuron.neuron.engine.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engine.projection import NeuronProjection
+from qwen3_omni_neuron.neuron.engine.vision import NeuronVision
 from qwen3_omni_neuron.prompt import Patches
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling
 

@@ -25,14 +25,14 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.norm import RmsNorm
-from qwen3_omni_neuron.neuron.checked_part import CheckedPart
-from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.part.checked import CheckedPart
+from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.part.part import LoadedPart
+from qwen3_omni_neuron.neuron.part.shards import expected_bytes, write_shards
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
 from qwen3_omni_neuron.neuron.rank_files import rank_file
-from qwen3_omni_neuron.neuron.shard_files import expected_bytes, write_shards
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
-from qwen3_omni_neuron.neuron.traced_part import TracedPart, weight_name
 from qwen3_omni_neuron.parallel.cut import unshard
 from qwen3_omni_neuron.parallel.layers import Alone
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
@@ -264,7 +264,7 @@ from peak_memory import watched
 from part_cases import plain_spec
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.neuron.shard_files import write_shards
+from qwen3_omni_neuron.neuron.part.shards import write_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 (out / "warm").mkdir()  # what the libraries themselves take

@@ -8,17 +8,17 @@ from qwen3_omni_neuron.engine.talker import TalkerEngine
 from qwen3_omni_neuron.engine.text_rows import text_row_table
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.loading import load_tables
-from qwen3_omni_neuron.neuron.audio import NeuronAudio
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs, NxdiSlots
+from qwen3_omni_neuron.neuron.engine.audio import NeuronAudio
+from qwen3_omni_neuron.neuron.engine.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engine.projection import NeuronProjection
+from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.engine.vision import NeuronVision
+from qwen3_omni_neuron.neuron.engine.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.engine.warm_up import warm_up, warm_up_decoder
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.loader import Loader
-from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.projection import NeuronProjection
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.vision import NeuronVision
-from qwen3_omni_neuron.neuron.vocoder import NeuronVocoder
-from qwen3_omni_neuron.neuron.warm_up import warm_up, warm_up_decoder
+from qwen3_omni_neuron.neuron.part.part import LoadedPart
 from qwen3_omni_neuron.runtime.protocols import Engines
 
 NeuronEngine = NeuronThinker | TalkerEngine | NeuronVocoder

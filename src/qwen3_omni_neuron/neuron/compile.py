@@ -14,14 +14,14 @@ from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.record import graph_calls
 from qwen3_omni_neuron.loading import lay_out
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.decoders import DECODERS, DecoderSpec
-from qwen3_omni_neuron.neuron.examples import decoder_examples
-from qwen3_omni_neuron.neuron.inputs import NAMES
+from qwen3_omni_neuron.neuron.decoder.examples import decoder_examples
+from qwen3_omni_neuron.neuron.decoder.inputs import NAMES
+from qwen3_omni_neuron.neuron.decoder.plan import decoder_plan
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
+from qwen3_omni_neuron.neuron.decoder.spec import DECODERS, DecoderSpec
 from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.part_spec import part_spec
-from qwen3_omni_neuron.neuron.plan import decoder_plan
-from qwen3_omni_neuron.neuron.shard_files import expected_bytes as part_bytes
+from qwen3_omni_neuron.neuron.part.shards import expected_bytes as part_bytes
+from qwen3_omni_neuron.neuron.part.spec import part_spec
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.weights import check_names

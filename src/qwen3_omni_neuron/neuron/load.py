@@ -11,11 +11,11 @@ from qwen3_omni_neuron.cpu.load import (
 )
 from qwen3_omni_neuron.engine.spec import EngineSpec
 from qwen3_omni_neuron.loading import load_host_models
-from qwen3_omni_neuron.neuron.decoders import decoder_application
+from qwen3_omni_neuron.neuron.decoder.plan import decoder_plan
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs, NxdiSlots
+from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
+from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.loader import Loader
-from qwen3_omni_neuron.neuron.plan import decoder_plan
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.thinker import NeuronThinker
 from qwen3_omni_neuron.runtime.protocols import Engines
 
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.part.part import LoadedPart
 
 
 class Loader(Protocol):

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, Qwen3OmniError
-from qwen3_omni_neuron.neuron.checked_part import CheckedPart
-from qwen3_omni_neuron.neuron.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.decoders import DecoderSpec, decoder_application
-from qwen3_omni_neuron.neuron.group import NxdGroup
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.decoder.spec import DecoderSpec, decoder_application
+from qwen3_omni_neuron.neuron.part.checked import CheckedPart
+from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.part.group import NxdGroup
+from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.part.traced import TracedPart
 from qwen3_omni_neuron.neuron.sdk import require_sdk
-from qwen3_omni_neuron.neuron.shard_files import read_shard, write_shards
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs
-from qwen3_omni_neuron.neuron.traced_part import TracedPart
 from qwen3_omni_neuron.parallel.layers import Alone
 
 MODEL_FILE = "model.pt"

@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Protocol
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.neuron.decoders import DecoderSpec
-from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.decoder.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.part.part import LoadedPart
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
 
 
 class Toolchain(Protocol):

@@ -17,7 +17,7 @@ from typing import Any
 
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 
 KERNEL_LNC = 2
 KERNEL_BLOCK_ROWS = 128

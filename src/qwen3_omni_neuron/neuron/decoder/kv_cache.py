@@ -4,7 +4,7 @@ import torch
 from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCacheManager
 from torch import Tensor
 
-from qwen3_omni_neuron.neuron.inputs import IDLE
+from qwen3_omni_neuron.neuron.decoder.inputs import IDLE
 
 
 class SlotKvCache(KVCacheManager):

@@ -8,8 +8,8 @@ from torch import Tensor
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.engine.prompt_media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.model.talker_prompt import media_mask
-from qwen3_omni_neuron.neuron.inputs import Media
-from qwen3_omni_neuron.neuron.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.decoder.inputs import Media
+from qwen3_omni_neuron.neuron.decoder.slots import NxdiSlots
 from qwen3_omni_neuron.prompt import Prompt
 
 

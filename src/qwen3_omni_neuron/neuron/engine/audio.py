@@ -7,8 +7,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.config import AudioEncoderConfig
 from qwen3_omni_neuron.model.audio_encoder import window_batches
-from qwen3_omni_neuron.neuron.batches import batch_of, pad_rows
-from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.engine.batches import batch_of, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
 
 
 class NeuronAudio:

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.errors import BucketError, ClosedError, InputError
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.neuron.device_types import to_device_type
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.part.device_types import to_device_type
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
 
 Run = Callable[[str, dict[str, Tensor]], Sequence[Tensor]]
 """(label, inputs by name) -> outputs, both in the types of the device."""

@@ -12,8 +12,8 @@ from qwen3_omni_neuron.config import Code2WavConfig
 from qwen3_omni_neuron.engine.chunks import cut_sound, pad_chunks
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.batches import batch_of, pad_rows
-from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.engine.batches import batch_of, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
 
 GraphsBySize = Mapping[tuple[int, ...], Graph]
 """By streams and frames."""

@@ -7,8 +7,14 @@ import torch
 
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.decoders import decoder_config
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.inputs import (
+    IDLE,
+    Inputs,
+    Media,
+    decode_inputs,
+    prefill_inputs,
+)
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 
 
 def prefill_example(

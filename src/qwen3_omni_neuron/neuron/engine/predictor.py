@@ -8,8 +8,8 @@ from torch import Tensor
 from qwen3_omni_neuron.engine.predictor import draws
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.neuron.batches import batches, pad_rows
-from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.engine.batches import batches, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling
 
 

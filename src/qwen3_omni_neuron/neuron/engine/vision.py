@@ -8,7 +8,7 @@ from torch import Tensor
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.config import VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places
-from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
 from qwen3_omni_neuron.prompt import Patches
 
 

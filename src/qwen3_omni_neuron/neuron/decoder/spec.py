@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.decoders import decoder_config
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.plan import DecoderPlan, decoder_plan
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan, decoder_plan
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
 from qwen3_omni_neuron.plan import CompilePlan
 
 if TYPE_CHECKING:  # NxDI is imported only where a decoder is built
-    from qwen3_omni_neuron.neuron.application import DecoderApplication
+    from qwen3_omni_neuron.neuron.decoder.application import DecoderApplication
 
 
 DECODERS = ("thinker", "talker")
@@ -45,8 +45,8 @@ def decoder_application(
 ) -> "DecoderApplication":
     """part: "thinker", which captures the accept layer, or "talker", which captures what its head
     takes: the last row, normed. Raises OptionError where the plan does not fit it."""
-    from qwen3_omni_neuron.neuron.application import DecoderApplication
-    from qwen3_omni_neuron.neuron.nxdi_config import Capture, inference_config
+    from qwen3_omni_neuron.neuron.decoder.application import DecoderApplication
+    from qwen3_omni_neuron.neuron.decoder.nxdi_config import Capture, inference_config
 
     c = decoder_config(config, part)
     if part == "thinker":

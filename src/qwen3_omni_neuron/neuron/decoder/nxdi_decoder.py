@@ -14,9 +14,9 @@ from neuronx_distributed_inference.modules.moe_v2 import initialize_moe_module
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.config import DecoderConfig
-from qwen3_omni_neuron.neuron.kv_cache import SlotKvCache
-from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
-from qwen3_omni_neuron.neuron.rotary import AxisRotary
+from qwen3_omni_neuron.neuron.decoder.kv_cache import SlotKvCache
+from qwen3_omni_neuron.neuron.decoder.nxdi_config import DecoderInferenceConfig
+from qwen3_omni_neuron.neuron.decoder.rotary import AxisRotary
 
 
 class DecoderAttention(NeuronAttentionBase):

@@ -4,9 +4,9 @@ import logging
 import time
 
 from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.neuron.examples import decoder_examples
-from qwen3_omni_neuron.neuron.part import LoadedPart
-from qwen3_omni_neuron.neuron.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.decoder.examples import decoder_examples
+from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.part.part import LoadedPart
 
 logger = logging.getLogger(__name__)
 

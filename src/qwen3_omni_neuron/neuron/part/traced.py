@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.loading import fill
-from qwen3_omni_neuron.neuron.device_types import device_type, to_device_type
-from qwen3_omni_neuron.neuron.part_spec import PartSpec
+from qwen3_omni_neuron.neuron.part.device_types import device_type, to_device_type
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.parallel.cut import Cut
 from qwen3_omni_neuron.parallel.layers import Group
 from qwen3_omni_neuron.parallel.modules import parallelize

@@ -16,15 +16,15 @@ from neuronx_distributed_inference.models.model_wrapper import DecoderModelInsta
 from torch import Tensor
 
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.neuron.decoder_files import decoder_files
-from qwen3_omni_neuron.neuron.decoder_weights import DecoderWeights
-from qwen3_omni_neuron.neuron.examples import decode_example, prefill_example
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs
-from qwen3_omni_neuron.neuron.nxdi_config import DecoderInferenceConfig
-from qwen3_omni_neuron.neuron.nxdi_decoder import DecoderModel
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.slots import Outputs
-from qwen3_omni_neuron.neuron.weights import State
+from qwen3_omni_neuron.neuron.decoder.examples import decode_example, prefill_example
+from qwen3_omni_neuron.neuron.decoder.files import decoder_files
+from qwen3_omni_neuron.neuron.decoder.inputs import IDLE, Inputs
+from qwen3_omni_neuron.neuron.decoder.nxdi_config import DecoderInferenceConfig
+from qwen3_omni_neuron.neuron.decoder.nxdi_decoder import DecoderModel
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.slots import Outputs
+from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
+from qwen3_omni_neuron.neuron.decoder.weights import State
 
 # What NxDI adds for its own Qwen3-MoE to the flags that it has for every model: experts are read
 # by numbers that the graph computes, which the DMA engines take as they come.

@@ -7,8 +7,14 @@ from torch import Tensor
 
 from qwen3_omni_neuron.buckets import bucket_of
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.inputs import (
+    IDLE,
+    Inputs,
+    Media,
+    decode_inputs,
+    prefill_inputs,
+)
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 
 Outputs = tuple[Tensor, Tensor]
 """Logits [B, vocab] and the captured hidden states [B, rows, hidden] of one call."""

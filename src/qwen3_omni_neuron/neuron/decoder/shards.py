@@ -25,8 +25,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.neuron.decoder.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
-from qwen3_omni_neuron.neuron.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.parallel.heads import key_heads, query_heads
 from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files

@@ -8,8 +8,8 @@ from neuronx_distributed_inference.models.config import InferenceConfig, MoENeur
 
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.experts import blockwise_options, check_experts, expert_widths
-from qwen3_omni_neuron.neuron.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 
 
 @dataclass(frozen=True)

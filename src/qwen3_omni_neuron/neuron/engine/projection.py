@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.neuron.batches import batches, pad_rows
-from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.engine.batches import batches, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
 
 
 class NeuronProjection:

@@ -1,0 +1,1 @@
+"""Thinker and talker on NxDI: their decoder, its weights, its slots."""
