@@ -232,7 +232,9 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(
     assert [row["seed"] for row in found.rows] == [0, 1, 2]
     for row in found.rows:
         assert row["error"] is None
-        assert 0 < row["preprocessing_s"] < row["ttft_s"] < row["ttfb_s"] < row["total_s"]
+        # The first text may come after the first sound: random tokens are pieces of letters.
+        assert 0 < row["preprocessing_s"] < min(row["ttft_s"], row["ttfb_s"])
+        assert max(row["ttft_s"], row["ttfb_s"]) < row["total_s"]
         assert row["rtf"] == pytest.approx(row["chunks"][-1]["arrival_s"] / row["audio_s"])
         assert row["ttfb_s"] == row["chunks"][0]["arrival_s"]
         assert [chunk["frames"] for chunk in row["chunks"]] == [1, 2, 2, 1]

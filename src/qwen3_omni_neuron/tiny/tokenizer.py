@@ -6,6 +6,7 @@ the released order. As in the released vocabulary, token 0 is "!", a real token.
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 # In the order of the released ids 151643..151675.
@@ -70,7 +71,7 @@ _EXTRA_SPECIAL_TOKENS = {
 }
 # The roles must be one token each: the talker reads a turn's role from one token.
 ROLES = ("system", "user", "assistant")
-_WORDS = (
+WORDS = (
     *ROLES,
     " the",
     " and",
@@ -139,14 +140,15 @@ PREPROCESSOR_CONFIG = {
 }
 
 
-def write_tokenizer(folder: Path) -> dict[str, int]:
+def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int]:
     """Write the tokenizer, chat template and preprocessor files into `folder`.
 
+    words: that become one token each, a leading space included.
     Returns the id of every token by its text, special tokens included; their number is the
     smallest vocabulary that a model of this tokenizer needs.
     """
     byte_symbols = _byte_symbols()
-    merges = _merges(byte_symbols)
+    merges = _merges(byte_symbols, words)
     ordered = [*sorted(byte_symbols.values()), *(a + b for a, b in merges)]
     vocab = {token: index for index, token in enumerate(ordered)}
     special_ids = {token: len(vocab) + i for i, token in enumerate(SPECIAL_TOKENS)}
@@ -167,10 +169,10 @@ def _byte_symbols() -> dict[int, str]:
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
-def _merges(byte_symbols: dict[int, str]) -> list[tuple[str, str]]:
-    """Merges, left to right, that make each of _WORDS one token."""
+def _merges(byte_symbols: dict[int, str], words: Sequence[str]) -> list[tuple[str, str]]:
+    """Merges, left to right, that make each word one token."""
     merges: list[tuple[str, str]] = []
-    for word in _WORDS:
+    for word in words:
         symbols = [byte_symbols[b] for b in word.encode()]
         left = symbols[0]
         for right in symbols[1:]:

@@ -1,7 +1,7 @@
 """Writes a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,11 @@ from safetensors.torch import save_file
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.tiny.shapes import SHAPES, TinyShape, config_dict, generation_config_dict
-from qwen3_omni_neuron.tiny.tokenizer import write_tokenizer
+from qwen3_omni_neuron.tiny.tokenizer import WORDS, write_tokenizer
 from qwen3_omni_neuron.tiny.weights import EOS_SCALE, parameter_shapes, random_parameter
+
+Config = dict[str, Any]
+Weights = Callable[[Config, str, tuple[int, ...]], torch.Tensor]
 
 SHARDS = 4
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -29,36 +32,48 @@ def write_tiny_checkpoint(
     """
     if isinstance(size, str) and size not in SHAPES:
         raise OptionError(f"size is one of {', '.join(SHAPES)}, got {size!r}.")
-    shape = SHAPES[size] if isinstance(size, str) else size
-    if dtype not in DTYPES:
-        raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     if seed < 0:
         raise OptionError(f"seed is zero or more, got {seed}.")
-    folder = Path(folder)
+
+    def weights(config: Config, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = random_parameter(name, shape, seed)
+        if name == "thinker.lm_head.weight":
+            tensor[config["im_end_token_id"]] *= EOS_SCALE
+        elif name == "talker.codec_head.weight":
+            tensor[config["talker_config"]["codec_eos_token_id"]] *= EOS_SCALE
+        return tensor
+
+    shape = SHAPES[size] if isinstance(size, str) else size
+    return write_checkpoint(Path(folder), shape, weights, dtype)
+
+
+def write_checkpoint(
+    folder: Path, shape: TinyShape, weights: Weights, dtype: str, words: Sequence[str] = WORDS
+) -> Path:
+    """Write a checkpoint of this shape with any weights: as `write_tiny_checkpoint`.
+
+    weights: a parameter by config.json, released name and shape. words: that the tokenizer knows
+    as one token each.
+    """
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
     folder.mkdir(parents=True, exist_ok=True)
-    token_ids = write_tokenizer(folder)
+    token_ids = write_tokenizer(folder, words)
     config = config_dict(shape, token_ids, dtype)
-    _write_shards(folder, config, seed, DTYPES[dtype])
+    _write_shards(folder, config, weights, DTYPES[dtype])
     _write_json(folder / "generation_config.json", generation_config_dict(token_ids))
     # Last: a folder with a config.json is a whole checkpoint.
     _write_json(folder / "config.json", config)
     return folder
 
 
-def _write_shards(folder: Path, config: dict[str, Any], seed: int, dtype: torch.dtype) -> None:
+def _write_shards(folder: Path, config: Config, weights: Weights, dtype: torch.dtype) -> None:
     shapes = parameter_shapes(config)
-    eos_rows = {
-        "thinker.lm_head.weight": config["im_end_token_id"],
-        "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
-    }
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for number, names in enumerate(_split(list(shapes), SHARDS), start=1):
         file_name = f"model-{number:05d}-of-{SHARDS:05d}.safetensors"
-        tensors = {n: random_parameter(n, shapes[n], seed) for n in names}
-        for name in tensors.keys() & eos_rows.keys():
-            tensors[name][eos_rows[name]] *= EOS_SCALE
-        tensors = {n: t.to(dtype) for n, t in tensors.items()}
+        tensors = {n: weights(config, n, shapes[n]).to(dtype).contiguous() for n in names}
         save_file(tensors, folder / file_name, metadata={"format": "pt"})
         total_bytes += sum(t.nbytes for t in tensors.values())
         weight_map |= dict.fromkeys(names, file_name)
