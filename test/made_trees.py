@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from qwen3_omni_neuron.artifact import Call, GraphRecord, TensorSpec, record_files
+from qwen3_omni_neuron.compiled.artifact import Call, GraphRecord, TensorSpec, record_files
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.plan import CompilePlan
 

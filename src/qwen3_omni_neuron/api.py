@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint import resolve_checkpoint
-from qwen3_omni_neuron.compiled_tree import open_tree
+from qwen3_omni_neuron.compiled.tree import open_tree
 from qwen3_omni_neuron.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation import Conversation, Messages

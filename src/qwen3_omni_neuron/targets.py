@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from qwen3_omni_neuron.artifact import GraphRecord
+from qwen3_omni_neuron.compiled.artifact import GraphRecord
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.plan import CompilePlan
 

@@ -16,7 +16,12 @@ from pathlib import Path
 import pytest
 
 from made_trees import DYING, FULL, SLOW
-from qwen3_omni_neuron.artifact import MANIFEST_FILE, read_manifest, read_record, verify_files
+from qwen3_omni_neuron.compiled.artifact import (
+    MANIFEST_FILE,
+    read_manifest,
+    read_record,
+    verify_files,
+)
 from qwen3_omni_neuron.compiling.lock import tree_lock
 from qwen3_omni_neuron.compiling.runner import compile_tree
 from qwen3_omni_neuron.config_json import read_config

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from media_cases import IMAGE, audio, text, user
 from peak_memory import needs_proc
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
-from qwen3_omni_neuron.artifact import read_manifest
+from qwen3_omni_neuron.compiled.artifact import read_manifest
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.cpu.compiled import load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError

@@ -17,8 +17,8 @@ import pytest
 from eager_neuron import SETTINGS
 from media_cases import CASES
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.artifact import MANIFEST_FILE, Manifest, read_manifest, verify_files
-from qwen3_omni_neuron.compiled_tree import open_tree
+from qwen3_omni_neuron.compiled.artifact import MANIFEST_FILE, Manifest, read_manifest, verify_files
+from qwen3_omni_neuron.compiled.tree import open_tree
 from qwen3_omni_neuron.compiling.runner import compile_tree
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.config import OmniConfig

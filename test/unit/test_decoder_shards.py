@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from peak_memory import needs_proc
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.compiled.tensor_file import write_tensor_files
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options, check_experts, expert_widths
@@ -21,7 +22,6 @@ from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
 from qwen3_omni_neuron.neuron.decoder.weights import nxdi_pieces
 from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.parallel.cut import Cut, shard, unshard
-from qwen3_omni_neuron.tensor_file import write_tensor_files
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
 from released import TALKER, THINKER

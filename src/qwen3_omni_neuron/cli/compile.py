@@ -13,7 +13,7 @@ from qwen3_omni_neuron.plan import GRAPHS, flag_of
 from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, TARGETS, make_plan
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.artifact import GraphRecord
+    from qwen3_omni_neuron.compiled.artifact import GraphRecord
     from qwen3_omni_neuron.compiling.runner import Outcome
     from qwen3_omni_neuron.plan import CompilePlan
 

@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from qwen3_omni_neuron.artifact import (
+from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
+from qwen3_omni_neuron.compiled.artifact import (
     Call,
     Manifest,
     TensorSpec,
@@ -12,7 +13,6 @@ from qwen3_omni_neuron.artifact import (
     read_manifest,
     verify_files,
 )
-from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from qwen3_omni_neuron.artifact import (
+from qwen3_omni_neuron.compiled.artifact import (
     MANIFEST_FILE,
     RECORD_FILE,
     GraphRecord,
@@ -19,12 +19,12 @@ from qwen3_omni_neuron.artifact import (
     write_manifest,
     write_record,
 )
+from qwen3_omni_neuron.compiled.fingerprint import fingerprint
 from qwen3_omni_neuron.compiling.lock import tree_lock
 from qwen3_omni_neuron.compiling.target import Target
 from qwen3_omni_neuron.compiling.worker import run_worker
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
-from qwen3_omni_neuron.fingerprint import fingerprint
 from qwen3_omni_neuron.json_file import sync_folder
 from qwen3_omni_neuron.plan import GRAPHS, CompilePlan, graphs_of
 from qwen3_omni_neuron.versions import decisive_versions, installed_versions

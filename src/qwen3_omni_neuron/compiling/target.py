@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from qwen3_omni_neuron.artifact import GraphRecord
+from qwen3_omni_neuron.compiled.artifact import GraphRecord
 from qwen3_omni_neuron.plan import CompilePlan
 
 GraphCompiler = Callable[[CompilePlan, str, Path], GraphRecord]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.artifact import GraphRecord
+from qwen3_omni_neuron.compiled.artifact import GraphRecord
 from qwen3_omni_neuron.compiling.target import GraphCompiler
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.plan import CompilePlan

@@ -10,14 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.artifact import GraphRecord, record_files
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.compiled.artifact import GraphRecord, record_files
+from qwen3_omni_neuron.compiled.tensor_file import write_tensors
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.cpu.compiled import WEIGHTS_FILE
 from qwen3_omni_neuron.graphs.record import graph_calls
 from qwen3_omni_neuron.loading import lay_out
 from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
-from qwen3_omni_neuron.tensor_file import write_tensors
 from qwen3_omni_neuron.weights import Part, check_names, converted
 
 

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from qwen3_omni_neuron.artifact import Call
-from qwen3_omni_neuron.artifact import TensorSpec as Recorded
+from qwen3_omni_neuron.compiled.artifact import Call
+from qwen3_omni_neuron.compiled.artifact import TensorSpec as Recorded
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.graphs.graph import TensorSpec

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from qwen3_omni_neuron.artifact import Call, GraphRecord, TensorSpec, record_files
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.compiled.artifact import Call, GraphRecord, TensorSpec, record_files
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.config_json import read_config
 from qwen3_omni_neuron.graphs.decoders import decoder_config

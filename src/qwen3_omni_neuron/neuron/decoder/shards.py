@@ -24,12 +24,12 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.compiled.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.config import DecoderConfig
 from qwen3_omni_neuron.neuron.decoder.weights import ranks_of, stack_shape
 from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
 from qwen3_omni_neuron.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.parallel.heads import key_heads, query_heads
-from qwen3_omni_neuron.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.weights import Piece, compare_names, fill
 
 _LAYER = re.compile(r"layers\.\d+\.")

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.compiled.tensor_file import layout_bytes
 from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.decoder.experts import expert_multiple
 from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.decoder.shards import shard_layout, write_decoder_shards
 from qwen3_omni_neuron.neuron.decoder.weights import State, nxdi_pieces, nxdi_state, rank_state
-from qwen3_omni_neuron.tensor_file import layout_bytes
 from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
 
 

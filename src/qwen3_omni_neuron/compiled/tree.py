@@ -5,10 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.artifact import check_files, read_manifest
+from qwen3_omni_neuron.compiled.artifact import check_files, read_manifest
+from qwen3_omni_neuron.compiled.fingerprint import fingerprint
 from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
-from qwen3_omni_neuron.fingerprint import fingerprint
 from qwen3_omni_neuron.plan import CompilePlan, graphs_of
 from qwen3_omni_neuron.planning import make_plan
 from qwen3_omni_neuron.versions import decisive_versions

@@ -1,0 +1,1 @@
+"""A compiled tree on the disk: its manifest, its fingerprint, its files."""
