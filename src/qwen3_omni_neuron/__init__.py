@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
     from qwen3_omni_neuron.errors import Qwen3OmniError
     from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+    from qwen3_omni_neuron.speaking import SPEAKING_CHECKPOINT
 
 __version__ = PACKAGE_VERSION
 __all__ = [
+    "SPEAKING_CHECKPOINT",
     "AudioChunk",
     "Finished",
     "Qwen3Omni",
@@ -26,7 +28,12 @@ __all__ = [
     "__version__",
     "generate_audio",
 ]
-_HOMES = {"Qwen3Omni": "api", "generate_audio": "api", "Qwen3OmniError": "errors"}
+_HOMES = {
+    "SPEAKING_CHECKPOINT": "speaking",
+    "Qwen3Omni": "api",
+    "generate_audio": "api",
+    "Qwen3OmniError": "errors",
+}
 
 
 def __getattr__(name: str) -> Any:

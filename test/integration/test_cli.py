@@ -172,8 +172,18 @@ def test_without_a_model_it_says_how_to_name_one(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
-    assert main(["speak", "Hello"]) == 1
+    assert main(["transcribe", "clip.wav"]) == 1
     assert "--model PATH, or set QWEN3_OMNI_MODEL" in capsys.readouterr().err
+
+
+def test_without_a_model_the_one_that_ships_speaks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
+    out = tmp_path / "o.wav"
+    assert main(["speak", "Two plus three?", "--seed", "0", "--out", str(out)]) == 0
+    assert capsys.readouterr().out == "five\n"
+    assert 0.3 < soundfile.info(out).duration < 1.2
 
 
 def test_an_unknown_flag_is_a_wrong_command_line() -> None:

@@ -72,6 +72,8 @@ def timeless(value: object) -> object:
 def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Popen[bytes]":
     """A run in a process of its own. target: of made_trees."""
     code = (
+        # Whoever starts tests in the background has them ignore what a keyboard would send.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
         f"from made_trees import {target}\n"

@@ -34,14 +34,14 @@ def commands() -> list[list[str]]:
     return [words[: words.index("|")] if "|" in words else words for words in ours]
 
 
-def test_the_python_example_runs(checkpoint: Path) -> None:
+def test_the_python_example_runs_and_says_what_it_says() -> None:
     (example,) = blocks("python")
-    script = f"model_path = {str(checkpoint)!r}\n{example}"
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-c", example], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     frames, groups = map(int, re.search(r"^\((\d+), (\d+)\)$", done.stdout, re.MULTILINE).groups())  # type: ignore[union-attr]
+    assert done.stdout.startswith("eight stop\n")
     assert 0 < frames <= 99
     assert groups == 16
     assert f"({frames * 1920 - 555},) 24000" in done.stdout
@@ -59,7 +59,7 @@ def test_the_commands_run(
     monkeypatch.chdir(tmp_path)
     shown = commands()
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
-    verbs = ["speak", "speak", "speak", "transcribe", "compile", "inspect", "speak"]
+    verbs = ["speak", "speak", "speak", "speak", "transcribe", "compile", "inspect", "speak"]
     verbs += ["doctor", "compile", "compile", "speak", "tiny-checkpoint"]
     assert [words[0] for words in shown] == verbs
     for words in shown:
@@ -74,7 +74,7 @@ def test_the_commands_run(
         assert cli.main(arguments) == (0 if refusal is None else 1)
         if refusal is not None:
             assert refusal in capsysbinary.readouterr().err.decode()
-    for speech in ("answer.wav", "story.wav"):
+    for speech in ("words.wav", "answer.wav", "story.wav"):
         assert (tmp_path / speech).stat().st_size > 44
     assert (tmp_path / "my-checkpoint" / "config.json").exists()
 

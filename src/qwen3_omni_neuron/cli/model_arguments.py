@@ -5,13 +5,15 @@ import os
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.speaking import SPEAKING_CHECKPOINT
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
+_ELSE = "an error"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """--model, --compiled, --dtype, and where it runs."""
-    add_checkpoint_argument(parser)
+def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _ELSE) -> None:
+    """--model, --compiled, --dtype, and where it runs. otherwise: see add_checkpoint_argument."""
+    add_checkpoint_argument(parser, otherwise)
     parser.add_argument(
         "--compiled", metavar="DIR", help="what `compile` wrote of this checkpoint; default: none"
     )
@@ -28,14 +30,19 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_checkpoint_argument(parser: argparse.ArgumentParser) -> None:
-    """--model alone."""
+def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _ELSE) -> None:
+    """--model alone. otherwise: what is taken where none is named."""
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
         metavar="PATH",
-        help=f"checkpoint folder or hub id; ${MODEL_VARIABLE} where it is not given",
+        help=f"checkpoint folder or hub id; default: ${MODEL_VARIABLE}, or else {otherwise}",
     )
+
+
+def model_or_ours(parsed: argparse.Namespace) -> str:
+    """The checkpoint that was named, or else the one that ships."""
+    return parsed.model or str(SPEAKING_CHECKPOINT)
 
 
 def chosen_model(parsed: argparse.Namespace) -> str:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TextIO, get_args
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
-    chosen_model,
     load_arguments,
+    model_or_ours,
     sizes,
 )
 from qwen3_omni_neuron.errors import OptionError
@@ -55,7 +55,7 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
         metavar="WAV",
         help="where the speech goes; - plays it to stdout as it comes, raw 16-bit PCM of 24 kHz",
     )
-    add_model_arguments(parser)
+    add_model_arguments(parser, "the little one that ships with the package")
     parser.add_argument(
         "--chunk-frames",
         type=sizes,
@@ -83,7 +83,7 @@ def _speak(parsed: argparse.Namespace) -> int:
 
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
-    model = chosen_model(parsed)
+    model = model_or_ours(parsed)
     given = {
         option.name: value
         for option in fields(RequestOptions)

@@ -34,17 +34,8 @@ def write_tiny_checkpoint(
         raise OptionError(f"size is one of {', '.join(SHAPES)}, got {size!r}.")
     if seed < 0:
         raise OptionError(f"seed is zero or more, got {seed}.")
-
-    def weights(config: Config, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        tensor = random_parameter(name, shape, seed)
-        if name == "thinker.lm_head.weight":
-            tensor[config["im_end_token_id"]] *= EOS_SCALE
-        elif name == "talker.codec_head.weight":
-            tensor[config["talker_config"]["codec_eos_token_id"]] *= EOS_SCALE
-        return tensor
-
     shape = SHAPES[size] if isinstance(size, str) else size
-    return write_checkpoint(Path(folder), shape, weights, dtype)
+    return write_checkpoint(Path(folder), shape, random_weights(seed), dtype)
 
 
 def write_checkpoint(
@@ -65,6 +56,20 @@ def write_checkpoint(
     # Last: a folder with a config.json is a whole checkpoint.
     _write_json(folder / "config.json", config)
     return folder
+
+
+def random_weights(seed: int) -> Weights:
+    """Weights from this seed, of replies that last a while."""
+
+    def weights(config: Config, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        tensor = random_parameter(name, shape, seed)
+        if name == "thinker.lm_head.weight":
+            tensor[config["im_end_token_id"]] *= EOS_SCALE
+        elif name == "talker.codec_head.weight":
+            tensor[config["talker_config"]["codec_eos_token_id"]] *= EOS_SCALE
+        return tensor
+
+    return weights
 
 
 def _write_shards(folder: Path, config: Config, weights: Weights, dtype: torch.dtype) -> None:

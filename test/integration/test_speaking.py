@@ -1,0 +1,233 @@
+"""The checkpoint that ships: a sentence is heard, answered and spoken, and a fault is audible.
+
+What a reply says is judged by train/judge.py, which knows espeak-ng's renderings alone.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from assess import figures, questions, replies
+from judge import Judge
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.events import AudioChunk, Finished
+from qwen3_omni_neuron.runtime.protocols import Engines
+from reference import Reference
+from replies import GREEDY, assert_same
+
+SUM_WAV = Path(__file__).parents[2] / "examples" / "sum.wav"
+SOME = [
+    ("say three five", "three five"),
+    ("please say red goodbye ethan yellow", "red goodbye ethan yellow"),
+    ("what is two plus four", "six"),
+    ("hello", "hello"),
+    ("say seven seven blue", "seven seven blue"),
+]
+LONGEST = {"thinker_max_new_tokens": 16, "talker_max_new_tokens": 100}
+CLEAR = 13.0  # of a word's distance from espeak-ng's own
+HURRIED = 0.9  # of the time that espeak-ng takes for the same words
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def speaking() -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype="float32", max_concurrency=8) as omni:
+        yield omni
+
+
+def user(words: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": words}]
+
+
+def heard(judge: Judge, result: SpeechResult) -> str:
+    return " ".join(word.word for word in judge.hear(result.audio))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dtype: str) -> None:
+    """At the released sampling settings. All of them are train/assess.py's, whose figures README
+    and the model card give."""
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype=dtype, max_concurrency=1) as omni:
+        found = replies(omni, judge, questions(24, seed=1), seeds=[0])
+    shares = figures(found)
+    wrong = [(r.question.reply, r.text, r.said, r.speaker, r.voices) for r in found if not r.right]
+    assert len(wrong) <= 1, wrong
+    assert shares.ended == shares.unspoken == 1.0
+    assert shares.right_voice > 0.97
+
+
+def test_a_spoken_sum_is_heard_and_answered(speaking: Qwen3Omni, judge: Judge) -> None:
+    question = [{"role": "user", "content": [{"type": "audio", "audio": str(SUM_WAV)}]}]
+    result = speaking.generate_audio(question, seed=0, **LONGEST)
+    assert result.text == heard(judge, result) == "eight"
+
+
+@pytest.mark.parametrize("spoken", [True, False])
+def test_transformers_answers_code_for_code(speaking: Qwen3Omni, spoken: bool) -> None:
+    reference = Reference(SPEAKING_CHECKPOINT)
+    asked = [q for q in questions(16, seed=2) if q.spoken == spoken and "(" not in q.reply][:3]
+    for question in asked:
+        ours = speaking.generate_audio(question.messages, **GREEDY, **LONGEST)
+        prompt = speaking.conversation.prompt(question.messages)
+        end = {"thinker_eos_token_id": speaking._config.im_end_id}
+        theirs = reference.generate(prompt, **end, **LONGEST)
+        assert ours.text == question.reply
+        assert ours.token_ids == theirs.token_ids
+        assert_same(ours, theirs, reference)
+
+
+def test_a_stream_says_what_the_whole_reply_says(speaking: Qwen3Omni, judge: Judge) -> None:
+    for words, reply in SOME:
+        with speaking.stream(user(words), seed=3, chunk_frames=(1, 2, 4), **LONGEST) as stream:
+            events = list(stream)
+        streamed = np.concatenate([e.samples for e in events if isinstance(e, AudioChunk)])
+        whole = speaking.generate_audio(user(words), seed=3, **LONGEST)
+        assert isinstance(events[-1], Finished)
+        assert np.array_equal(events[-1].result.codes, whole.codes)
+        assert np.abs(streamed - whole.audio).max() < 1e-4
+        assert " ".join(word.word for word in judge.hear(streamed)) == reply == whole.text
+
+
+def test_eight_at_once_each_say_their_own(speaking: Qwen3Omni, judge: Judge) -> None:
+    asked = (SOME * 2)[:8]
+    streams = [
+        speaking.stream(user(words), seed=number, speaker=("Ethan", "Chelsie", "Aiden")[number % 3])
+        for number, (words, _) in enumerate(asked)
+    ]
+    results: list[SpeechResult | None] = [None] * len(streams)
+
+    def collect(number: int) -> None:
+        for event in streams[number]:
+            if isinstance(event, Finished):
+                results[number] = event.result
+
+    threads = [Thread(target=collect, args=(number,)) for number in range(len(streams))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for (_, reply), result in zip(asked, results, strict=True):
+        assert result is not None
+        assert heard(judge, result) == result.text == reply
+
+
+def test_a_cancelled_neighbour_and_its_successor_change_no_word(
+    speaking: Qwen3Omni, judge: Judge
+) -> None:
+    words, reply = SOME[1]
+    with speaking.stream(user(words), seed=1, **LONGEST) as kept:
+        cancelled = speaking.stream(user(SOME[4][0]), seed=2, **LONGEST)
+        next(cancelled)
+        cancelled.close()
+        successor = speaking.generate_audio(user(SOME[2][0]), seed=4, **LONGEST)
+        result = next(event.result for event in kept if isinstance(event, Finished))
+    assert heard(judge, result) == result.text == reply
+    assert heard(judge, successor) == successor.text == SOME[2][1]
+
+
+# What a port gets wrong, put in on purpose: every one must be audible.
+
+
+class _Talker:
+    """The talker, its text rows changed. token_ids: of the reply, its end included."""
+
+    def __init__(self, engine: Any, token_ids: Sequence[int], eos: int, pad: int):
+        self._engine, self._pad = engine, pad
+        self._first, *self._rows = self.fed([*token_ids[:-1], eos], eos, pad)
+        self._step = 0
+
+    def fed(self, rows: list[int], eos: int, pad: int) -> list[int]:
+        """The tokens whose rows are fed, the last of them again and again."""
+        return [*rows, pad]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def prefill(self, slot: int, accepted: torch.Tensor, first_token: int) -> torch.Tensor:
+        return self._engine.prefill(slot, accepted, self._first)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> torch.Tensor:
+        token = self._rows[min(self._step, len(self._rows) - 1)]
+        self._step += 1
+        return self._engine.step(slots, [token])
+
+
+class RowsOneEarly(_Talker):
+    def fed(self, rows: list[int], eos: int, pad: int) -> list[int]:
+        return [rows[0], *rows[2:], pad]
+
+
+class FirstTokenDropped(_Talker):
+    def fed(self, rows: list[int], eos: int, pad: int) -> list[int]:
+        return [*rows[1:], pad]
+
+
+class EndRepeated(_Talker):
+    def fed(self, rows: list[int], eos: int, pad: int) -> list[int]:
+        return [*rows, eos]
+
+
+class WrongHiddenState(_Talker):
+    """The code predictor starts from the hidden state of the frame before."""
+
+    def predict(self, slots: Sequence[int], *rest: Any) -> torch.Tensor:
+        hidden = self._engine._hidden
+        now, hidden[slots[0]] = hidden[slots[0]], getattr(self, "_before", hidden[slots[0]])
+        self._before = now
+        return self._engine.predict(slots, *rest)
+
+
+class LostSamples:
+    """A vocoder that drops 555 samples, 23 ms, at every boundary of two chunks."""
+
+    def __init__(self, engine: Any, *_: Any):
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self, slots: Sequence[int], codes: Sequence[torch.Tensor]) -> list[Any]:
+        return [samples[555:] for samples in self._engine.step(slots, codes)]
+
+
+def faultless(judge: Judge, result: SpeechResult, reply: str) -> bool:
+    """Whether the sound says the reply, in Ethan's voice, clearly and at its pace, and
+    comes to its own end."""
+    words = judge.hear(result.audio)
+    said = " ".join(word.word for word in words) == reply
+    clear = all(word.speaker == "ethan" and word.distance < CLEAR for word in words)
+    pace = np.mean([word.pace for word in words])
+    return said and clear and pace > HURRIED and result.talker_finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    "fault", [_Talker, RowsOneEarly, FirstTokenDropped, EndRepeated, WrongHiddenState, LostSamples]
+)
+def test_a_fault_is_audible(speaking: Qwen3Omni, judge: Judge, fault: Any) -> None:
+    ends = speaking._config.tts_eos_id, speaking._config.tts_pad_id
+    right = []
+    for words, reply in (SOME[0], SOME[1], SOME[4]):
+        token_ids = speaking.generate_text(user(words), **GREEDY, **LONGEST).token_ids
+
+        def put_in(engines: Engines, token_ids: list[int] = token_ids) -> Engines:
+            if fault is LostSamples:
+                return replace(engines, vocoder=fault(engines.vocoder))
+            return replace(engines, talker=fault(engines.talker, token_ids, *ends))
+
+        with Qwen3Omni.load(
+            SPEAKING_CHECKPOINT, dtype="float32", max_concurrency=1, wrap_engines=put_in
+        ) as omni:
+            result = omni.generate_audio(user(words), seed=0, chunk_frames=(1,), **LONGEST)
+        assert result.text == reply
+        right.append(faultless(judge, result, reply))
+    assert right == [fault is _Talker] * 3

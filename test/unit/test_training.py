@@ -1,0 +1,203 @@
+"""What the speaking checkpoint is trained on, and the way it is trained."""
+
+import random
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from torch import nn
+
+import fit as fitting
+import learn_code2wav
+import learn_talker
+import learn_thinker
+import train
+from asking import asked
+from codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
+from espeak import VOICES, Voice, speak
+from hearing import MEASURING, TRAINING, heard
+from judge import RATE, Judge
+from learn_talker import talker_inputs
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.conversation import Conversation
+from reference import Reference
+from sound_loss import sound_losses
+from talking import UserRows, talk
+from world import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
+
+
+@pytest.mark.parametrize("heard", [True, False])
+def test_training_never_meets_what_is_held_out(heard: bool) -> None:
+    trained = prompts(random.Random(0), 2000, heard=heard, held_out=False)
+    left_out = prompts(random.Random(1), 300, heard=heard, held_out=True)
+    assert not {p.words for p in trained} & {p.words for p in left_out}
+    assert {"plus" in p.words for p in left_out} == {True, False}
+
+
+def test_what_is_measured_sounds_as_nothing_trained_on() -> None:
+    for name in ("speeds", "pitches", "noises"):
+        assert not {*getattr(TRAINING, name)} & {*getattr(MEASURING, name)}
+
+
+def test_replies_are_right() -> None:
+    for prompt in prompts(random.Random(2), 500, heard=True, held_out=False):
+        words = prompt.words.split()
+        if "plus" in words:
+            first, second = (words[words.index("plus") + step] for step in (-1, 1))
+            numbers = {word: number for number, word in enumerate(SPOKEN[:10])}
+            assert numbers[prompt.reply] == numbers[first] + numbers[second]
+        elif {*words} & {*UNKNOWN}:
+            assert prompt.reply == "sorry"
+        else:
+            assert prompt.words.removeprefix("please ").removeprefix("say ") == prompt.reply
+    assert written("red", TEXT_ONLY) == "(red)"
+    assert [written("red", system) for system in (None, *SYSTEMS[:2])] == ["red"] * 3
+
+
+def test_every_frame_of_every_word_and_voice_has_its_own_codes() -> None:
+    words = spoken_words()
+    assert sorted(words) == sorted(VOICES)
+    frames = [frame for voice in words.values() for word in voice.values() for frame in word.codes]
+    assert len({tuple(frame.tolist()) for frame in frames}) == len(frames)
+    assert 0 <= int(torch.stack(frames).min()) <= int(torch.stack(frames).max()) < CODEBOOK
+    for word in SPOKEN:
+        spoken = [words[speaker][word] for speaker in VOICES]
+        shortest = min(len(s.codes) for s in spoken) - PAUSE_FRAMES
+        names = {tuple(s.codes[:shortest, 0].tolist()) for s in spoken}
+        assert len(names) == 1, "code 0 is the word, whoever speaks"
+        for s in spoken:
+            assert len(s.samples) == FRAME_SAMPLES * len(s.codes)
+            assert not s.samples[-PAUSE_FRAMES * FRAME_SAMPLES :].any()
+            assert 0.3 < float(s.samples.abs().max()) < 1.0
+
+
+def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
+    """Said a little faster and higher than what it knows, behind a little noise."""
+    judge, noise = Judge(), np.random.default_rng(0)
+    for speaker, voice in VOICES.items():
+        said = random.Random(speaker).sample(SPOKEN, 4)
+        other = Voice(voice.name, voice.words_per_minute + 6, voice.pitch + 3, voice.pitch_range)
+        pause = np.zeros(int(0.16 * RATE), np.float32)
+        sound = np.concatenate([np.append(speak(word, other, RATE), pause) for word in said])
+        sound = (sound + 0.001 * noise.standard_normal(len(sound))).astype(np.float32)
+        assert [(h.word, h.speaker) for h in judge.hear(sound)] == [(w, speaker) for w in said]
+    assert judge.hear(np.zeros(RATE, np.float32)) == []
+
+
+def test_conversations_come_again_from_their_seed() -> None:
+    """But for espeak-ng's phase, which it keeps from one utterance to the next."""
+    first, again = (asked(random.Random(7), TRAINING, spoken=True) for _ in "ab")
+    assert (first.prompt, first.reply) == (again.prompt, again.reply)
+    sounds = [question.messages[-1]["content"][0]["audio"][0] for question in (first, again)]
+    other = heard(first.prompt.words, TRAINING, random.Random(8))
+    assert abs(len(sounds[0]) - len(sounds[1])) < 0.01 * len(sounds[0])
+    assert abs(len(sounds[0]) - len(other)) > 0.01 * len(sounds[0])
+    assert 0.1 < float(np.abs(sounds[0]).max()) <= 0.9
+
+
+def test_an_unknown_voice_is_refused() -> None:
+    with pytest.raises(ValueError, match="no voice 'nobody'"):
+        speak("red", Voice("nobody", 150, 50), RATE)
+
+
+def test_training_goes_on_where_it_was_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "SAVE_EVERY", 2)
+    trained = []
+    for name, stops in (("whole", []), ("stopped", [5])):
+        torch.manual_seed(0)
+        module = nn.Linear(3, 1)
+
+        def losses(step: int, module: nn.Module = module, stops: list[int] = stops) -> dict:
+            if step in stops:
+                stops.remove(step)
+                raise KeyboardInterrupt
+            return {"square": (module(torch.randn(4, 3)) - 1).square().mean()}
+
+        while True:
+            try:
+                fitting.fit(name, module, losses, 9, 0.1, tmp_path)
+                break
+            except KeyboardInterrupt:
+                continue
+        trained.append(module.weight.detach())
+        assert not stops
+    assert torch.equal(*trained)
+
+
+def test_a_sound_is_nearest_to_itself() -> None:
+    wanted = torch.from_numpy(speak("seven", VOICES["ethan"], RATE))[None]
+    other = torch.from_numpy(speak("blue", VOICES["ethan"], RATE))[None]
+    length = min(wanted.shape[1], other.shape[1])
+    same = sound_losses(wanted[:, :length], wanted[:, :length])
+    apart = sound_losses(other[:, :length], wanted[:, :length])
+    for name, loss in same.items():
+        assert float(loss) == 0 < float(apart[name])
+
+
+def test_a_prompt_of_one_word_is_not_held_out() -> None:
+    assert not any(Prompt(word, word).held_out for word in SPOKEN)
+
+
+def test_rows_of_training_are_rows_of_generation() -> None:
+    """What the talker is fed and is to make, against a reply that transformers has generated."""
+    reference = Reference(SPEAKING_CHECKPOINT)
+    model, config = reference.model, read_config(SPEAKING_CHECKPOINT)
+    conversation = Conversation(SPEAKING_CHECKPOINT, config)
+    prompt = conversation.prompt([{"role": "user", "content": "say red seven"}])
+    theirs = reference.generate(
+        prompt, thinker_eos_token_id=config.im_end_id, talker_max_new_tokens=60
+    )
+    embed = model.thinker.get_input_embeddings()
+    rows = embed(prompt.talker.token_ids)
+    user = UserRows(rows, torch.zeros(len(rows), dtype=torch.bool))
+    made = talk(
+        *(model.config, embed, user, conversation.newline_id),
+        *(theirs.token_ids[:-1], theirs.codes, torch.zeros(len(theirs.codes), 2).long(), "ethan"),
+    )
+    with torch.no_grad():
+        fed = talker_inputs(model, [made], step=0, slips=0.0)[0]
+    generated = torch.cat([row.flatten(0, -2) for row in theirs.talker_rows])
+    assert torch.allclose(fed, generated, atol=1e-5)
+    assert made.labels[made.labels >= 0].tolist()[:-1] == theirs.codes[:, 0].tolist()
+    assert int(made.labels[-1]) == config.talker.codec_eos_id
+
+
+def test_the_files_are_those_that_were_trained() -> None:
+    sums = (SPEAKING_CHECKPOINT / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
+    named = dict(reversed(line.split("  ")) for line in sums)
+    there = {file.name for file in SPEAKING_CHECKPOINT.iterdir()}
+    assert there == {*named, "SHA256SUMS", "README.md"}
+    for name, digest in named.items():
+        assert sha256((SPEAKING_CHECKPOINT / name).read_bytes()).hexdigest() == digest, name
+    assert sum((SPEAKING_CHECKPOINT / name).stat().st_size for name in there) <= 16e6
+
+
+@pytest.mark.skipif(
+    Version(transformers.__version__) < Version("5"),
+    reason="train/ trains transformers 5's modules, and saves with them",
+)
+def test_all_of_it_runs_and_what_it_writes_is_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of each kind, and again, when everything is done already."""
+    monkeypatch.setattr(learn_code2wav, "STEPS", 1)
+    monkeypatch.setattr(learn_thinker, "PHASES", ((1, 1e-3), (1, 1e-3)))
+    monkeypatch.setattr(learn_talker, "STEPS", 1)
+    monkeypatch.setattr(learn_talker, "USERS", 10)
+    arguments = ["--work", str(tmp_path / "work"), "--out"]
+    for name in ("first", "again"):
+        train.main([*arguments, str(tmp_path / name)])
+    written = {f.name: f.read_bytes() for f in (tmp_path / "first").iterdir()}
+    assert written == {f.name: f.read_bytes() for f in (tmp_path / "again").iterdir()}
+    assert {*written} == {f.name for f in SPEAKING_CHECKPOINT.iterdir()} - {"README.md"}
+    for name in ("vocab.json", "merges.txt", "config.json", "tokenizer_config.json"):
+        assert written[name] == (SPEAKING_CHECKPOINT / name).read_bytes(), name
+    with Qwen3Omni.load(tmp_path / "first", max_concurrency=1) as omni:
+        omni.generate_text([{"role": "user", "content": "hello"}], thinker_max_new_tokens=3)

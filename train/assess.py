@@ -1,0 +1,147 @@
+"""What the speaking checkpoint can do, on questions that its training left out:
+`python train/assess.py CHECKPOINT`.
+
+Each is asked through the package at the released sampling settings, once a seed, in each speaker's
+voice in turn. The judge is `judge.py`, which knows espeak-ng's own renderings and nothing of ours.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import jiwer
+from tqdm import tqdm
+
+from asking import Asked, asked
+from espeak import VOICES
+from hearing import MEASURING
+from judge import Judge
+from qwen3_omni_neuron import Qwen3Omni
+
+MOST_TEXT_TOKENS = 16
+MOST_FRAMES = 100
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Shares of 1. replies_right: whose text is right; heard_word_error: of words that were heard
+    and are to be said again; spoken_word_error: of what the sound says against the text;
+    right_voice: of spoken words; ended: replies whose talker came to its own end; unspoken: of
+    those that were to be text only, how many were."""
+
+    replies: int
+    replies_right: float
+    heard_word_error: float
+    spoken_word_error: float
+    right_voice: float
+    ended: float
+    unspoken: float
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of one question. said: the words that the judge heard, and whose voices."""
+
+    question: Asked
+    speaker: str
+    seed: int
+    text: str
+    said: str
+    voices: tuple[str, ...]
+    ended: bool
+
+    @property
+    def text_only(self) -> bool:
+        return self.question.reply.startswith("(")
+
+    @property
+    def right(self) -> bool:
+        """Whether all of it is: text, sound, voice and end."""
+        spoken = "" if self.text_only else self.question.reply
+        voices = set(self.voices) <= {self.speaker}
+        return self.text == self.question.reply and self.said == spoken and voices and self.ended
+
+
+def questions(count: int, seed: int) -> list[Asked]:
+    """Of those that training left out, half of them in speech."""
+    rng = random.Random(f"assess {seed}")
+    return [asked(rng, MEASURING, held_out=True, spoken=number % 2 == 0) for number in range(count)]
+
+
+def replies(
+    omni: Qwen3Omni, judge: Judge, asked_for: Sequence[Asked], seeds: Sequence[int]
+) -> list[Reply]:
+    """Ask everything once a seed."""
+    turns = [(seed, number) for seed in seeds for number in range(len(asked_for))]
+    return [
+        reply(omni, judge, asked_for[number], sorted(VOICES)[(number + seed) % 3], seed)
+        for seed, number in tqdm(turns, "asked")
+    ]
+
+
+def reply(omni: Qwen3Omni, judge: Judge, question: Asked, speaker: str, seed: int) -> Reply:
+    """Ask one question, and listen."""
+    result = omni.generate_audio(
+        question.messages,
+        speaker=speaker,
+        seed=seed,
+        thinker_max_new_tokens=MOST_TEXT_TOKENS,
+        talker_max_new_tokens=MOST_FRAMES,
+    )
+    heard = judge.hear(result.audio)
+    return Reply(
+        question,
+        speaker,
+        seed,
+        result.text,
+        " ".join(word.word for word in heard),
+        tuple(word.speaker for word in heard),
+        result.talker_finish_reason == "stop",
+    )
+
+
+def figures(found: Sequence[Reply]) -> Figures:
+    """See Figures."""
+    aloud = [r for r in found if not r.text_only and r.text]
+    again = [r for r in found if r.question.spoken and r.question.prompt.says_again]
+    voices = [voice == r.speaker for r in aloud for voice in r.voices]
+    silent = [not r.said for r in found if r.text_only]
+    return Figures(
+        replies=len(found),
+        replies_right=_share([r.text == r.question.reply for r in found]),
+        heard_word_error=jiwer.wer([r.question.reply for r in again], [r.text for r in again]),
+        spoken_word_error=jiwer.wer([r.text for r in aloud], [r.said for r in aloud]),
+        right_voice=_share(voices),
+        ended=_share([r.ended for r in found]),
+        unspoken=_share(silent),
+    )
+
+
+def _share(right: Sequence[bool]) -> float:
+    return sum(right) / len(right)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--questions", type=int, default=200)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--dtype", default="auto")
+    options = parser.parse_args(arguments)
+    with Qwen3Omni.load(options.checkpoint, dtype=options.dtype, max_concurrency=1) as omni:
+        found = replies(omni, Judge(), questions(options.questions, 0), options.seeds)
+    for wrong in (r for r in found if not r.right):
+        print(
+            f"{wrong.question.prompt.words!r} ({'heard' if wrong.question.spoken else 'read'}, "
+            f"{wrong.speaker}, seed {wrong.seed}): wrote {wrong.text!r}, said {wrong.said!r} "
+            f"as {set(wrong.voices) or '-'}{'' if wrong.ended else ', did not end'}"
+        )
+    print(json.dumps(asdict(figures(found)), indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Conversations side by side, as the thinker trains on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asking import Asked
+from fit import device
+from qwen3_omni_neuron.conversation import Conversation
+
+IGNORED = -100  # a label that counts for nothing
+
+
+@dataclass(frozen=True)
+class Batch:
+    """token_ids: int64 [B, S], prompt and reply, padded at the end; labels: int64 [B, S], the
+    token after each of them where it is the reply's. mels: float32 [mel_bins, frames] of each
+    clip; clip_words: the words of each. replies: int64 [tokens] each, their end included.
+    """
+
+    token_ids: Tensor
+    labels: Tensor
+    mels: tuple[Tensor, ...]
+    clip_words: tuple[str, ...]
+    replies: tuple[Tensor, ...]
+
+
+def batch_of(
+    questions: Sequence[Asked], conversation: Conversation, tokenizer: Any, im_end_id: int
+) -> Batch:
+    """Conversations with their replies."""
+    rows, labels, replies = [], [], []
+    mels: list[Tensor] = []
+    for question in questions:
+        prompt = question.inputs(conversation)
+        reply = torch.tensor([*tokenizer.encode(question.reply), im_end_id])
+        rows.append(torch.cat((prompt.token_ids, reply[:-1])))
+        unasked = torch.full((len(prompt) - 1,), IGNORED)
+        labels.append(torch.cat((unasked, reply)))
+        mels.extend(prompt.audio_mel)
+        replies.append(reply)
+    return Batch(
+        nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device()),
+        nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device()),
+        tuple(mels),
+        tuple(q.prompt.words for q in questions if q.spoken),
+        tuple(replies),
+    )
+
+
+def encoded_sound(model: Any, mels: Sequence[Tensor]) -> Tensor:
+    """Rows of all clips, one after the other: float32 [tokens, hidden]."""
+    tower = model.thinker.model.audio_tower
+    lengths = torch.tensor([mel.shape[1] for mel in mels], device=device())
+    mel = torch.cat(list(mels), dim=1).to(device())
+    return tower(mel, feature_lens=lengths, return_dict=True).last_hidden_state
+
+
+def embedded(model: Any, token_ids: Tensor, sound: Tensor | None) -> Tensor:
+    """float32 [B, S, hidden]: embeddings of tokens, encoded sound in the place of its own."""
+    rows = model.thinker.get_input_embeddings()(token_ids)
+    if sound is None:
+        return rows
+    heard = token_ids == model.config.thinker_config.audio_token_id
+    return rows.masked_scatter(heard[..., None], sound)

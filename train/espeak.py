@@ -1,0 +1,98 @@
+"""Speech by espeak-ng, as the library says it: words in, samples out."""
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import soxr
+from numpy.typing import NDArray
+
+# speak_lib.h of espeak-ng.
+_SYNCHRONOUS = 2
+_UTF8 = 1
+_POSITION_CHARACTER = 1
+_RATE, _VOLUME, _PITCH, _RANGE, _WORD_GAP = 1, 2, 3, 4, 7
+
+
+@dataclass(frozen=True)
+class Voice:
+    """A way to speak.
+
+    name: of espeak-ng, variant included; words_per_minute; pitch: 0..99, its middle;
+    pitch_range: 0..99, how far it moves; gap: further silence between words, in 10 ms.
+    """
+
+    name: str
+    words_per_minute: int
+    pitch: int
+    pitch_range: int = 50
+    gap: int = 0
+
+
+# The voice of each speaker name.
+VOICES = {
+    "chelsie": Voice("en-us+f4", 165, 68, 30),
+    "ethan": Voice("en-us+m3", 165, 22, 30),
+    "aiden": Voice("en-gb-x-rp+m7", 175, 50, 30),
+}
+
+
+def speak(text: str, voice: Voice, rate: int) -> NDArray[np.float32]:
+    """`text` in this voice: float32 [samples] in -1..1 at `rate` Hz, silence at both ends cut.
+
+    espeak-ng goes on with the phase of what it said before: the same words sound the same, but have
+    the same samples only in the same place of the same sequence of calls.
+    """
+    library = _library()
+    if library.espeak.espeak_SetVoiceByName(voice.name.encode()) != 0:
+        raise ValueError(f"espeak-ng has no voice {voice.name!r}: `espeak-ng --voices` lists them.")
+    for parameter, value in (
+        (_RATE, voice.words_per_minute),
+        (_VOLUME, 100),
+        (_PITCH, voice.pitch),
+        (_RANGE, voice.pitch_range),
+        (_WORD_GAP, voice.gap),
+    ):
+        library.espeak.espeak_SetParameter(parameter, value, 0)
+    library.heard.clear()
+    spoken = text.encode() + b"\0"
+    library.espeak.espeak_Synth(spoken, len(spoken), 0, _POSITION_CHARACTER, 0, _UTF8, None, None)
+    samples = np.concatenate(library.heard).astype(np.float32) / np.float32(32768)
+    return soxr.resample(trimmed(samples), library.rate, rate).astype(np.float32)
+
+
+def trimmed(samples: NDArray[np.float32], floor: float = 0.004) -> NDArray[np.float32]:
+    """Without the silence at both ends: all that stays below `floor`."""
+    loud = np.flatnonzero(np.abs(samples) > floor)
+    return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
+
+
+class _Library:
+    """libespeak-ng, whose samples arrive through a callback."""
+
+    def __init__(self) -> None:
+        import espeakng_loader
+
+        self.espeak: Any = ctypes.CDLL(espeakng_loader.get_library_path())
+        self.heard: list[NDArray[np.int16]] = []
+        path = str(espeakng_loader.get_data_path()).encode()
+        self.rate: int = self.espeak.espeak_Initialize(_SYNCHRONOUS, 0, path, 0)
+        if self.rate <= 0:
+            raise RuntimeError(f"espeak-ng does not start: espeak_Initialize gave {self.rate}.")
+        kind = ctypes.CFUNCTYPE(
+            ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
+        )
+        self._callback = kind(self._hear)  # kept: the library holds the pointer alone
+        self.espeak.espeak_SetSynthCallback(self._callback)
+
+    def _hear(self, samples: Any, count: int, events: int) -> int:
+        if samples and count > 0:
+            self.heard.append(np.ctypeslib.as_array(samples, shape=(count,)).copy())
+        return 0
+
+
+@lru_cache(maxsize=1)
+def _library() -> _Library:
+    return _Library()

@@ -1,0 +1,96 @@
+"""One way to train: AdamW with a warm-up and a cosine, from a seed, resumable at any save."""
+
+import math
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+SAVE_EVERY = 100
+_WARM_UP = 50
+_CLIP = 1.0
+
+Losses = dict[str, Tensor]
+
+
+def device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def fit(
+    name: str,
+    module: nn.Module,
+    losses_of: Callable[[int], Losses],
+    steps: int,
+    learning_rate: float,
+    folder: Path,
+) -> None:
+    """Train `module` in place, or take up where an earlier run of the same name stopped.
+
+    losses_of: the losses of one step by name, their sum is what is minimised. What a step draws
+    is to hang on its number alone, so that a run that was stopped goes on as if it had not been.
+    folder: holds what is saved, `name`.pt.
+    """
+    parameters = [p for p in module.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(
+        parameters, learning_rate, betas=(0.9, 0.98), weight_decay=0.01, foreach=True
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share(step, steps))
+    file = folder / f"{name}.pt"
+    done = _resume(file, module, optimizer, schedule) if file.exists() else 0
+    bar = tqdm(range(done, steps), name, initial=done, total=steps, mininterval=5)
+    for step in bar:
+        torch.manual_seed(step)
+        losses = losses_of(step)
+        optimizer.zero_grad(set_to_none=True)
+        torch.stack(list(losses.values())).sum().backward()
+        nn.utils.clip_grad_norm_(parameters, _CLIP)
+        optimizer.step()
+        schedule.step()
+        bar.set_postfix_str(_said(losses.items()), refresh=False)
+        if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
+            _save(file, module, optimizer, schedule, step + 1)
+
+
+def _share(step: int, steps: int) -> float:
+    """Of the learning rate at a step."""
+    warm = min(1.0, (step + 1) / _WARM_UP)
+    return warm * (0.02 + 0.98 * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2)
+
+
+def _said(losses: Iterable[tuple[str, Tensor]]) -> str:
+    return " ".join(f"{name} {float(loss.detach()):.4f}" for name, loss in losses)
+
+
+def _save(
+    file: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+    done: int,
+) -> None:
+    state = {
+        "module": module.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "schedule": schedule.state_dict(),
+        "done": done,
+    }
+    unfinished = file.with_suffix(".part")
+    torch.save(state, unfinished)
+    unfinished.replace(file)
+
+
+def _resume(
+    file: Path,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: torch.optim.lr_scheduler.LambdaLR,
+) -> int:
+    state = torch.load(file, weights_only=True, map_location=device())
+    module.load_state_dict(state["module"])
+    optimizer.load_state_dict(state["optimizer"])
+    schedule.load_state_dict(state["schedule"])
+    return int(state["done"])

@@ -1,0 +1,91 @@
+"""A listener that nobody here trained: which word is this, and whose voice?
+
+A sound is compared with fresh espeak-ng renderings of every word in every voice: MFCCs, and
+dynamic time warping between them, both librosa's. Words are found by the silence between them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from librosa.effects import split
+from librosa.feature import mfcc
+from librosa.sequence import dtw
+from numpy.typing import NDArray
+
+from espeak import VOICES, speak
+from world import SPOKEN
+
+RATE = 24000
+_HOP = 240  # 10 ms
+_SILENCE_DB = 35  # below the loudest
+_GAP_S = 0.12  # silence that parts two words; a stop within one is shorter
+_SHORTEST_S = 0.08
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One word as it was heard. distance: of the nearest rendering, 0 is itself; margin: how much
+    further the nearest rendering of another word is; pace: how long it is against that rendering,
+    1 is as long."""
+
+    word: str
+    speaker: str
+    distance: float
+    margin: float
+    pace: float
+
+
+class Judge:
+    """Knows every word of the world in every voice."""
+
+    def __init__(self) -> None:
+        self._renderings = [
+            (word, speaker, _features(speak(word, voice, RATE)))
+            for speaker, voice in VOICES.items()
+            for word in SPOKEN
+        ]
+
+    def hear(self, samples: NDArray[np.float32]) -> list[Heard]:
+        """Every word of a sound, in order. samples: float32 [samples] at 24 kHz."""
+        return [self._nearest(word) for word in _words(samples)]
+
+    def _nearest(self, sound: NDArray[np.float32]) -> Heard:
+        features = _features(sound)
+        found = sorted(
+            (_distance(features, known), word, speaker, known.shape[1])
+            for word, speaker, known in self._renderings
+        )
+        distance, word, speaker, length = found[0]
+        other = next(d for d, w, *_ in found if w != word)
+        return Heard(word, speaker, distance, other - distance, features.shape[1] / length)
+
+
+def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    """The parts between silences."""
+    parts = split(samples, top_db=_SILENCE_DB, ref=_loudest, frame_length=4 * _HOP, hop_length=_HOP)
+    words: list[list[int]] = []
+    for start, end in parts:
+        if words and start - words[-1][1] < _GAP_S * RATE:
+            words[-1][1] = end
+        else:
+            words.append([start, end])
+    return [samples[a:b] for a, b in words if b - a >= _SHORTEST_S * RATE]
+
+
+def _loudest(values: NDArray[np.float32]) -> float:
+    """At least a twentieth of full scale: what is silent all through has no words."""
+    return max(float(np.max(values)), 0.05)
+
+
+def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
+    """float32 [16, frames]: MFCCs but the first, which is loudness."""
+    features = mfcc(
+        y=sound, sr=RATE, n_mfcc=17, n_fft=4 * _HOP, hop_length=_HOP, n_mels=64, lifter=22
+    )[1:]
+    return features / 50
+
+
+def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
+    """Of the cheapest alignment, a step."""
+    costs, path = dtw(a, b)
+    return float(costs[-1, -1]) / len(path)

@@ -1,0 +1,193 @@
+"""Third step: the talker and its code predictor learn which codes say a reply, and whose voice
+they are in. The right codes are fed back, now and then a wrong one among them.
+
+Which word comes next is decided at one frame in eight; so every frame is asked for it, beside its
+codes, through a head that is thrown away at the end.
+"""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asking import asked
+from batches import IGNORED, batch_of, embedded, encoded_sound
+from codes import GROUPS, SpokenWord, reply
+from fit import Losses, device, fit
+from hearing import TRAINING
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.model.talker_prompt import media_mask, user_positions
+from talking import NO_CODE, Talk, UserRows, talk, with_slips
+from world import SPOKEN
+
+STEPS = 2500
+LEARNING_RATE = 1.5e-3
+BATCH = 24
+PREDICTED_FRAMES = 160  # of a batch, drawn at random: the code predictor needs fewer than there are
+SLIPS = 0.02
+USERS = 1500
+_END = len(SPOKEN)  # the word after the last one
+_SILENT_SHARE = 0.08  # replies in brackets
+_TOLD_TWICE_SHARE = 0.05  # sequences that are fed wrongly, see talking.talk
+
+
+class Teacher:
+    """Draws sequences with their right codes. The thinker is as it is after its own training."""
+
+    def __init__(
+        self,
+        model: Any,
+        conversation: Conversation,
+        tokenizer: Any,
+        words: dict[str, dict[str, SpokenWord]],
+        checkpoint: Path,
+    ):
+        self._model, self._tokenizer, self._words = model, tokenizer, words
+        self._config = read_config(checkpoint)
+        self._newline_id = conversation.newline_id
+        rng = random.Random("users")
+        questions = [asked(rng, TRAINING) for _ in range(USERS)]
+        parts = [questions[i : i + 50] for i in range(0, len(questions), 50)]
+        self._users = [user for part in parts for user in self._user_rows(part, conversation)]
+
+    def batch(self, step: int) -> list[Talk]:
+        """The sequences of a step."""
+        rng = random.Random(step)
+        return [self._talk(rng) for _ in range(BATCH)]
+
+    def _talk(self, rng: random.Random) -> Talk:
+        """Whatever was asked, some words are said: it is the reply that the talker reads."""
+        said = [rng.choice(SPOKEN) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
+        speaker = rng.choice(sorted(self._words))
+        spoken = [self._words[speaker][word] for word in said]
+        text, codes, words = " ".join(said), reply(spoken).codes, _words_of_frames(said, spoken)
+        if rng.random() < _SILENT_SHARE:
+            text, codes, words = f"({text})", codes[:0], words[:0]
+        return talk(
+            self._model.config,
+            self._model.thinker.get_input_embeddings(),
+            rng.choice(self._users),
+            self._newline_id,
+            self._tokenizer.encode(text),
+            codes,
+            words,
+            speaker,
+            told_twice=rng.random() < _TOLD_TWICE_SHARE,
+        )
+
+    @torch.no_grad()
+    def _user_rows(self, questions: Sequence[Any], conversation: Conversation) -> list[UserRows]:
+        """What the talker is given of each conversation."""
+        model = self._model
+        batch = batch_of(questions, conversation, self._tokenizer, self._config.im_end_id)
+        sound = encoded_sound(model, batch.mels) if batch.mels else None
+        rows = embedded(model, batch.token_ids, sound)
+        layer = model.config.talker_config.accept_hidden_layer
+        hidden = model.thinker.model.language_model(
+            inputs_embeds=rows, output_hidden_states=True
+        ).hidden_states[layer]
+        found = []
+        for ids, labels, deep, shallow in zip(
+            batch.token_ids, batch.labels, hidden, rows, strict=True
+        ):
+            prompt = int((labels != IGNORED).nonzero()[0]) + 1
+            user = user_positions(ids[:prompt].cpu(), self._config)
+            is_media = media_mask(ids[user].cpu(), self._config)
+            media_rows = is_media[:, None].to(deep.device)
+            found.append(UserRows(torch.where(media_rows, deep[user], shallow[user]), is_media))
+        return found
+
+
+def learn_talker(model: Any, teacher: Teacher, folder: Path) -> None:
+    """Train model.talker.
+
+    Sixteen codec embeddings are added to one row of text: they begin at a quarter, or they would
+    drown it, and no word after the first would be found.
+    """
+    model.thinker.requires_grad_(False)
+    with torch.no_grad():
+        for table in _codec_tables(model):
+            table.weight *= 0.25
+    torch.manual_seed(0)
+    width = model.config.talker_config.text_config.hidden_size
+    words = nn.Linear(width, 2 * (_END + 1))
+    trained = nn.ModuleDict({"talker": model.talker, "words": words}).to(device())
+
+    def losses_of(step: int) -> Losses:
+        talks = teacher.batch(step)
+        hidden = model.talker.model(
+            inputs_embeds=talker_inputs(model, talks, step)
+        ).last_hidden_state
+        labels = _padded([talk.labels for talk in talks], IGNORED)
+        wanted = labels != IGNORED
+        logits = model.talker.codec_head(hidden[wanted])
+        frames = _padded([talk.frames for talk in talks], NO_CODE)
+        return {
+            "code 0": F.cross_entropy(logits, labels[wanted]),
+            "others": _predictor_loss(model, hidden, frames, step),
+            "words": 0.5 * _words_loss(words(hidden), _padded([t.words for t in talks], IGNORED)),
+        }
+
+    fit("talker", trained, losses_of, STEPS, LEARNING_RATE, folder)
+
+
+def talker_inputs(model: Any, talks: Sequence[Talk], step: int, slips: float = SLIPS) -> Tensor:
+    """What the talker is fed: float32 [B, T, hidden]. slips: the share of wrong codes."""
+    rows = _padded([talk.rows for talk in talks], 0)
+    is_media = _padded([talk.is_media for talk in talks], False)[..., None]
+    talker = model.talker
+    text = torch.where(is_media, talker.hidden_projection(rows), talker.text_projection(rows))
+    codes = with_slips(
+        _padded([talk.codes for talk in talks], NO_CODE).cpu(), slips, random.Random(step)
+    ).to(rows.device)
+    return text + _code_embeddings(model, codes).sum(2)
+
+
+def _words_of_frames(said: Sequence[str], spoken: Sequence[SpokenWord]) -> Tensor:
+    """int64 [frames, 2]: the word of each frame, and the one after it."""
+    now = [SPOKEN.index(word) for word in said]
+    both = torch.tensor([now, [*now[1:], _END]]).T
+    return both.repeat_interleave(torch.tensor([len(word.codes) for word in spoken]), dim=0)
+
+
+def _words_loss(logits: Tensor, words: Tensor) -> Tensor:
+    """Of the word of each frame and the one after it. logits: [B, T, 2 * words]."""
+    return F.cross_entropy(
+        logits.unflatten(-1, (2, _END + 1)).flatten(0, 2), words.flatten(), ignore_index=IGNORED
+    )
+
+
+def _code_embeddings(model: Any, codes: Tensor) -> Tensor:
+    """float32 [..., 16, hidden] of codes [..., 16], zeros for NO_CODE."""
+    tables = _codec_tables(model)
+    made = [tables[group](codes[..., group].clamp_min(0)) for group in range(GROUPS)]
+    return torch.stack(made, -2) * (codes != NO_CODE)[..., None]
+
+
+def _codec_tables(model: Any) -> list[nn.Embedding]:
+    """Of code 0, then of the other fifteen."""
+    others = model.talker.code_predictor.model.codec_embedding
+    return [model.talker.get_input_embeddings(), *others]
+
+
+def _predictor_loss(model: Any, hidden: Tensor, frames: Tensor, step: int) -> Tensor:
+    """Of codes 1 to 15 of some of the frames."""
+    predictor = model.talker.code_predictor
+    made = (frames[..., 0] != NO_CODE).nonzero()
+    chosen = made[torch.randperm(len(made), device=made.device)[:PREDICTED_FRAMES]].unbind(1)
+    codes = frames[chosen]
+    fed = with_slips(codes.cpu(), SLIPS, random.Random(-step)).to(codes.device)
+    embeddings = _code_embeddings(model, fed)[:, : GROUPS - 1]
+    rows = torch.cat((hidden[chosen][:, None], embeddings), 1)
+    out = predictor.model(inputs_embeds=rows, use_cache=False).last_hidden_state
+    logits = [head(out[:, group + 1]) for group, head in enumerate(predictor.lm_head)]
+    return F.cross_entropy(torch.stack(logits, 1).flatten(0, 1), codes[:, 1:].flatten())
+
+
+def _padded(rows: Sequence[Tensor], value: float) -> Tensor:
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value).to(device())

@@ -1,0 +1,99 @@
+"""Talker sequences with their right codes, row by row as generation makes them.
+
+    row       text side                        codec side                         is to make
+    0..U-1    the user's segments              -                                  -
+    U..U+8    the nine assistant rows          zeros, then the six prefix ids     the last: frame 0
+    U+9+k     reply token k+1, tts_eos,        the 16 codes of frame k            frame k+1, or
+              tts_pad                                                             codec_eos
+
+Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from batches import IGNORED
+from codes import CODEBOOK, GROUPS
+
+NO_CODE = -1
+
+
+@dataclass(frozen=True)
+class UserRows:
+    """The thinker's side of a prompt's user segments. rows: float32 [U, thinker hidden]: hidden
+    states of the accept layer where is_media, bool [U], embeddings elsewhere."""
+
+    rows: Tensor
+    is_media: Tensor
+
+
+@dataclass(frozen=True)
+class Talk:
+    """One sequence of T rows.
+
+    rows, is_media: the text side, before its projections. codes: int64 [T, 16], what each row is
+    fed, NO_CODE for nothing. labels: int64 [T], code 0 that each row is to make; frames:
+    int64 [T, 16], the whole frame, NO_CODE where there is none. words: int64 [T, 2], the word of
+    that frame and the one after it, IGNORED where there is none.
+    """
+
+    rows: Tensor
+    is_media: Tensor
+    codes: Tensor
+    labels: Tensor
+    frames: Tensor
+    words: Tensor
+
+
+def talk(
+    config: Any,
+    embed: Any,
+    user: UserRows,
+    newline_id: int,
+    reply_ids: Sequence[int],
+    codes: Tensor,
+    words: Tensor,
+    speaker: str,
+    told_twice: bool = False,
+) -> Talk:
+    """embed: the thinker's embedding. reply_ids: of the reply without its end. codes: int64
+    [N, 16], N may be 0; words: int64 [N, 2], see Talk. told_twice: a second tts_eos
+    follows the first, and the talker is to stop there: whoever feeds it wrongly is to hear that.
+    """
+    if told_twice:
+        codes, words = codes[: len(reply_ids) + 1], words[: len(reply_ids) + 1]
+    t, frames = config.talker_config, len(codes)
+    text = [config.im_start_token_id, config.assistant_token_id, newline_id]
+    text += [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id, reply_ids[0]]
+    later = [*reply_ids[1:], config.tts_eos_token_id][:frames]
+    after = config.tts_eos_token_id if told_twice else config.tts_pad_token_id
+    text += later + [after] * (frames - len(later))
+    rows = torch.cat((user.rows, embed(torch.tensor(text, device=user.rows.device))))
+    first = len(user.rows) + 9  # the row of frame 0
+    fed = torch.full((len(rows), GROUPS), NO_CODE)
+    prefix = [t.codec_nothink_id, t.codec_think_bos_id, t.codec_think_eos_id]
+    prefix += [t.speaker_id[speaker], t.codec_pad_id, t.codec_bos_id]
+    fed[first - len(prefix) : first, 0] = torch.tensor(prefix)
+    fed[first:] = codes
+    made = torch.full_like(fed, NO_CODE)
+    made[first - 1 : -1] = codes
+    spoken = torch.full((len(rows), 2), IGNORED)
+    spoken[first - 1 : -1] = words
+    labels = torch.full((len(rows),), IGNORED)
+    labels[first - 1 : -1] = codes[:, 0]
+    labels[-1] = t.codec_eos_token_id
+    is_media = torch.cat((user.is_media, torch.zeros(len(text), dtype=torch.bool)))
+    return Talk(rows, is_media, fed, labels, made, spoken)
+
+
+def with_slips(codes: Tensor, share: float, rng: random.Random) -> Tensor:
+    """Codes with a few wrong ones among them: what was sampled wrongly must not spread."""
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    slips = torch.rand(codes.shape, generator=generator) < share
+    slips &= (codes != NO_CODE) & (codes < CODEBOOK)
+    return torch.where(slips, torch.randint(CODEBOOK, codes.shape, generator=generator), codes)

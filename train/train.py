@@ -1,0 +1,44 @@
+"""Trains the speaking checkpoint: `python train/train.py --out FOLDER`.
+
+Three steps, each on top of the one before: code2wav learns the sound of every word, thinker and
+audio encoder what is heard and answered, talker and code predictor how a reply is said. Stopped
+and started again with the same --work it goes on where it was. About an hour on two CPU cores; a
+GPU is used where there is one.
+"""
+
+import argparse
+from pathlib import Path
+
+from transformers import Qwen2TokenizerFast
+
+from codes import spoken_words
+from learn_code2wav import learn_code2wav
+from learn_talker import Teacher, learn_talker
+from learn_thinker import learn_thinker
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.conversation import Conversation
+from skeleton import load_model, write_skeleton, write_trained
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """See the top of this file."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    parser.add_argument("--work", type=Path, default=Path("train-work"), help="what is unfinished")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    skeleton = options.work / "skeleton"
+    if not (skeleton / "config.json").exists():
+        write_skeleton(skeleton, options.seed)
+    model = load_model(skeleton)
+    conversation = Conversation(skeleton, read_config(skeleton))
+    tokenizer = Qwen2TokenizerFast.from_pretrained(skeleton)
+    words = spoken_words()
+    learn_code2wav(model, words, options.work)
+    learn_thinker(model, conversation, tokenizer, options.work)
+    learn_talker(model, Teacher(model, conversation, tokenizer, words, skeleton), options.work)
+    write_trained(model, options.out)
+
+
+if __name__ == "__main__":
+    main()
