@@ -30,8 +30,10 @@ demo: $(VENV)/installed
 	@echo
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
+# In two runs: what torch.jit has traced stays in a process as long as it lives.
 test: $(VENV)/installed lint
-	$(VENV)/bin/$(PYTEST)
+	$(VENV)/bin/$(PYTEST) test/unit test/neuron
+	$(VENV)/bin/$(PYTEST) test/integration
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
@@ -39,7 +41,8 @@ lint: $(VENV)/installed
 	$(VENV)/bin/mypy
 
 test-nxdi-line: $(NXDI_VENV)/installed
-	$(NXDI_VENV)/bin/$(PYTEST)
+	$(NXDI_VENV)/bin/$(PYTEST) test/unit test/neuron
+	$(NXDI_VENV)/bin/$(PYTEST) test/integration
 
 # The rest is the same whichever transformers is installed.
 test-oracle: $(NXDI_VENV)/installed

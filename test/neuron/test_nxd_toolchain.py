@@ -5,6 +5,7 @@ What does not run here: the tracer to HLO, neuronx-cc, a NEFF, a device, more th
 
 from pathlib import Path
 
+from part_cases import PLAIN_PARTS
 from subprocesses import run_python
 
 HERE = Path(__file__).parent
@@ -16,11 +17,10 @@ def test_parts_through_model_builder_are_the_plain_modules(
     """See builder_run. The vocoder's start and step have equal inputs, and go by their names."""
     printed = run_python(HERE / "builder_run.py", checkpoint, tmp_path)
     calls = {"code_predictor": 4, "code2wav": 9}
-    parts = ("audio_encoder", "vision_encoder", "text_projection", "hidden_projection")
     lines = [
         f"{name}: {calls.get(name, 2)} calls alike, up to {1 + (name == 'code2wav')} graphs of "
         "equal inputs"
-        for name in (*parts, *calls)
+        for name in PLAIN_PARTS
     ]
     assert printed.splitlines() == [
         *lines,
