@@ -18,21 +18,20 @@ IGNORED = -100  # a label that counts for nothing
 class Batch:
     """token_ids: int64 [B, S], prompt and reply, padded at the end; labels: int64 [B, S], the
     token after each of them where it is the reply's. mels: float32 [mel_bins, frames] of each
-    clip; clip_words: the words of each. replies: int64 [tokens] each, their end included.
+    clip; clip_words: the words of each.
     """
 
     token_ids: Tensor
     labels: Tensor
     mels: tuple[Tensor, ...]
     clip_words: tuple[str, ...]
-    replies: tuple[Tensor, ...]
 
 
 def batch_of(
     questions: Sequence[Asked], conversation: Conversation, tokenizer: Any, im_end_id: int
 ) -> Batch:
     """Conversations with their replies."""
-    rows, labels, replies = [], [], []
+    rows, labels = [], []
     mels: list[Tensor] = []
     for question in questions:
         prompt = question.inputs(conversation)
@@ -41,13 +40,11 @@ def batch_of(
         unasked = torch.full((len(prompt) - 1,), IGNORED)
         labels.append(torch.cat((unasked, reply)))
         mels.extend(prompt.audio_mel)
-        replies.append(reply)
     return Batch(
         nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device()),
         nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=IGNORED).to(device()),
         tuple(mels),
         tuple(q.prompt.words for q in questions if q.spoken),
-        tuple(replies),
     )
 
 

@@ -43,7 +43,7 @@ class Prompt:
     @property
     def says_again(self) -> bool:
         """Whether the reply is made of words of the prompt."""
-        return self.words.endswith(self.reply)
+        return "plus" not in self.words and self.words.endswith(self.reply)
 
     @property
     def held_out(self) -> bool:
