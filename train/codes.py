@@ -12,12 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from espeak import VOICES, speak
+from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.tiny.shapes import CODE_GROUPS
+from shape import SHAPE
 from world import SPOKEN
 
-SAMPLE_RATE = 24000
 FRAME_SAMPLES = 1920
-GROUPS = 16
-CODEBOOK = 256
+GROUPS = CODE_GROUPS
+CODEBOOK = SHAPE.codebook_size
 MOST_FRAMES = 9  # of one word; 25 words of 9 frames, and the pause, fit into one codebook
 PAUSE_FRAMES = 2  # after every word, the last one too
 LOUDNESS = 0.1  # RMS of every word

@@ -16,8 +16,8 @@ _LONGEST_EDGE_S = 0.25  # silence before and after
 @dataclass(frozen=True)
 class Surroundings:
     """What a voice may do. speeds: words a minute; pitches: further than the voice's own;
-    noises: exponents of the spectrum, 0 is white, 2 is brown; loudness of the noise in dB below
-    the voice."""
+    noises: exponents of the spectrum, 0 is white, 2 is brown; below_db: between which loudnesses
+    the noise is, in dB below the voice."""
 
     speeds: tuple[int, ...]
     pitches: tuple[int, ...]
@@ -31,7 +31,7 @@ TRAINING = Surroundings(
     noises=(0.0, 2.0),
     below_db=(15.0, 45.0),
 )
-# None of it is among the above.
+# None of its speeds, pitches and noises is among the above.
 MEASURING = Surroundings(
     speeds=(*range(150, 160), *range(180, 190)),
     pitches=(*range(-12, -8), *range(5, 9)),

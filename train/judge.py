@@ -13,9 +13,10 @@ from librosa.sequence import dtw
 from numpy.typing import NDArray
 
 from espeak import VOICES, speak
+from qwen3_omni_neuron.events import SAMPLE_RATE
 from world import SPOKEN
 
-RATE = 24000
+RATE = SAMPLE_RATE
 _HOP = 240  # 10 ms
 _SILENCE_DB = 35  # below the loudest
 _GAP_S = 0.12  # silence that parts two words; a stop within one is shorter
@@ -24,14 +25,12 @@ _SHORTEST_S = 0.08
 
 @dataclass(frozen=True)
 class Heard:
-    """One word as it was heard. distance: of the nearest rendering, 0 is itself; margin: how much
-    further the nearest rendering of another word is; pace: how long it is against that rendering,
-    1 is as long."""
+    """One word as it was heard. distance: of the nearest rendering, 0 is itself; pace: how
+    long it is against that rendering, 1 is as long."""
 
     word: str
     speaker: str
     distance: float
-    margin: float
     pace: float
 
 
@@ -51,13 +50,11 @@ class Judge:
 
     def _nearest(self, sound: NDArray[np.float32]) -> Heard:
         features = _features(sound)
-        found = sorted(
+        distance, word, speaker, length = min(
             (_distance(features, known), word, speaker, known.shape[1])
             for word, speaker, known in self._renderings
         )
-        distance, word, speaker, length = found[0]
-        other = next(d for d, w, *_ in found if w != word)
-        return Heard(word, speaker, distance, other - distance, features.shape[1] / length)
+        return Heard(word, speaker, distance, features.shape[1] / length)
 
 
 def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:

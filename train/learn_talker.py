@@ -69,7 +69,7 @@ class Teacher:
         if rng.random() < _SILENT_SHARE:
             text, codes, words = f"({text})", codes[:0], words[:0]
         return talk(
-            self._model.config,
+            self._config,
             self._model.thinker.get_input_embeddings(),
             rng.choice(self._users),
             self._newline_id,

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from batches import IGNORED
 from codes import CODEBOOK, GROUPS
+from qwen3_omni_neuron.config import ASSISTANT_ROWS, OmniConfig
+from qwen3_omni_neuron.model.talker_prompt import codec_prefix_ids, text_prefix_ids
 
 NO_CODE = -1
 
@@ -51,7 +53,7 @@ class Talk:
 
 
 def talk(
-    config: Any,
+    config: OmniConfig,
     embed: Any,
     user: UserRows,
     newline_id: int,
@@ -67,17 +69,16 @@ def talk(
     """
     if told_twice:
         codes, words = codes[: len(reply_ids) + 1], words[: len(reply_ids) + 1]
-    t, frames = config.talker_config, len(codes)
-    text = [config.im_start_token_id, config.assistant_token_id, newline_id]
-    text += [config.tts_pad_token_id] * 4 + [config.tts_bos_token_id, reply_ids[0]]
-    later = [*reply_ids[1:], config.tts_eos_token_id][:frames]
-    after = config.tts_eos_token_id if told_twice else config.tts_pad_token_id
-    text += later + [after] * (frames - len(later))
+    assert config.talker is not None
+    frames = len(codes)
+    later = [*reply_ids[1:], config.tts_eos_id][:frames]
+    after = config.tts_eos_id if told_twice else config.tts_pad_id
+    text = [*text_prefix_ids(config, newline_id), reply_ids[0], *later]
+    text += [after] * (frames - len(later))
     rows = torch.cat((user.rows, embed(torch.tensor(text, device=user.rows.device))))
-    first = len(user.rows) + 9  # the row of frame 0
+    first = len(user.rows) + ASSISTANT_ROWS  # the row of frame 0
     fed = torch.full((len(rows), GROUPS), NO_CODE)
-    prefix = [t.codec_nothink_id, t.codec_think_bos_id, t.codec_think_eos_id]
-    prefix += [t.speaker_id[speaker], t.codec_pad_id, t.codec_bos_id]
+    prefix = codec_prefix_ids(config.talker, config.talker.speaker_ids[speaker])
     fed[first - len(prefix) : first, 0] = torch.tensor(prefix)
     fed[first:] = codes
     made = torch.full_like(fed, NO_CODE)
@@ -86,7 +87,7 @@ def talk(
     spoken[first - 1 : -1] = words
     labels = torch.full((len(rows),), IGNORED)
     labels[first - 1 : -1] = codes[:, 0]
-    labels[-1] = t.codec_eos_token_id
+    labels[-1] = config.talker.codec_eos_id
     is_media = torch.cat((user.is_media, torch.zeros(len(text), dtype=torch.bool)))
     return Talk(rows, is_media, fed, labels, made, spoken)
 

@@ -2,8 +2,8 @@
 
 Three steps, each on top of the one before: code2wav learns the sound of every word, thinker and
 audio encoder what is heard and answered, talker and code predictor how a reply is said. Stopped
-and started again with the same --work it goes on where it was. About an hour on two CPU cores; a
-GPU is used where there is one.
+and started again with the same --work it goes on where it was. About 90 minutes on two CPU cores
+by the time of its steps; a GPU is used where there is one.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     parser.add_argument("--work", type=Path, default=Path("train-work"), help="what is unfinished")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights; default: 0")
     options = parser.parse_args(arguments)
     skeleton = options.work / "skeleton"
     if not (skeleton / "config.json").exists():

@@ -158,7 +158,7 @@ def test_rows_of_training_are_rows_of_generation() -> None:
     rows = embed(prompt.talker.token_ids)
     user = UserRows(rows, torch.zeros(len(rows), dtype=torch.bool))
     made = talk(
-        *(model.config, embed, user, conversation.newline_id),
+        *(config, embed, user, conversation.newline_id),
         *(theirs.token_ids[:-1], theirs.codes, torch.zeros(len(theirs.codes), 2).long(), "ethan"),
     )
     with torch.no_grad():
