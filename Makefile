@@ -11,6 +11,8 @@ PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 BENCH_RESULTS := $(VENV)/bench
+NATIVE := src/qwen3_omni_neuron/cpu/native
+INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
@@ -72,9 +74,9 @@ speaking: $(VENV)/installed
 	$(VENV)/bin/python train/assess.py $(VENV)/speaking_checkpoint
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) demo.wav
+	rm -rf $(VENV) $(NXDI_VENV) build demo.wav $(NATIVE)/*.so
 
-$(VENV)/installed: pyproject.toml requirements/newest.txt
+$(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
 	touch $@
@@ -87,7 +89,7 @@ $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/pip install --quiet tenacity boto3
 	touch $@
 
-$(NXDI_VENV)/installed: pyproject.toml requirements/nxdi-line.txt
+$(NXDI_VENV)/installed: $(INSTALLED_FROM) requirements/nxdi-line.txt
 	$(PYTHON) -m venv $(NXDI_VENV)
 	$(NXDI_VENV)/bin/pip install --quiet -c requirements/nxdi-line.txt --editable '.[test,bench]'
 	touch $@

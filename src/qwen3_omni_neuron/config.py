@@ -179,9 +179,14 @@ class Code2WavConfig:
         return self.hidden_size // self.heads
 
     @cached_property
+    def frame_inputs(self) -> int:
+        """Inputs of the decoder blocks a frame: 2 * 2 = 4."""
+        return prod(self.upsampling_ratios)
+
+    @cached_property
     def frame_samples(self) -> int:
-        """Samples a frame: 2 * 2 * 8 * 5 * 4 * 3 = 1920."""
-        return prod(self.upsampling_ratios) * prod(self.upsample_rates)
+        """Samples a frame: 4 * 8 * 5 * 4 * 3 = 1920."""
+        return self.frame_inputs * prod(self.upsample_rates)
 
     @cached_property
     def latency_samples(self) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor
 from eager_neuron import EagerPart
 from qwen3_omni_neuron.checkpoint import Checkpoint
 from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.cpu.code2wav import Start, Step, code2wav_calls, code2wav_graphs
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.speech import code2wav_graph
@@ -368,18 +369,23 @@ def test_vocoder_in_one_slot(vocoder: Vocoder, single: Code2Wav, split: list[int
     assert_same(as_chunks(sound), single(codes), 1e-5)
 
 
-@pytest.mark.parametrize("streams", [1, 2, 5])
-@pytest.mark.parametrize("frames", [1, 3, 30])
-def test_graphs_are_traced_once_for_every_size(
-    cpu_vocoder: CpuVocoder, single: Code2Wav, streams: int, frames: int
+def whole_graphs(code2wav: Code2Wav) -> tuple[Start, Step]:
+    return code2wav_graphs(code2wav, code2wav.start, code2wav.step)
+
+
+@pytest.mark.parametrize("calls_of", [code2wav_calls, whole_graphs])
+def test_calls_are_made_once_for_every_size(
+    single: Code2Wav, calls_of: Callable[[Code2Wav], tuple[Start, Step]]
 ) -> None:
-    codes = random_codes(frames, streams)
-    ours, theirs = cpu_vocoder._start(codes), single.start(codes)
-    for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
-    ours, theirs = cpu_vocoder._step(codes, *ours[1]), single.step(codes, theirs[1])
-    for a, b in zip((ours[0], *ours[1]), (theirs[0], *theirs[1]), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-5, rtol=0)
+    start, step = calls_of(single)
+    for streams, frames in product([1, 2, 5], [1, 3, 30]):
+        codes = random_codes(frames, streams)
+        with torch.inference_mode():
+            (samples, state), (expected, expected_state) = start(codes), single.start(codes)
+            torch.testing.assert_close(samples, expected, atol=1e-5, rtol=0)
+            samples, _ = step(codes, state)
+            expected, _ = single.step(codes, expected_state)
+        torch.testing.assert_close(samples, expected, atol=1e-5, rtol=0)
 
 
 def test_vocoder_serves_streams_of_its_slots_together(vocoder: Vocoder, single: Code2Wav) -> None:

@@ -39,9 +39,10 @@ def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
 
 
 @pytest.fixture(scope="module")
-def cpu(models: Models) -> CpuPredictor:
+def cpu(config: OmniConfig, models: Models) -> CpuPredictor:
     assert models.code_predictor is not None
-    return CpuPredictor(models.code_predictor)
+    assert config.talker is not None
+    return CpuPredictor(config.talker, models.code_predictor)
 
 
 def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:

@@ -1,5 +1,7 @@
 """Sampling against transformers' own processors."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -17,12 +19,14 @@ from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top, top_p_limits
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.sampling import (
+    Ids,
     RequestRandom,
     Sampler,
     SamplingParams,
+    allowed_ids,
     draw_ids,
+    kept,
     processed,
-    suppression,
 )
 
 VOCAB = 200
@@ -33,16 +37,27 @@ def random_logits(seed: int) -> torch.Tensor:
     return 3 * torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(seed))
 
 
-def ours(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
+def in_graph(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
     """Probabilities [1, VOCAB] that sample_top draws with."""
     values, ids = logits.topk(min(top_k, VOCAB) or VOCAB)
     kept = kept_probabilities(values, top_p_limits([top_p]))
     return torch.zeros(1, VOCAB).scatter(1, ids, kept / kept.sum())
 
 
+def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None) -> torch.Tensor:
+    """Probabilities [1, VOCAB] that draw_ids draws with; ids: those of the logits."""
+    places, probabilities = kept(logits.numpy(), top_k, np.array([top_p], dtype=np.float32))
+    found = torch.zeros(1, VOCAB)
+    found[0, places[0] if ids is None else ids[places[0]]] = torch.from_numpy(probabilities[0])
+    return found / found.sum()
+
+
+@pytest.mark.parametrize("ours", [ours, in_graph])
 @pytest.mark.parametrize(("top_k", "top_p"), CASES)
 @pytest.mark.parametrize("seed", range(10))
-def test_kept_set_and_probabilities_are_transformers(top_k: int, top_p: float, seed: int) -> None:
+def test_kept_set_and_probabilities_are_transformers(
+    top_k: int, top_p: float, seed: int, ours: Callable[..., torch.Tensor]
+) -> None:
     logits = random_logits(seed)
     warpers = LogitsProcessorList()
     if top_k:
@@ -71,9 +86,10 @@ def test_the_order_is_penalty_suppression_temperature_top_k_top_p(seed: int) -> 
         ]
     )
     expected = chain(seen, logits.clone()).softmax(-1)
-    sampler = Sampler(params, VOCAB, RequestRandom(0).talker, history=seen[0])
-    scores = processed([sampler], logits, suppression(VOCAB, suppressed))
-    actual = ours(scores / params.temperature, 12, 0.7)
+    allowed = allowed_ids(VOCAB, suppressed)
+    sampler = Sampler(params, VOCAB, RequestRandom(0).talker, seen[0], allowed)
+    scores = torch.from_numpy(processed([sampler], logits))
+    actual = ours(scores / params.temperature, 12, 0.7, allowed)
     torch.testing.assert_close(actual, expected, atol=1e-6, rtol=1e-4)
     assert not actual[0, suppressed].any()
 
@@ -125,8 +141,8 @@ def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression() -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
-    sampler, suppressed = Sampler(params, 4, RequestRandom(0).talker), suppression(4, [2])
-    assert [draw_ids([sampler], logits, suppressed)[0] for _ in range(3)] == [0, 1, 0]
+    sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
+    assert [draw_ids([sampler], logits)[0] for _ in range(3)] == [0, 1, 0]
 
 
 def test_token_0_is_a_token_like_any_other() -> None:
@@ -145,23 +161,24 @@ def test_sequences_drawn_together_draw_what_each_draws_alone() -> None:
         SamplingParams(False),
         SamplingParams(True, 1.0, 0, 0.9, 2.0),
     ]
-    suppressed = suppression(VOCAB, range(150, VOCAB))
+    allowed = allowed_ids(VOCAB, [*range(20, 40), *range(150, VOCAB)])
 
     def samplers() -> list[Sampler]:
         history = torch.tensor([3, 77])
         return [
-            Sampler(kind, VOCAB, RequestRandom(seed).talker, history)
+            Sampler(kind, VOCAB, RequestRandom(seed).talker, history, allowed)
             for seed, kind in enumerate(kinds)
         ]
 
     logits = [torch.cat([random_logits(100 * s + n) for n in range(len(kinds))]) for s in range(40)]
     group = samplers()
-    together = [draw_ids(group, rows, suppressed) for rows in logits]
+    together = [draw_ids(group, rows) for rows in logits]
     apart = [
-        [draw_ids([one], rows[n : n + 1], suppressed)[0] for rows in logits]
-        for n, one in enumerate(samplers())
+        [draw_ids([one], rows[n : n + 1])[0] for rows in logits] for n, one in enumerate(samplers())
     ]
     assert together == [list(step) for step in zip(*apart, strict=True)]
+    drawn = {drawn_id for step in together for drawn_id in step}
+    assert drawn <= set(allowed.tolist()) and max(drawn) > 100
 
 
 def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:

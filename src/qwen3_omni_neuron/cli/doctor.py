@@ -4,6 +4,7 @@ import argparse
 import os
 import platform
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 from qwen3_omni_neuron.versions import (
@@ -22,6 +23,7 @@ NEURON_VARIABLES = (
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_CC_FLAGS",
 )
+NATIVE_LIBRARY = "qwen3_omni_neuron.cpu.native._library"
 GB = 1e9
 
 
@@ -64,6 +66,7 @@ def _machine() -> list[str]:
         ("CPU", _cpu()),
         ("memory", _memory()),
         ("disk here", _disk()),
+        ("steps in C", "compiled" if find_spec(NATIVE_LIBRARY) else "not compiled"),
         ("Neuron devices", str(devices) if devices else "none"),
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]

@@ -78,11 +78,12 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
 def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
     """The talker over its decoder, wherever that runs; all else is on the CPU."""
     assert models.codec_embedding and models.code_predictor and models.embedding
+    assert spec.config.talker
     assert models.text_projection and models.hidden_projection
     return TalkerEngine(
         spec.config,
         decoder,
-        CpuPredictor(models.code_predictor),
+        CpuPredictor(spec.config.talker, models.code_predictor),
         models.codec_embedding.weight,
         text_row_table(models.embedding.weight, models.text_projection),
         models.hidden_projection,

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.cpu.code2wav import code2wav_calls
 from qwen3_omni_neuron.engine.chunks import cut_sound, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 from qwen3_omni_neuron.plan import CHUNK_FRAMES
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.plan import CHUNK_FRAMES
 class CpuVocoder:
     """Serves runtime.protocols.Vocoder over model.code2wav: a streaming state a slot.
 
-    Two graphs, of a first chunk and of a later one, serve every chunk size and number of slots.
+    Two functions, of a first chunk and of a later one, serve every chunk size and number of slots.
     A slot whose chunk was padded keeps no state: what it heard last was padding.
     """
 
@@ -30,14 +30,7 @@ class CpuVocoder:
         self.latency_samples = code2wav.config.latency_samples
         self._states: dict[int, State] = {}
 
-        def step(codes: Tensor, *state: Tensor) -> tuple[Tensor, State]:
-            return code2wav.step(codes, state)
-
-        codes = torch.zeros(1, code2wav.config.code_groups, chunk_frames[0], dtype=torch.int64)
-        with torch.inference_mode():
-            _, state = code2wav.start(codes)
-        self._start = trace_graph(code2wav, code2wav.start, codes)
-        self._step = trace_graph(code2wav, step, codes, *state)
+        self._start, self._step = code2wav_calls(code2wav)
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
@@ -52,7 +45,7 @@ class CpuVocoder:
         batch = pad_chunks(codes, self.chunk_frames)
         lost = [slot for slot in slots if slot not in self._states]
         assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
-        samples, state = self._step(batch, *_join([self._states[slot] for slot in slots]))
+        samples, state = self._step(batch, _join([self._states[slot] for slot in slots]))
         return self._finish(slots, codes, samples, state, 0)
 
     def close(self) -> None:

@@ -70,8 +70,9 @@ class Code2Wav(nn.Module):
 
     def start(self, codes: Tensor) -> tuple[Tensor, State]:
         """Decode the first chunk of streams: forward, and the state that `step` goes on from."""
-        position = torch.zeros_like(codes[:, 0, 0])
-        return self._decode(codes, position, History(None))
+        x, state = self.start_inputs(codes)
+        history = History(None)
+        return self.wave(x, history), (*state, *history.left)
 
     def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
@@ -79,8 +80,9 @@ class Code2Wav(nn.Module):
         Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
         samples of all chunks, one after the other, are those of one forward over all frames.
         """
-        position, *past = state
-        return self._decode(codes, position, History(past))
+        x, left = self.step_inputs(codes, state)
+        history = History(state[len(left) :])
+        return self.wave(x, history), (*left, *history.left)
 
     def prime(self, codes: Tensor) -> State:
         """The state of streams that go on from a prefix, such as the codes of a voice prompt,
@@ -92,7 +94,16 @@ class Code2Wav(nn.Module):
         """
         return self.start(codes)[1]
 
-    def _decode(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
+    def start_inputs(self, codes: Tensor) -> tuple[Tensor, State]:
+        """The first half of `start`: what `wave` takes, and the state of all before it."""
+        return self._inputs(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
+
+    def step_inputs(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+        """The first half of `step`. state: may go on with what it does not need."""
+        position, *past = state
+        return self._inputs(codes, position, History(past))
+
+    def _inputs(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
         positions = position[:, None] + torch.arange(frames, device=codes.device)
@@ -103,11 +114,17 @@ class Code2Wav(nn.Module):
         x = self.norm(x).transpose(1, 2)  # [streams, hidden, T]
         for stage in self.upsample:
             x = stage(x, history)
-        x = self.conv_in(x, history)
+        return self.conv_in(x, history), (position + frames, *history.left)
+
+    def wave(self, x: Tensor, history: History) -> Tensor:
+        """The decoder blocks, which are most of the work.
+
+        x: [streams, decoder_dim, T * frame_inputs] -> samples [streams, T * frame_samples], of a
+        first chunk latency_samples less.
+        """
         for block in self.blocks:
             x = block(x, history)
-        samples = self.conv_out(self.act_out(x), history).squeeze(1).clamp(-1, 1)
-        return samples, (position + frames, *history.left)
+        return self.conv_out(self.act_out(x), history).squeeze(1).clamp(-1, 1)
 
 
 def window_mask(position: Tensor, frames: int, window: int) -> Tensor:

@@ -122,7 +122,7 @@ class Pipeline:
             text.abandon()
         else:
             assert self._engines.vocoder is not None and self._config.talker is not None
-            talker = TalkerTask(live, request.talker, self._config.talker)
+            talker = TalkerTask(live, request.talker, self._config.talker, self._talker.allowed)
             schedule = _schedule(request.talker, self._engines.vocoder)
             seats += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
         return live, seats

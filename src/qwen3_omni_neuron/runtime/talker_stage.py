@@ -13,7 +13,7 @@ from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.runtime.request import TalkerRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
-from qwen3_omni_neuron.sampling import Sampler, draw, draw_ids, suppression
+from qwen3_omni_neuron.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 
 MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
 
@@ -30,14 +30,18 @@ class TalkerTask(Task):
     """limit: codec tokens that it may have, the one that ends speech included. row: the text token
     that its next step appends, taken from the buffer."""
 
-    def __init__(self, live: LiveRequest, wanted: TalkerRequest, config: TalkerConfig):
+    def __init__(
+        self, live: LiveRequest, wanted: TalkerRequest, config: TalkerConfig, allowed: Ids
+    ):
         super().__init__(live)
         self.wanted = wanted
         self.phase = Phase.PREPARE
         self.limit = wanted.max_new_tokens
         self.row: int | None = None
         self._groups = config.code_groups
-        self.sampler = Sampler(wanted.sampling, config.text.vocab_size, live.random.talker)
+        self.sampler = Sampler(
+            wanted.sampling, config.text.vocab_size, live.random.talker, allowed=allowed
+        )
 
     def predictor_sampling(self) -> PredictorSampling:
         """The random numbers of one frame's other codes."""
@@ -67,7 +71,7 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: called with the lock held, when a request has a frame more, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._suppressed = suppression(config.text.vocab_size, config.suppressed_ids)
+        self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
         for task in [task for task in self._tasks if task.phase is Phase.PREFILL]:
@@ -130,7 +134,6 @@ class TalkerStage(Stage[TalkerTask]):
         drawn = draw_ids(
             [task.sampler for task, _ in speaking],
             torch.cat([logits for _, logits in speaking]),
-            self._suppressed,
         )
         for (task, _), code in zip(speaking, drawn, strict=True):
             task.phase, task.row = Phase.STEP, None

@@ -1,0 +1,158 @@
+"""What runs in C on the CPU, beside the traced graphs of torch that it stands for.
+
+    python bench/graph_or_c.py --size tiny --json graph_or_c.json
+
+Turn by turn in one process on one thread, as a stage of two cores has it; outputs are compared
+before anything is timed. Rows: part, slots (or streams), rows (of a prompt, of a line that a step
+goes on from, or codec frames), graph_s and c_s (medians), ratio (graph over C).
+"""
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from arguments import positive, sizes
+from measure import timed
+from qwen3_omni_neuron.checkpoint import Checkpoint
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig, TalkerConfig
+from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.cpu.code2wav import code2wav_calls, code2wav_graphs
+from qwen3_omni_neuron.cpu.decode_graphs import DecodeGraphs
+from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.cpu.native.choice import native_predictor, native_steps
+from qwen3_omni_neuron.loading import STAGES, Models, load_models
+from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from results import publish, results_of
+
+Row = dict[str, Any]
+Call = Callable[[], Any]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
+    parser.add_argument("--slots", type=sizes, default=[1, 8])
+    parser.add_argument("--prompts", type=sizes, default=[16, 32, 64, 128], help="rows of prompts")
+    parser.add_argument("--lines", type=sizes, default=[64, 1024], help="rows before a step")
+    parser.add_argument("--chunk-frames", type=sizes, default=[1, 4, 25])
+    parser.add_argument("--repeats", type=positive, default=30)
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args(arguments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+            checkpoint = write_tiny_checkpoint(folder, size=options.size)
+            config = read_config(checkpoint)
+            models = load_models(Checkpoint(checkpoint), config, torch.float32, STAGES)
+            rows = list(measure(config, models, options))
+    finally:
+        torch.set_num_threads(threads)
+    summary = {f"{row['part']}_ratio": row["ratio"] for row in reversed(rows)}  # its first row's
+    publish(results_of("graph_or_c", arguments, options, rows, summary), options.json)
+
+
+def measure(config: OmniConfig, models: Models, options: argparse.Namespace) -> Iterator[Row]:
+    """Every row, a part after the other."""
+    assert config.talker and models.thinker and models.talker
+    assert models.code_predictor and models.code2wav
+    torch.manual_seed(0)
+    yield from decoder_rows(config.thinker.text, models.thinker, options)
+    yield from decoder_rows(config.talker.text, models.talker, options)
+    yield from predictor_rows(config.talker, models.code_predictor, options)
+    yield from code2wav_rows(models.code2wav, options)
+
+
+def compared(part: str, about: Row, graph: Call, native: Call, repeats: int) -> Row:
+    """A row: both in turn, after their outputs were seen to agree."""
+    for expected, got in zip(tensors(graph()), tensors(native()), strict=True):
+        torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
+    seconds = [(timed(graph), timed(native)) for _ in range(repeats)]
+    graph_s, c_s = map(statistics.median, zip(*seconds, strict=True))
+    return {"part": part, **about, "graph_s": graph_s, "c_s": c_s, "ratio": graph_s / c_s}
+
+
+def tensors(outputs: Any) -> list[Tensor]:
+    """Those that both sides have: a state is each side's own."""
+    return (
+        [t for t in outputs if isinstance(t, Tensor)] if isinstance(outputs, tuple) else [outputs]
+    )
+
+
+def decoder_rows(
+    c: DecoderConfig, model: Thinker | Talker, options: argparse.Namespace
+) -> Iterator[Row]:
+    """Steps and prompts of the thinker or the talker."""
+    name, slots = type(model).__name__.lower(), max(options.slots)
+    positions = max(*options.prompts, *options.lines) + 1
+    cache = KvCache.zeros(c, slots, positions, torch.float32)
+    inputs = torch.arange(slots) if name == "thinker" else torch.randn(slots, c.hidden_size)
+    graphs, native = DecodeGraphs(model, cache, inputs[:1]), native_steps(c, model, cache)
+    assert native is not None, "the C was not compiled"
+    for count in options.slots:
+        for length in options.lines:
+            step = list(range(count)), [length] * count, [float(length)] * count, inputs[:count]
+            about = {"slots": count, "rows": length}
+            calls = partial(graphs, *step), partial(native.decode, *step)
+            yield compared(f"{name} step", about, *calls, options.repeats)
+    for count in options.prompts:
+        rows = torch.randn(count, c.hidden_size)
+        at = torch.arange(count).float().expand(3, -1).contiguous()
+        line = cache.lines(0, 1)
+
+        def prefill(rows: Tensor, at: Tensor, last: Tensor, *line: Tensor) -> Any:
+            return model.prefill(rows, at, last, PromptCache(KvCache(*line)))
+
+        given = rows, at, torch.tensor([count - 1]), line.keys, line.values
+        graph = trace_graph(model, prefill, *given)
+        calls = partial(graph, *given), partial(native.prefill, 0, rows, at)
+        yield compared(f"{name} prompt", {"slots": 1, "rows": count}, *calls, options.repeats)
+
+
+def predictor_rows(
+    c: TalkerConfig, predictor: CodePredictor, options: argparse.Namespace
+) -> Iterator[Row]:
+    """Frames, greedy and sampled."""
+    native, most = native_predictor(c, predictor), max(*options.slots, 2)
+    assert native is not None, "the C was not compiled"
+    hidden, code0 = torch.randn(most, c.text.hidden_size), torch.arange(most)
+    draws = torch.rand(most, predictor.steps), torch.full((most,), 0.8)
+    for how, given in (("greedy", (hidden, code0)), ("sampled", (hidden, code0, *draws))):
+        graph = trace_graph(predictor, predictor, *(tensor[:2] for tensor in given))
+        for count in options.slots:
+            frame: list[Any] = [tensor[:count] for tensor in given]
+            calls = partial(graph, *frame), partial(native, *frame)
+            about = {"slots": count, "rows": 1}
+            yield compared(f"{how} frame", about, *calls, options.repeats)
+
+
+def code2wav_rows(code2wav: Code2Wav, options: argparse.Namespace) -> Iterator[Row]:
+    """Later chunks."""
+    c = code2wav.config
+    pairs = code2wav_graphs(code2wav, code2wav.start, code2wav.step), code2wav_calls(code2wav)
+    for streams in options.slots:
+        for frames in options.chunk_frames:
+            codes = torch.randint(0, c.codebook_size, (streams, c.code_groups, frames))
+            (graph_start, graph_step), (c_start, c_step) = pairs
+            graph = partial(graph_step, codes, graph_start(codes)[1])
+            native = partial(c_step, codes, c_start(codes)[1])
+            about = {"slots": streams, "rows": frames}
+            yield compared("code2wav chunk", about, graph, native, options.repeats)
+
+
+if __name__ == "__main__":
+    main()

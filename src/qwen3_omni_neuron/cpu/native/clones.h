@@ -1,0 +1,16 @@
+/* CLONED(feature): compile a function for any x86-64 and once more for one that has the feature;
+ * which of the two runs is found out when the library is loaded. Elsewhere the compiler's own target
+ * is all there is. */
+
+#ifndef CLONES_H
+#define CLONES_H
+
+#include <stdint.h> /* __GLIBC__ */
+
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define CLONED(feature) __attribute__((target_clones(feature, "default")))
+#else
+#define CLONED(feature)
+#endif
+
+#endif

@@ -1,0 +1,60 @@
+/* The decoder stack that thinker, talker and code predictor are made of: model.decoder.Decoder. */
+
+#ifndef DECODER_H
+#define DECODER_H
+
+#include <stdint.h>
+
+/* Null where a layer has none: router and shared_* of a dense layer, shared_* of the thinker's. */
+typedef struct {
+    const float *attention_norm;  /* [hidden] */
+    const float *qkv;             /* [(heads + 2 kv_heads) * head_dim, hidden] */
+    const float *qk_norm;         /* [heads + kv_heads, head_dim] */
+    const float *out;             /* [hidden, heads * head_dim] */
+    const float *ffn_norm;        /* [hidden] */
+    const float *gate_up;         /* [experts, 2 ffn, hidden], gate first; dense: one of it */
+    const float *down;            /* [experts, ffn, hidden]; dense: [hidden, ffn] */
+    const float *router;          /* [experts, hidden] */
+    const float *shared_gate_up;  /* [2 shared_ffn, hidden], gate first */
+    const float *shared_down;     /* [hidden, shared_ffn] */
+    const float *shared_gate;     /* [1, hidden] */
+} Layer;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
+    int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
+    int32_t normalized;                  /* the chosen experts' weights add up to 1 */
+    float norm_eps;
+    const Layer *layer; /* [layers] */
+    const float *norm;  /* [hidden] */
+} Decoder;
+
+/* Where the rows of a step keep keys and values: [layers, slots, kv_heads, positions, head_dim]. */
+typedef struct {
+    float *keys, *values;
+    int64_t slots, positions;
+} Lines;
+
+/* What a step needs for as long as it lasts; rows are one a slot. */
+typedef struct {
+    float *x, *normed, *qkv, *mixed, *gate_up, *gated;
+    float *router;   /* [rows, experts]: the chosen ones' weights, 0 for the others */
+    float *gathered; /* [rows, hidden]: those that chose one expert */
+    float *scratch;  /* [positions] */
+    float **to;      /* [rows] */
+} Rows;
+
+/* Floats and pointers of `Rows` for so many rows over lines of so many positions: how large a
+ * block they take, and cut from it. */
+int64_t rows_size(const Decoder *d, int64_t rows, int64_t positions);
+void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t positions);
+
+/* Append rows to their slots and run the layers. s->x: [rows, hidden], in and out, not normed at
+ * the end. slots, at [rows]: each row's line and its position there; a row sees those before it that
+ * have the same line. cosine, sine [rows, head_dim / 2]. accepted [rows, hidden]: what the first
+ * accept_layer layers make of the rows, or NULL. */
+void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t rows,
+                 const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
+                 int64_t accept_layer, float *accepted);
+
+#endif

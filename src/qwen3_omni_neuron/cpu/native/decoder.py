@@ -1,0 +1,110 @@
+"""model.decoder.Decoder as decoder.h has it."""
+
+import ctypes
+from typing import Any
+
+from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.cpu.native.library import Number, Pointer, UnsuitedError, Weights
+from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.feed_forward import FeedForward
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+
+WIDTHS_ARE_MULTIPLES_OF = 8
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, Pointer)
+        for name in (
+            "attention_norm", "qkv", "qk_norm", "out", "ffn_norm", "gate_up", "down", "router",
+            "shared_gate_up", "shared_down", "shared_gate",
+        )
+    ]  # fmt: skip
+
+
+class NativeDecoder(ctypes.Structure):
+    """As decoder.h has it: made by `native_decoder`."""
+
+    _fields_ = [
+        *((name, Number) for name in (
+            "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "chosen",
+            "shared_ffn",
+        )),
+        ("normalized", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("layer", ctypes.POINTER(_Layer)),
+        ("norm", Pointer),
+    ]  # fmt: skip
+
+
+def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:
+    """Over the module's own weights. Raises UnsuitedError where the C can't take them."""
+    ffn_width = c.ffn_width if c.moe is None else c.moe.expert_width
+    shared_width = 0 if c.moe is None else c.moe.shared_expert_width
+    widths = {
+        "hidden size": c.hidden_size,
+        "head size": c.head_dim,
+        "feed-forward's width": ffn_width,
+        "shared expert's width": shared_width,
+    }
+    for name, width in widths.items():
+        if width % WIDTHS_ARE_MULTIPLES_OF:
+            raise UnsuitedError(
+                f"the C takes widths that are multiples of {WIDTHS_ARE_MULTIPLES_OF}, and the "
+                f"{name} is {width}"
+            )
+    layers = [_layer(c, layer, weights) for layer in decoder.layers]
+    return NativeDecoder(
+        layers=len(layers),
+        hidden=c.hidden_size,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        ffn=ffn_width,
+        experts=c.moe.experts if c.moe else 0,
+        chosen=c.moe.experts_per_token if c.moe else 0,
+        shared_ffn=shared_width,
+        normalized=bool(c.moe and c.moe.normalize_weights),
+        norm_eps=c.norm_eps,
+        layer=(_Layer * len(layers))(*layers),
+        norm=weights(decoder.norm.weight, c.hidden_size),
+    )
+
+
+def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
+    """layer: a DecoderLayer, which an iterated ModuleList does not say."""
+    attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
+    return _Layer(
+        attention_norm=weights(layer.attention_norm.weight, hidden),
+        qkv=weights(attention.qkv.weight, (qk_heads + c.kv_heads) * c.head_dim, hidden),
+        qk_norm=weights(attention.qk_norm.weight, qk_heads, c.head_dim),
+        out=weights(attention.out.weight, hidden, c.heads * c.head_dim),
+        ffn_norm=weights(layer.ffn_norm.weight, hidden),
+        **_feed_forward(c, layer.ffn, weights),
+    )
+
+
+def _feed_forward(
+    c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
+) -> dict[str, int]:
+    hidden = c.hidden_size
+    if not isinstance(ffn, MoeFeedForward):
+        return {
+            "gate_up": weights(ffn.gate_up.weight, 2 * c.ffn_width, hidden),
+            "down": weights(ffn.down.weight, hidden, c.ffn_width),
+        }
+    assert c.moe is not None
+    experts, width, shared_width = c.moe.experts, c.moe.expert_width, c.moe.shared_expert_width
+    pointers = {
+        "gate_up": weights(ffn.gate_up, experts, 2 * width, hidden),
+        "down": weights(ffn.down, experts, width, hidden),
+        "router": weights(ffn.router.weight, experts, hidden),
+    }
+    if ffn.shared is not None:
+        shared = ffn.shared
+        pointers |= {
+            "shared_gate_up": weights(shared.ffn.gate_up.weight, 2 * shared_width, hidden),
+            "shared_down": weights(shared.ffn.down.weight, hidden, shared_width),
+            "shared_gate": weights(shared.gate.weight, 1, hidden),
+        }
+    return pointers

@@ -1,0 +1,122 @@
+/* See draw.h. */
+
+#include "draw.h"
+
+#include <math.h>
+
+#include "clones.h"
+
+enum { FEW = 256 };
+
+int64_t likeliest(const float *logits, int64_t vocab)
+{
+    int64_t best = 0;
+    for (int64_t i = 1; i < vocab; i++)
+        if (logits[i] > logits[best])
+            best = i;
+    return best;
+}
+
+/* Largest first; of equal ones the smaller id first. */
+static int before(Candidate a, Candidate b)
+{
+    return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
+}
+
+/* Let heap[at] sink until no candidate stands above one that comes before it in order: the last of
+ * all is on top. */
+static void sink(Candidate *heap, int64_t at, int64_t count)
+{
+    Candidate sinking = heap[at];
+    for (int64_t below; (below = 2 * at + 1) < count; at = below) {
+        if (below + 1 < count && before(heap[below], heap[below + 1]))
+            below++;
+        if (!before(sinking, heap[below]))
+            break;
+        heap[at] = heap[below];
+    }
+    heap[at] = sinking;
+}
+
+/* The last in order on top. */
+static void heapify(Candidate *heap, int64_t count)
+{
+    for (int64_t i = count / 2; i-- > 0;)
+        sink(heap, i, count);
+}
+
+static void sort_heap(Candidate *heap, int64_t count)
+{
+    for (int64_t i = count; i-- > 1;) {
+        Candidate last = heap[0];
+        heap[0] = heap[i];
+        heap[i] = last;
+        sink(heap, 0, i);
+    }
+}
+
+/* Few: each to its place, which is how many come before it. Nothing to predict, and several are
+ * compared at once. */
+CLONED("avx2") void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
+{
+    float logits[FEW];
+    int32_t ids[FEW];
+    for (int64_t i = 0; i < count; i++) {
+        logits[i] = kept[i].logit;
+        ids[i] = kept[i].id;
+    }
+    for (int64_t i = 0; i < k; i++)
+        ordered[i] = kept[i]; /* NaN has no place: what stays is an id of the vocabulary */
+    for (int64_t i = 0; i < count; i++) {
+        float logit = logits[i];
+        int32_t id = ids[i], place = 0;
+        for (int64_t j = 0; j < count; j++)
+            place += (logits[j] > logit) | ((logits[j] == logit) & (ids[j] < id));
+        if (place < k)
+            ordered[place] = kept[i];
+    }
+}
+
+/* The k largest logits in order. */
+static const Candidate *largest(const Drawing *d, int64_t k, const float *logits, int64_t vocab)
+{
+    Candidate *kept = d->kept;
+    int64_t held = vocab <= FEW ? vocab : k;
+    for (int64_t i = 0; i < held; i++)
+        kept[i] = (Candidate){logits[i], (int32_t)i};
+    if (held > FEW || held < vocab)
+        heapify(kept, held);
+    for (int64_t i = held; i < vocab; i++)
+        if (logits[i] > kept[0].logit) {
+            kept[0] = (Candidate){logits[i], (int32_t)i};
+            sink(kept, 0, held);
+        }
+    if (held > FEW) {
+        sort_heap(kept, held);
+        return kept;
+    }
+    sort_few(d->ordered, kept, held, k);
+    return d->ordered;
+}
+
+int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k, float uniform,
+             float top_p)
+{
+    int64_t k = top_k > 0 && top_k < vocab ? top_k : vocab, rank = 0;
+    const Candidate *kept = largest(d, k, logits, vocab);
+    float *probabilities = d->probabilities;
+    double total = 0, cumulative = 0, kept_sum = 0;
+    for (int64_t i = 0; i < k; i++)
+        total += probabilities[i] = expf(kept[i].logit - kept[0].logit);
+    for (int64_t i = 0; i < k; i++) {
+        float probability = probabilities[i] / (float)total;
+        cumulative += probability;
+        if ((float)cumulative - probability < top_p)
+            kept_sum += probability;
+        probabilities[i] = (float)kept_sum;
+    }
+    float threshold = uniform * (float)kept_sum;
+    while (rank < k - 1 && probabilities[rank] <= threshold)
+        rank++;
+    return kept[rank].id;
+}

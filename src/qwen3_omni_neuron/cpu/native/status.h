@@ -1,0 +1,8 @@
+/* What the calls from Python return: see library.py. */
+
+#ifndef STATUS_H
+#define STATUS_H
+
+enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_CODE = 2 };
+
+#endif

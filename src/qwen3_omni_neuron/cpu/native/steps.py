@@ -1,0 +1,117 @@
+"""Decode steps and short prompts of thinker and talker in C."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.config import DecoderConfig
+from qwen3_omni_neuron.cpu.native.decoder import NativeDecoder, native_decoder
+from qwen3_omni_neuron.cpu.native.library import Number, Pointer, Weights, check, pointer_to
+from qwen3_omni_neuron.model.kv_cache import KvCache
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+
+
+class _Stepper(ctypes.Structure):
+    """As steps.c has it: the decoder, its lines (see decoder.h), and what stands around them."""
+
+    _fields_ = [
+        ("decoder", NativeDecoder),
+        *((name, Pointer) for name in ("keys", "values")),
+        *((name, Number) for name in ("slots", "positions", "vocab")),
+        *((name, Pointer) for name in ("head", "frequencies", "axis")),
+    ]
+
+
+class NativeSteps:
+    """`decode` and `prefill` of a thinker or a talker over a KV cache, in float32.
+
+    The results are the module's but for the order in which float32 sums are added up. What a slot
+    gets does not depend on the slots beside it. Several threads may call it for different slots.
+    Raises UnsuitedError where the C can't take the weights or the cache.
+    """
+
+    def __init__(
+        self, c: DecoderConfig, model: Thinker | Talker, cache: KvCache, library: ctypes.CDLL
+    ):
+        self._decode, self._prefill = library.decode_step, library.prefill
+        self._weights = weights = Weights()
+        self._thinker = model if isinstance(model, Thinker) else None
+        head = model.head if isinstance(model, Thinker) else model.codec_head
+        self._vocab, self._hidden = len(head.weight), c.hidden_size
+        slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
+        lines = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
+        half = c.head_dim // 2
+        self._stepper = _Stepper(
+            decoder=native_decoder(c, model.decoder, weights),
+            keys=weights(cache.keys, *lines),
+            values=weights(cache.values, *lines),
+            slots=slots,
+            positions=self._positions,
+            vocab=self._vocab,
+            head=weights(head.weight, self._vocab, c.hidden_size),
+            frequencies=weights(model.rotary.frequencies[:half], half),
+            axis=weights(model.rotary.axis[:half], half, dtype=torch.int64),
+        )
+
+    def decode(
+        self,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        positions: Sequence[float],
+        inputs: Tensor,
+    ) -> Any:
+        """See cpu.slots.Decode."""
+        count = len(slots)
+        rows = inputs
+        if self._thinker is not None:
+            rows = self._thinker.embedding.weight.index_select(0, inputs)
+        self._check_lines(slots, max(lengths) + 1)
+        logits, hidden = torch.empty(count, self._vocab), torch.empty(count, self._hidden)
+        status = self._decode(
+            ctypes.byref(self._stepper),
+            count,
+            (Number * count)(*slots),
+            (Number * count)(*lengths),
+            (ctypes.c_float * count)(*positions),
+            pointer_to(rows, torch.float32, count, self._hidden),
+            logits.data_ptr(),
+            hidden.data_ptr(),
+        )
+        check(status)
+        return (logits, hidden) if self._thinker is None else logits
+
+    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """A prompt without padding and without pictures. rows: [S, hidden]; positions: float32
+        [3, S]. Returns what the model's `prefill` does."""
+        count = len(rows)
+        self._check_lines((slot,), count)
+        positions = positions.contiguous()  # held here until the call is over
+        logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
+        accept_layer, accepted = 0, torch.empty(0)
+        if self._thinker is not None:
+            accept_layer, accepted = self._thinker.accept_layer, torch.empty(count, self._hidden)
+        status = self._prefill(
+            ctypes.byref(self._stepper),
+            count,
+            (Number * count)(*[slot] * count),
+            (Number * count)(*range(count)),
+            pointer_to(positions, torch.float32, 3, count),
+            pointer_to(rows, torch.float32, count, self._hidden),
+            accept_layer,
+            None if self._thinker is None else accepted.data_ptr(),
+            logits.data_ptr(),
+            hidden.data_ptr(),
+        )
+        check(status)
+        return logits, hidden if self._thinker is None else accepted
+
+    def _check_lines(self, slots: Sequence[int], filled: int) -> None:
+        if filled > self._positions or max(slots) >= self._stepper.slots or min(slots) < 0:
+            raise IndexError(
+                f"{filled} positions of slots {list(slots)}, and there are {self._positions} of "
+                f"{self._stepper.slots}"
+            )

@@ -1,0 +1,201 @@
+/* The last and longest part of code2wav: its decoder blocks, last activation and last convolution,
+ * model.code2wav.Code2Wav.wave. See wave.py, which is the only caller.
+ *
+ * A stream is worked off a few inputs at a time, each with what the ones before left, so that what
+ * lies between two operations stays in the cache. In the shapes of the released checkpoint: blocks
+ * of 1536, 768, 384 and 192 channels in and half of it out, rates 8, 5, 4 and 3.
+ */
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "kernels.h"
+#include "status.h"
+
+enum { UNITS = 3, UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
+
+typedef struct {
+    const float *frequency, *inverse_magnitude; /* [width] */
+} Snake;
+
+typedef struct {
+    int64_t dilation;
+    Snake first, second;
+    const float *conv, *conv_bias;   /* [width, width, 7], [width] */
+    const float *point, *point_bias; /* [width, width], [width] */
+} Unit;
+
+typedef struct {
+    int64_t into, out, rate;
+    Snake act;
+    const float *up, *up_bias; /* [out * rate, into, 2]: of the input before, of the input; [out *
+                                  rate] */
+    Unit units[UNITS];
+} Block;
+
+typedef struct {
+    int64_t count, inputs; /* blocks; inputs that are worked off at a time */
+    const Block *block;    /* [count] */
+    Snake act;
+    const float *conv, *bias; /* [1, channels, 7], [1] */
+} Wave;
+
+/* Floats of what a stream leaves: of every block the last activated input, then of every unit the
+ * inputs that its taps reach back to, and those of the last convolution. */
+int64_t wave_state_size(const Wave *wave)
+{
+    int64_t total = 0, channels = 0;
+    for (int64_t b = 0; b < wave->count; b++) {
+        const Block *block = wave->block + b;
+        total += block->into;
+        for (int u = 0; u < UNITS; u++)
+            total += block->out * (UNIT_TAPS - 1) * block->units[u].dilation;
+        channels = block->out;
+    }
+    return total + channels * (LAST_TAPS - 1);
+}
+
+/* Samples that so many inputs become; of a stream's first ones the look-ahead of each block is
+ * missing. */
+static int64_t samples_of(const Wave *wave, int64_t inputs, int first)
+{
+    for (int64_t b = 0; b < wave->count; b++)
+        inputs = wave->block[b].rate * (inputs - (first ? 1 : 0));
+    return inputs;
+}
+
+/* Floats from a channel of so many samples to the next. */
+static int64_t stride_of(int64_t samples)
+{
+    return (samples + MORE_SAMPLES - 1) / MORE_SAMPLES * MORE_SAMPLES + MORE_SAMPLES;
+}
+
+/* What a stream's blocks work in, one after the other. */
+typedef struct {
+    float *x;     /* what a block gets and gives */
+    float *line;  /* activated, with what came before */
+    float *other; /* convolved */
+} Buffers;
+
+/* Inputs to samples: each with the one before it makes `rate` of them. b->x: [into, inputs] in,
+ * [out, samples] out. Returns where in the state the next part's begins. */
+static float *upsample(const Block *block, const Buffers *b, int64_t inputs, int64_t samples,
+                       float *state)
+{
+    int64_t pairs = samples / block->rate, stride = stride_of(inputs + 1);
+    int64_t held = pairs - inputs + 1; /* 1, but of a stream's first inputs 0 */
+    for (int64_t c = 0; c < block->into; c++) {
+        float *to = b->line + c * stride;
+        to[0] = state[c];
+        snake(to + held, b->x + c * stride_of(inputs), block->act.frequency[c],
+              block->act.inverse_magnitude[c], inputs);
+        state[c] = to[pairs];
+    }
+    convolve(b->other, stride_of(pairs), b->line, stride, block->up, block->up_bias, block->into,
+             block->out * block->rate, UP_TAPS, 1, pairs, 0);
+    for (int64_t o = 0; o < block->out; o++)
+        for (int64_t phase = 0; phase < block->rate; phase++) {
+            const float *from = b->other + (o * block->rate + phase) * stride_of(pairs);
+            float *to = b->x + o * stride_of(samples) + phase;
+            for (int64_t p = 0; p < pairs; p++)
+                to[p * block->rate] = from[p];
+        }
+    return state + block->into;
+}
+
+/* A causal convolution of activated samples. b->x [channels, samples] in, y [out, samples] out.
+ * Returns where in the state the next part's begins. */
+static float *convolve_stream(float *y, const Buffers *b, const Snake *act, const float *weight,
+                              const float *bias, int64_t channels, int64_t out, int64_t taps,
+                              int64_t dilation, int64_t samples, float *state)
+{
+    int64_t reach = (taps - 1) * dilation, stride = stride_of(reach + samples);
+    for (int64_t c = 0; c < channels; c++, state += reach) {
+        float *to = b->line + c * stride;
+        memcpy(to, state, (size_t)reach * sizeof(float));
+        snake(to + reach, b->x + c * stride_of(samples), act->frequency[c],
+              act->inverse_magnitude[c], samples);
+        memcpy(state, to + samples, (size_t)reach * sizeof(float));
+    }
+    convolve(y, stride_of(samples), b->line, stride, weight, bias, channels, out, taps, dilation,
+             samples, 0);
+    return state;
+}
+
+static float *run_unit(const Unit *unit, const Buffers *b, int64_t channels, int64_t samples,
+                       float *state)
+{
+    int64_t stride = stride_of(samples);
+    state = convolve_stream(b->other, b, &unit->first, unit->conv, unit->conv_bias, channels,
+                            channels, UNIT_TAPS, unit->dilation, samples, state);
+    for (int64_t c = 0; c < channels; c++)
+        snake(b->other + c * stride, b->other + c * stride, unit->second.frequency[c],
+              unit->second.inverse_magnitude[c], samples);
+    convolve(b->x, stride, b->other, stride, unit->point, unit->point_bias, channels, channels, 1,
+             1, samples, 1);
+    return state;
+}
+
+/* So many inputs of one stream, [channels, inputs], a channel `x_stride` from the next. */
+static void run_inputs(const Wave *wave, const Buffers *b, const float *x, int64_t x_stride,
+                       int64_t inputs, int first, float *state, float *samples)
+{
+    int64_t count = inputs, channels = wave->block[0].into;
+    for (int64_t c = 0; c < channels; c++)
+        memcpy(b->x + c * stride_of(count), x + c * x_stride, (size_t)count * sizeof(float));
+    for (int64_t n = 0; n < wave->count; n++) {
+        const Block *block = wave->block + n;
+        int64_t longer = block->rate * (count - (first ? 1 : 0));
+        state = upsample(block, b, count, longer, state);
+        count = longer, channels = block->out;
+        for (int u = 0; u < UNITS; u++)
+            state = run_unit(block->units + u, b, channels, count, state);
+    }
+    convolve_stream(b->other, b, &wave->act, wave->conv, wave->bias, channels, 1, LAST_TAPS, 1,
+                    count, state);
+    for (int64_t t = 0; t < count; t++) /* NaN stays NaN */
+        samples[t] = b->other[t] > 1 ? 1 : b->other[t] < -1 ? -1 : b->other[t];
+}
+
+/* Buffers for up to so many inputs, cut from one block, which begins at b->x. 0 without memory. */
+static int allocate(Buffers *b, const Wave *wave, int64_t inputs)
+{
+    int64_t x = 0, line = 0, other = 0, count = inputs;
+    for (int64_t n = 0; n < wave->count; n++) {
+        const Block *block = wave->block + n;
+        int64_t longer = count * block->rate, reach = 0;
+        for (int u = 0; u < UNITS; u++)
+            reach = larger(reach, (UNIT_TAPS - 1) * block->units[u].dilation);
+        x = larger(x, larger(block->into * stride_of(count), block->out * stride_of(longer)));
+        line = larger(line, larger(block->into * stride_of(count + 1),
+                                   block->out * stride_of(longer + reach)));
+        other = larger(other, larger(block->out * block->rate * stride_of(count),
+                                     block->out * stride_of(longer)));
+        count = longer;
+    }
+    b->x = calloc((size_t)(x + line + other), sizeof(float));
+    b->line = b->x + x;
+    b->other = b->line + line;
+    return b->x != NULL;
+}
+
+/* x [streams, channels, inputs]. state [streams, wave_state_size]: what the inputs before left, in
+ * place, zeros before a stream's first. samples [streams, ...]: see samples_of. Several threads may
+ * be in it. */
+int run_wave(const Wave *wave, int64_t streams, const float *x, int64_t inputs, int first,
+             float *state, float *samples)
+{
+    int64_t channels = wave->block[0].into, size = wave_state_size(wave), most = wave->inputs;
+    Buffers b;
+    if (!allocate(&b, wave, inputs < most ? inputs : most))
+        return NO_MEMORY;
+    for (int64_t s = 0; s < streams; s++, x += channels * inputs, state += size)
+        for (int64_t done = 0; done < inputs; done += most) {
+            int64_t left = inputs - done, now = left < most ? left : most;
+            int begins = first && done == 0;
+            run_inputs(wave, &b, x + done, inputs, now, begins, state, samples);
+            samples += samples_of(wave, now, begins);
+        }
+    free(b.x);
+    return DONE;
+}

@@ -1,0 +1,580 @@
+"""What runs in C against the modules that it stands for."""
+
+import dataclasses
+import logging
+import resource
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import CDLL
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.config import DecoderConfig, OmniConfig, TalkerConfig
+from qwen3_omni_neuron.cpu.decode_graphs import DecodeGraphs
+from qwen3_omni_neuron.cpu.native import choice
+from qwen3_omni_neuron.cpu.native.library import UnsuitedError, find_library
+from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.cpu.native.wave import NativeWave
+from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.model.code2wav import Code2Wav
+from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
+from qwen3_omni_neuron.model.sampler import sample_top, top_p_limits
+from qwen3_omni_neuron.model.streaming_conv import History
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+
+# Where there is a compiler there is the library.
+pytestmark = pytest.mark.skipif(
+    find_library() is None and not shutil.which("cc"), reason="no C compiler, so nothing in C"
+)
+POSITIONS = 40
+M_PERTURB = -6  # of glibc's malloc.h
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+LIMITS = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def library() -> CDLL:
+    found = find_library()
+    assert found is not None, "a compiler is there, and the library is not: pip install -e . -v"
+    return found
+
+
+@torch.no_grad()
+def randomize(module: nn.Module, seed: int = 0, embedded: float = 1.0) -> None:
+    """Weights that keep the rows' size, norms around 1; embedded: the size of the tables' rows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        weight.normal_(generator=generator)
+        if "norm" in name or "magnitude" in name or "frequency" in name:
+            weight.mul_(0.1).add_(1)
+        elif "embedding" in name:
+            weight.mul_(embedded)
+        elif name.endswith("down") and weight.ndim == 3:  # [experts, in, out]
+            weight.mul_(weight.shape[1] ** -0.5)
+        elif weight.ndim > 1:
+            weight.mul_((weight.numel() / len(weight)) ** -0.5)
+
+
+# ---- decode steps and prompts of thinker and talker
+
+
+def stack_config(c: DecoderConfig, moe: dict[str, object] | None, **sizes: int) -> DecoderConfig:
+    """Other sizes than the tiny checkpoint's; moe: None for a dense feed-forward."""
+    changed = None if moe is None else dataclasses.replace(c.moe, **moe)
+    return dataclasses.replace(c, moe=changed, **sizes)
+
+
+STACKS: dict[str, tuple[dict[str, object] | None, dict[str, int]]] = {
+    "tiny": ({}, {}),
+    "dense": (None, {"ffn_width": 96}),
+    "odd": (
+        {"experts": 5, "experts_per_token": 3, "expert_width": 24, "normalize_weights": False},
+        {"heads": 6, "kv_heads": 2, "head_dim": 24, "vocab_size": 77, "layers": 2},
+    ),
+    "one kv head": ({}, {"heads": 3, "kv_heads": 1, "head_dim": 32, "vocab_size": 6}),
+}
+Made = tuple[DecoderConfig, Thinker | Talker, KvCache]
+
+
+def made(config: OmniConfig, which: str, stack: str, slots: int = 4) -> Made:
+    moe, sizes = STACKS[stack]
+    model: Thinker | Talker
+    if which == "thinker":
+        thinker = config.thinker
+        c = stack_config(thinker.text, moe, **sizes)
+        model = Thinker(dataclasses.replace(thinker, text=c), accept_layer=1)
+    else:
+        assert config.talker is not None
+        c = stack_config(config.talker.text, moe, **sizes)
+        model = Talker(dataclasses.replace(config.talker, text=c))
+    randomize(model)
+    cache = KvCache.zeros(c, slots, POSITIONS, torch.float32)
+    cache.keys.normal_()
+    cache.values.normal_()
+    return c, model, cache
+
+
+def copied(cache: KvCache) -> KvCache:
+    return KvCache(cache.keys.clone(), cache.values.clone())
+
+
+def inputs_of(c: DecoderConfig, which: str, count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    if which == "thinker":
+        return torch.randint(0, c.vocab_size, (count,), generator=generator)
+    return torch.randn(count, c.hidden_size, generator=generator)
+
+
+def parts(outputs: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", ["thinker", "talker"])
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("slots", [[2], [3, 0, 1], [0, 1, 2, 3]], ids=str)
+def test_a_decode_step_is_the_modules(
+    config: OmniConfig, library: CDLL, which: str, stack: str, slots: list[int]
+) -> None:
+    """Outputs and what is left in the cache, with slots at places of their own."""
+    c, model, cache = made(config, which, stack)
+    expected_cache, inputs = copied(cache), inputs_of(c, which, len(slots))
+    lengths = [3 + 11 * slot for slot in slots]
+    positions = [length + 2.5 for length in lengths]
+    graphs = DecodeGraphs(model, copied(cache), inputs[:1])
+    graphs._cache = expected_cache  # tracing runs the example, which leaves rows behind
+    got = NativeSteps(c, model, cache, library).decode(slots, lengths, positions, inputs)
+    expected = graphs(slots, lengths, positions, inputs)
+    torch.testing.assert_close(parts(got), parts(expected), atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.keys, expected_cache.keys, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.values, expected_cache.values, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", ["thinker", "talker"])
+@pytest.mark.parametrize("stack", STACKS)
+@pytest.mark.parametrize("count", [1, 2, 21])
+def test_a_prompt_is_the_modules(
+    config: OmniConfig, library: CDLL, which: str, stack: str, count: int
+) -> None:
+    """Logits of its last row, the accept layer's or the last hidden state, and its line; with three
+    axes that disagree. A step goes on from it."""
+    c, model, cache = made(config, which, stack)
+    generator = torch.Generator().manual_seed(5)
+    rows = torch.randn(count, c.hidden_size, generator=generator)
+    positions = torch.randint(0, 90, (count, 3), generator=generator).float().t()  # not dense
+    line = copied(cache).lines(1, 2)
+    last = torch.tensor([count - 1])
+    expected = model.prefill(rows, positions, last, PromptCache(line))
+    steps = NativeSteps(c, model, cache, library)
+    got = steps.prefill(1, rows, positions)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.keys[:, 1], line.keys[:, 0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cache.values[:, 1], line.values[:, 0], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", ["thinker", "talker"])
+def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
+    config: OmniConfig, library: CDLL, which: str
+) -> None:
+    c, model, cache = made(config, which, "tiny")
+    alone_cache, inputs = copied(cache), inputs_of(c, which, 3)
+    together = parts(
+        NativeSteps(c, model, cache, library).decode([3, 0, 1], [5, 30, 9], [1.0, 2, 3], inputs)
+    )
+    alone = NativeSteps(c, model, alone_cache, library)
+    for row, (slot, length) in enumerate(((3, 5), (0, 30), (1, 9))):
+        own = parts(alone.decode([slot], [length], [row + 1.0], inputs[row : row + 1]))
+        assert all(torch.equal(a[0], t[row]) for a, t in zip(own, together, strict=True))
+    assert torch.equal(cache.keys, alone_cache.keys)
+
+
+def test_a_place_outside_the_lines_is_refused(config: OmniConfig, library: CDLL) -> None:
+    c, model, cache = made(config, "talker", "tiny")
+    steps, row = NativeSteps(c, model, cache, library), torch.zeros(1, c.hidden_size)
+    for slot, length in ((4, 0), (-1, 0), (0, POSITIONS)):
+        with pytest.raises(IndexError, match=f"{POSITIONS} of 4"):
+            steps.decode([slot], [length], [0.0], row)
+    with pytest.raises(IndexError, match=f"{POSITIONS + 1} positions"):
+        steps.prefill(0, torch.zeros(POSITIONS + 1, c.hidden_size), torch.zeros(3, POSITIONS + 1))
+
+
+# ---- the code predictor
+
+
+def talker_config(config: OmniConfig, **sizes: int) -> TalkerConfig:
+    """The tiny checkpoint's, with other sizes of the code predictor."""
+    c = config.talker
+    assert c is not None
+    predictor = dataclasses.replace(c.predictor, **sizes)
+    text = dataclasses.replace(c.text, hidden_size=predictor.hidden_size)
+    return dataclasses.replace(c, predictor=predictor, text=text)
+
+
+def random_predictor(c: TalkerConfig, seed: int = 0, embedded: float = 1.0) -> CodePredictor:
+    predictor = CodePredictor(c, nn.Embedding(c.text.vocab_size, c.text.hidden_size))
+    randomize(predictor, seed, embedded)
+    with torch.no_grad():
+        predictor.head.mul_(c.predictor.vocab_size**0.5)  # [steps, vocab, hidden]
+    return predictor
+
+
+def frames(c: TalkerConfig, count: int, seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """hidden, code 0 and uniforms."""
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(count, c.predictor.hidden_size, generator=generator)
+    code0 = torch.randint(0, c.text.vocab_size, (count,), generator=generator)
+    return hidden, code0, torch.rand(count, c.code_groups - 1, generator=generator)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_greedy_codes_and_feedback_are_the_modules(
+    config: OmniConfig, library: CDLL, layers: int, seed: int
+) -> None:
+    c = talker_config(config, layers=layers)
+    predictor = random_predictor(c, seed)
+    hidden, code0, _ = frames(c, 20, seed)
+    codes, feedback = NativePredictor(c, predictor, library)(hidden, code0)
+    expected_codes, expected_feedback = predictor(hidden, code0)
+    assert codes.tolist() == expected_codes.tolist()
+    torch.testing.assert_close(feedback, expected_feedback, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("embedded", [1.0, 1e-3], ids=["", "where eps counts"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {},
+        {"layers": 3},
+        {"layers": 2, "kv_heads": 1, "head_dim": 24, "ffn_width": 40, "vocab_size": 75},
+        {"layers": 2, "hidden_size": 256, "head_dim": 128, "ffn_width": 768, "vocab_size": 2048},
+    ],
+    ids=str,
+)
+def test_predicted_logits_are_the_modules(
+    config: OmniConfig, library: CDLL, sizes: dict[str, int], embedded: float
+) -> None:
+    c = talker_config(config, **sizes)
+    predictor = random_predictor(c, embedded=embedded)
+    hidden, code0, _ = frames(c, 4)
+    logits = torch.empty(15, 4, c.predictor.vocab_size)
+    codes, _ = NativePredictor(c, predictor, library)(embedded * hidden, code0, logits=logits)
+    expected = predictor.teacher_forced_logits(embedded * hidden, codes)
+    torch.testing.assert_close(logits.transpose(0, 1), expected, atol=1e-4, rtol=1e-4)
+    assert codes[:, 1:].tolist() == logits.argmax(-1).t().tolist()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("vocab_size", [64, 300])
+@pytest.mark.parametrize(
+    ("top_k", "top_p"),
+    [(50, 0.8), (50, 1.0), (0, 0.9), (0, 1.0), (5, 0.3), (1, 0.8), (270, 0.9), (999, 0.8)],
+)
+def test_draws_are_the_samplers(
+    config: OmniConfig, library: CDLL, top_k: int, top_p: float, vocab_size: int
+) -> None:
+    """3000 draws each: the same code for the same logits and uniform. The module's own logits are
+    other by a rounding, which swapped two neighbours in 1 draw of 300,000."""
+    c = talker_config(config, layers=2, vocab_size=vocab_size)
+    hidden, code0, uniforms = frames(c, 200)
+    uniforms[0], uniforms[1] = 0, 1 - 2**-24
+    limits = top_p_limits([top_p] * 200)
+    logits = torch.empty(15, 200, c.predictor.vocab_size)
+    native = NativePredictor(c, random_predictor(c), library)
+    codes, _ = native(hidden, code0, uniforms, limits, top_k=top_k, logits=logits)
+    for step in range(15):
+        expected = sample_top(logits[step], uniforms[:, step], top_k, limits)
+        assert codes[:, step + 1].tolist() == expected.tolist(), f"step {step}"
+
+
+@torch.no_grad()
+def test_sampled_frames_are_the_modules(config: OmniConfig, library: CDLL) -> None:
+    c = talker_config(config, layers=3)
+    predictor = random_predictor(c)
+    hidden, code0, uniforms = frames(c, 100)
+    limits = torch.linspace(0.5, 0.99, 100)  # each slot its own
+    native = NativePredictor(c, predictor, library)
+    codes, feedback = native(hidden, code0, uniforms, limits, top_k=20)
+    expected_codes, expected_feedback = predictor(hidden, code0, uniforms, limits, top_k=20)
+    assert codes.tolist() == expected_codes.tolist()
+    torch.testing.assert_close(feedback, expected_feedback, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library: CDLL) -> None:
+    c = talker_config(config)
+    predictor = random_predictor(c)
+    predictor.head.zero_()
+    hidden, code0, _ = frames(c, 1)
+    native = NativePredictor(c, predictor, library)
+    assert native(hidden, code0)[0][0, 1:].tolist() == [0] * 15
+    for uniform, code in ((0.0, 0), (0.49, 3), (0.5, 4), (0.51, 4), (0.99, 7)):
+        uniforms = torch.full((1, 15), uniform)
+        codes, _ = native(hidden, code0, uniforms, top_p_limits([1]), top_k=8)
+        assert codes[0, 1:].tolist() == [code] * 15
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not hasattr(CDLL(None), "mallopt"), reason="malloc is not glibc's")
+@pytest.mark.parametrize("vocab_size", [64, 300])
+@pytest.mark.parametrize("top_k", [50, 0])
+def test_nan_gives_codes_of_the_vocabulary(
+    config: OmniConfig, library: CDLL, vocab_size: int, top_k: int
+) -> None:
+    """Broken weights must not lead outside the tables."""
+    c = talker_config(config, vocab_size=vocab_size)
+    native = NativePredictor(c, random_predictor(c), library)
+    hidden, code0, uniforms = frames(c, 2)
+    hidden[0] = float("nan")
+    whole, _ = native(hidden[1:], code0[1:], uniforms[1:], top_p_limits([1]), top_k)
+    libc = CDLL(None)
+    try:
+        libc.mallopt(M_PERTURB, 0x7F)  # new memory is full of what are no ids
+        codes, _ = native(hidden, code0, uniforms, top_p_limits([1, 1]), top_k)
+    finally:
+        libc.mallopt(M_PERTURB, 0)
+    assert torch.equal(codes[1:], whole)
+    assert ((codes >= 0) & (codes < max(vocab_size, c.text.vocab_size))).all()
+
+
+@torch.no_grad()
+def test_a_batch_of_frames_is_each_alone_bit_for_bit(config: OmniConfig, library: CDLL) -> None:
+    c = talker_config(config, layers=3)
+    native = NativePredictor(c, random_predictor(c), library)
+    hidden, code0, uniforms = frames(c, 7)
+    limits = torch.linspace(0.5, 0.9, 7)
+    for sampled in (False, True):
+        codes, feedback = native(hidden, code0, *(uniforms, limits) if sampled else ())
+        for slot in range(7):
+            own = slice(slot, slot + 1)
+            how = (uniforms[own], limits[own]) if sampled else ()
+            alone_codes, alone_feedback = native(hidden[own], code0[own], *how)
+            assert torch.equal(alone_codes, codes[own])
+            assert torch.equal(alone_feedback, feedback[own])
+
+
+@torch.no_grad()
+def test_two_threads_at_once(config: OmniConfig, library: CDLL) -> None:
+    """Two predictors, and one of them from both threads."""
+    c = talker_config(config, layers=3)
+    natives = [NativePredictor(c, random_predictor(c, seed), library) for seed in (0, 1)]
+    hidden, code0, _ = frames(c, 2)
+    alone = [native(hidden, code0) for native in natives]
+
+    def run(which: int) -> bool:
+        results = [natives[(which + i) % 2](hidden, code0) for i in range(500)]
+        return all(
+            torch.equal(got, expected)
+            for i, result in enumerate(results)
+            for got, expected in zip(result, alone[(which + i) % 2], strict=True)
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(run, (0, 1)))
+
+
+@torch.no_grad()
+def test_the_weights_outlive_the_module(config: OmniConfig, library: CDLL) -> None:
+    c = talker_config(config)
+    predictor = random_predictor(c)
+    hidden, code0, _ = frames(c, 1)
+    native, (expected, _) = NativePredictor(c, predictor, library), predictor(hidden, code0)
+    del predictor
+    _ = [torch.full((15, 64, 64), 1e9) for _ in range(50)]  # over what was freed
+    assert torch.equal(native(hidden, code0)[0], expected)
+
+
+# ---- code2wav
+
+
+def code2wav_of(config: OmniConfig) -> Code2Wav:
+    assert config.code2wav is not None
+    code2wav = Code2Wav(config.code2wav)
+    randomize(code2wav)
+    with torch.no_grad():
+        for weight in code2wav.conv_out.parameters():
+            weight.mul_(0.03)  # or the samples are clipped
+    return code2wav
+
+
+def wave_inputs(code2wav: Code2Wav, streams: int, count: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(streams, code2wav.config.decoder_dim, count, generator=generator)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "split", [[73], [4] * 18 + [1], [5, 1, 40, 2, 25], [17, 16, 15, 25], [8, 65]], ids=str
+)
+def test_waves_of_every_split_are_the_modules(
+    models: Models, library: CDLL, split: list[int]
+) -> None:
+    """Within and beyond what is worked off at a time, of three streams."""
+    code2wav = models.code2wav
+    assert code2wav is not None
+    x, wave = wave_inputs(code2wav, 3, sum(split)), NativeWave(code2wav, library)
+    expected = code2wav.wave(x, History(None))
+    chunks = [part.contiguous() for part in x.split(split, 2)]
+    samples, state = wave.start(chunks[0])
+    heard = [samples]
+    for chunk in chunks[1:]:
+        before = state.clone()
+        samples, after = wave.step(chunk, state)
+        assert torch.equal(state, before), "the state is a value"
+        assert after.shape == state.shape
+        heard.append(samples)
+        state = after
+    assert 0.01 < float(expected.abs().mean()) < 0.9, "silent, or clipped throughout"
+    torch.testing.assert_close(torch.cat(heard, 1), expected, atol=1e-5, rtol=0)
+
+
+@torch.no_grad()
+def test_a_batch_of_waves_is_each_alone_bit_for_bit(config: OmniConfig, library: CDLL) -> None:
+    code2wav = code2wav_of(config)
+    wave, x, y = (
+        NativeWave(code2wav, library),
+        wave_inputs(code2wav, 3, 8),
+        wave_inputs(code2wav, 3, 20, seed=1),
+    )
+    samples, state = wave.start(x)
+    later, _ = wave.step(y, state)
+    for stream in range(3):
+        own = slice(stream, stream + 1)
+        alone, held = wave.start(x[own])
+        assert torch.equal(alone, samples[own])
+        assert torch.equal(wave.step(y[own], held)[0], later[own])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [1.0, 100.0, 3000.0])
+def test_waves_are_as_exact_as_the_modules(config: OmniConfig, library: CDLL, size: float) -> None:
+    """By float64, over weights that amplify each rounding; also where frequencies are so large that
+    the sines' angles leave the first period far behind."""
+    code2wav = code2wav_of(config)
+    for name, weight in code2wav.named_parameters():
+        if name.endswith("frequency"):
+            weight.mul_(size)
+    x = wave_inputs(code2wav, 1, 16)
+    got, _ = NativeWave(code2wav, library).start(x)
+    single = code2wav.wave(x, History(None))
+    exact = code2wav.double().wave(x.double(), History(None))
+    theirs = float((single - exact).abs().mean())
+    assert float((got - exact).abs().mean()) < 3 * theirs + 1e-6
+
+
+# ---- what it refuses, and what stands in for it
+
+
+@torch.no_grad()
+def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -> None:
+    c = talker_config(config)
+    predictor = random_predictor(c)
+    native = NativePredictor(c, predictor, library)
+    hidden, code0, uniforms = frames(c, 2)
+    limits = torch.full((2,), 0.8)
+    native(hidden, code0, uniforms, limits)
+    for wrong in (
+        (hidden[:1], code0),
+        (hidden[:, :32], code0),
+        (hidden.double(), code0),
+        (torch.stack((hidden, hidden), -1)[..., 0], code0),  # not dense
+        (hidden, code0.int()),
+        (hidden, code0, uniforms[:, :14], limits),
+        (hidden, code0, uniforms.double(), limits),
+        (hidden, code0, uniforms, limits[:1]),
+    ):
+        with pytest.raises(ValueError, match="the C takes"):
+            native(*wrong)
+    for code in (-1, c.text.vocab_size):
+        with pytest.raises(IndexError, match=str(code)):
+            native(hidden, torch.tensor([0, code]))
+    for other in (
+        talker_config(config, layers=1, head_dim=20, heads=4),
+        talker_config(config, ffn_width=132),
+        talker_config(config, hidden_size=60),
+    ):
+        with pytest.raises(UnsuitedError, match="multiples of 8"):
+            NativePredictor(other, random_predictor(other), library)
+    with pytest.raises(UnsuitedError, match="float32"):
+        NativePredictor(talker_config(config, ffn_width=136), predictor, library)
+    predictor.head.data = predictor.head.transpose(1, 2).contiguous().transpose(1, 2)
+    with pytest.raises(UnsuitedError, match="dense"):
+        NativePredictor(c, predictor, library)
+    with pytest.raises(UnsuitedError, match="float32"):
+        NativePredictor(c, random_predictor(c).bfloat16(), library)
+    with pytest.raises(UnsuitedError, match="float32"):
+        NativeWave(code2wav_of(config).double(), library)
+
+
+@torch.no_grad()
+def test_nothing_is_left_behind(config: OmniConfig, library: CDLL) -> None:
+    """5000 frames, steps and chunks, of 100 KB and more each."""
+    c = talker_config(config)
+    native = NativePredictor(c, random_predictor(c), library)
+    hidden, code0, uniforms = frames(c, 2)
+    limits = torch.full((2,), 0.8)
+    stack, model, cache = made(config, "talker", "tiny")
+    steps, rows = NativeSteps(stack, model, cache, library), inputs_of(stack, "talker", 2)
+    code2wav = code2wav_of(config)
+    wave, x = NativeWave(code2wav, library), wave_inputs(code2wav, 1, 4)
+    for count in (100, 5000):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for _ in range(count):
+            native(hidden, code0, uniforms, limits)
+            steps.decode([0, 1], [3, 4], [3.0, 4.0], rows)
+            wave.start(x)
+    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kb < 20_000
+
+
+@pytest.mark.parametrize("library", ["missing", "for others"])
+def test_replies_are_the_same_without_it(
+    checkpoint: Path,
+    omni: Qwen3Omni,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Where it was not compiled, and where it can't take the weights."""
+
+    def refuse(*_: object) -> None:
+        raise UnsuitedError("it takes others")
+
+    expected_log = "not compiled"
+    if library == "missing":
+        monkeypatch.setattr(choice, "find_library", lambda: None)
+    else:
+        for name in ("NativeSteps", "NativePredictor", "NativeWave"):
+            monkeypatch.setattr(choice, name, refuse)
+        expected_log = "it takes others"
+    messages = [{"role": "user", "content": "What is it?"}]
+    expected = omni.generate_audio(messages, **GREEDY, **LIMITS)
+    with (
+        caplog.at_level(logging.INFO),
+        Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=2) as other,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert caplog.text.count(expected_log) == 4  # thinker, talker, code predictor, code2wav
+
+        def answer(_: int) -> None:
+            got = other.generate_audio(messages, **GREEDY, **LIMITS)
+            assert got.token_ids == expected.token_ids
+            assert got.codes.tolist() == expected.codes.tolist()
+            assert abs(got.audio - expected.audio).max() < 1e-4
+
+        answer(0)
+        assert list(pool.map(answer, range(2))) == [None, None]
+
+
+def test_a_reply_in_float32_runs_in_c(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the calls is made by a reply: what is compiled is also what runs."""
+    called: set[str] = set()
+
+    def counted(owner: type, name: str) -> Callable[..., object]:
+        function = getattr(owner, name)
+
+        def call(*given: object, **named: object) -> object:
+            called.add(f"{owner.__name__}.{name}")
+            return function(*given, **named)
+
+        return call
+
+    calls = [(NativePredictor, "__call__"), (NativeWave, "_advance"), (NativeSteps, "prefill")]
+    for owner, name in calls:
+        monkeypatch.setattr(owner, name, counted(owner, name))
+    omni.generate_audio(
+        [{"role": "user", "content": "What is it?"}], **GREEDY, **LIMITS, chunk_frames=[1]
+    )
+    assert called == {"NativePredictor.__call__", "NativeWave._advance", "NativeSteps.prefill"}
