@@ -12,6 +12,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -143,8 +144,8 @@ class Conversation:
 
     def _starts(self, token_ids: Tensor, runs: Sequence[MediaRun]) -> list[int]:
         """The index of each run's first token."""
-        media = torch.isin(token_ids, torch.tensor(self._config.thinker.media_token_ids))
-        indices = media.nonzero().flatten().tolist()
+        media = np.isin(token_ids.numpy(), self._config.thinker.media_token_ids)
+        indices = media.nonzero()[0].tolist()
         ends = accumulate(len(run) for run in runs)
         return [indices[end - len(run)] for end, run in zip(ends, runs, strict=True)]
 

@@ -4,13 +4,17 @@ Text and sound count their tokens on all three alike. A picture's tokens lie whe
 columns are, a video's frames also where their times are, which need not be whole numbers. What
 follows goes on after the highest of them.
 
+In numpy, as all that is read on the way to a prompt: requests are read while stages run, and each
+operation of torch would let go of the interpreter and wait for it.
 Source: transformers get_rope_index.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -35,31 +39,29 @@ class MediaRun:
     def __len__(self) -> int:
         return self.vision_tokens + self.audio_tokens
 
-    def is_sound(self) -> Tensor:
+    def is_sound(self) -> NDArray[np.bool_]:
         """bool [len(self)]: which tokens are of its sound. A frame comes before the sound of the
         same time."""
         frames, rows, columns = self.grid
-        frame_times = torch.arange(frames, dtype=torch.float64) * self.frame_positions
-        sound_times = torch.arange(self.audio_tokens, dtype=torch.float64)
-        times = torch.cat((frame_times.repeat_interleave(rows * columns), sound_times))
-        return times.argsort(stable=True) >= self.vision_tokens
+        frame_times = np.arange(frames) * self.frame_positions
+        times = np.concatenate((frame_times.repeat(rows * columns), np.arange(self.audio_tokens)))
+        return times.argsort(kind="stable") >= self.vision_tokens
 
-    def positions(self, first: Tensor) -> tuple[Tensor, Tensor]:
+    def positions(self, first: np.float32) -> tuple[NDArray[np.float32], np.float32]:
         """float32 [3, len(self)], and the position of what follows. first: the position that it
-        begins at, float32 []."""
-        frames, rows, columns = self.grid
-        times, *places = (torch.arange(n).float() for n in (frames, rows, columns))
-        axes = torch.meshgrid(times * self.frame_positions, *places, indexing="ij")
-        vision = torch.stack([axis.flatten() for axis in axes])
+        begins at."""
+        times, *places = (np.arange(n, dtype=np.float32) for n in self.grid)
+        axes = np.meshgrid(times * np.float32(self.frame_positions), *places, indexing="ij")
+        vision = np.stack([axis.ravel() for axis in axes])
         is_sound = self.is_sound()
-        positions = torch.empty(3, len(self))
+        positions = np.empty((3, len(self)), dtype=np.float32)
         positions[:, ~is_sound] = vision + first
-        positions[:, is_sound] = torch.arange(self.audio_tokens) + first
+        positions[:, is_sound] = np.arange(self.audio_tokens, dtype=np.float32) + first
         # The reference goes on after the highest position of what is left of the one kind when the
         # other has ended: not after the highest of all.
-        other = (is_sound != is_sound[-1]).nonzero()
-        tail = int(other[-1]) + 1 if len(other) else 0
-        return positions, positions[:, tail:].max() + 1
+        (other,) = (is_sound != is_sound[-1]).nonzero()
+        tail = other[-1] + 1 if len(other) else 0
+        return positions, positions[:, tail:].max() + np.float32(1)
 
 
 Placed = tuple[int, MediaRun]
@@ -68,15 +70,15 @@ Placed = tuple[int, MediaRun]
 
 def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
     """float32 [3, length] of a prompt. runs: its media, in order."""
-    positions = torch.empty(3, length)
-    at, following = 0, torch.zeros(())
+    positions = np.empty((3, length), dtype=np.float32)
+    at, following = 0, np.float32(0)
     for start, run in runs:
-        positions[:, at:start] = following + torch.arange(start - at)
-        following = following + (start - at)
+        positions[:, at:start] = following + np.arange(start - at, dtype=np.float32)
+        following = following + np.float32(start - at)
         at = start + len(run)
         positions[:, start:at], following = run.positions(following)
-    positions[:, at:] = following + torch.arange(length - at)
-    return positions
+    positions[:, at:] = following + np.arange(length - at, dtype=np.float32)
+    return torch.from_numpy(positions)
 
 
 def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> Tensor:
@@ -91,5 +93,5 @@ def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> 
         # video still where a picture without sound is to come, and else takes it for text.
         silent_to_come = any(r.vision_tokens and not r.audio_tokens for _, r in runs[index + 1 :])
         if not run.audio_tokens or silent_to_come:
-            kept.append((int(torch.searchsorted(user_tokens, start)), run))
+            kept.append((int(np.searchsorted(user_tokens.numpy(), start)), run))
     return rope_positions(rows, kept)

@@ -16,6 +16,7 @@ So eight of the nine are known before the thinker says anything.
 Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
 """
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -42,13 +43,14 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
     token_ids: int64 [S]. A segment runs from <|im_start|> up to the next one; the token after
     <|im_start|> is its role.
     """
-    starts = (token_ids == config.im_start_id).nonzero().flatten()
+    ids = token_ids.numpy()  # see positions
+    (starts,) = (ids == config.im_start_id).nonzero()
     if not len(starts):
-        return starts
-    segment = torch.searchsorted(starts, torch.arange(len(token_ids)), right=True) - 1
-    roles = token_ids[(starts + 1).clamp(max=len(token_ids) - 1)]
-    in_user = (segment >= 0) & (roles[segment.clamp(min=0)] == config.user_id)
-    return in_user.nonzero().flatten()
+        return torch.from_numpy(starts)
+    segment = starts.searchsorted(np.arange(len(ids)), side="right") - 1
+    roles = ids[(starts + 1).clip(max=len(ids) - 1)]
+    in_user = (segment >= 0) & (roles[segment.clip(min=0)] == config.user_id)
+    return torch.from_numpy(in_user.nonzero()[0])
 
 
 def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:

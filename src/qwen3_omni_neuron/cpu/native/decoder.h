@@ -50,9 +50,9 @@ int64_t rows_size(const Decoder *d, int64_t rows, int64_t positions);
 void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t positions);
 
 /* Append rows to their slots and run the layers. s->x: [rows, hidden], in and out, not normed at
- * the end. slots, at [rows]: each row's line and its position there; a row sees those before it that
- * have the same line. cosine, sine [rows, head_dim / 2]. accepted [rows, hidden]: what the first
- * accept_layer layers make of the rows, or NULL. */
+ * the end. slots, at [rows]: each row's line and its position there; a row sees those before it
+ * that have the same line. cosine, sine [rows, head_dim / 2]. accepted [rows, hidden]: what the
+ * first accept_layer layers make of the rows, or NULL. */
 void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t rows,
                  const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
                  int64_t accept_layer, float *accepted);

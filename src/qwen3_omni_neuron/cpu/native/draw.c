@@ -57,7 +57,8 @@ static void sort_heap(Candidate *heap, int64_t count)
 
 /* Few: each to its place, which is how many come before it. Nothing to predict, and several are
  * compared at once. */
-CLONED("avx2") void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
+CLONED("avx2")
+void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
 {
     float logits[FEW];
     int32_t ids[FEW];

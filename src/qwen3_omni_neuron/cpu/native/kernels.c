@@ -79,7 +79,8 @@ INLINE Lanes exponentials(Lanes x)
     return total * (Lanes)(((Bits)shifted + 127) << 23);
 }
 
-CLONED("fma") float exponential(float x)
+CLONED("fma")
+float exponential(float x)
 {
     return exponentials((Lanes){x})[0];
 }
@@ -110,8 +111,9 @@ INLINE void tile(float *y, const float *x, const float *weight, int rows, int ou
     }
 }
 
-CLONED("fma") void product(float *y, const float *x, const float *weight, int64_t rows, int64_t into,
-                    int64_t out, int add)
+CLONED("fma")
+void product(float *y, const float *x, const float *weight, int64_t rows, int64_t into,
+             int64_t out, int add)
 {
     int64_t o = 0;
     for (; o + 8 <= out && rows == 1; o += 8)
@@ -128,8 +130,9 @@ CLONED("fma") void product(float *y, const float *x, const float *weight, int64_
             tile(y + r * out + o, x + r * into, weight + o * into, 1, 1, into, out, add);
 }
 
-CLONED("fma") void spread(float *const *to, const float *x, const float *weight, int64_t rows,
-                   int64_t into, int64_t out)
+CLONED("fma")
+void spread(float *const *to, const float *x, const float *weight, int64_t rows, int64_t into,
+            int64_t out)
 {
     for (int64_t i = 0; i < into; i += 4) {
         const float *a = weight + i * out, *b = a + out, *c = b + out, *d = c + out;
@@ -142,8 +145,8 @@ CLONED("fma") void spread(float *const *to, const float *x, const float *weight,
     }
 }
 
-CLONED("fma") void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width,
-                     float eps)
+CLONED("fma")
+void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width, float eps)
 {
     for (int64_t r = 0; r < rows; r++, x += width, y += width) {
         float scale = 1.0f / sqrtf(dot(x, x, width) / (float)width + eps);
@@ -152,7 +155,8 @@ CLONED("fma") void rms_norm(float *y, const float *x, const float *weight, int64
     }
 }
 
-CLONED("fma") void rotate(float *x, const float *cosine, const float *sine, int64_t half)
+CLONED("fma")
+void rotate(float *x, const float *cosine, const float *sine, int64_t half)
 {
     for (int64_t i = 0; i < half; i++) {
         float first = x[i], second = x[half + i];
@@ -161,7 +165,8 @@ CLONED("fma") void rotate(float *x, const float *cosine, const float *sine, int6
     }
 }
 
-CLONED("fma") void gate(float *gated, const float *gate_up, int64_t width, float scale)
+CLONED("fma")
+void gate(float *gated, const float *gate_up, int64_t width, float scale)
 {
     for (int64_t i = 0; i < width; i += WIDE) {
         Lanes x = READ(gate_up + i);
@@ -169,8 +174,9 @@ CLONED("fma") void gate(float *gated, const float *gate_up, int64_t width, float
     }
 }
 
-CLONED("fma") void attend(float *mixed, const float *q, const float *keys, const float *values,
-                   int64_t group, int64_t positions, int64_t width, float *weights)
+CLONED("fma")
+void attend(float *mixed, const float *q, const float *keys, const float *values, int64_t group,
+            int64_t positions, int64_t width, float *weights)
 {
     float scale = 1.0f / sqrtf((float)width);
     for (int64_t h = 0; h < group; h++, q += width, mixed += width) {
@@ -220,9 +226,10 @@ INLINE void convolve_tile(float *y, int64_t y_stride, const float *x, int64_t x_
         }
 }
 
-CLONED("fma") void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride,
-                     const float *weight, const float *bias, int64_t into, int64_t out,
-                     int64_t taps, int64_t dilation, int64_t samples, int add)
+CLONED("fma")
+void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
+              const float *bias, int64_t into, int64_t out, int64_t taps, int64_t dilation,
+              int64_t samples, int add)
 {
     int64_t o = 0, size = into * taps;
     for (; o + 4 <= out; o += 4) /* eight sums at a time, to have enough that do not wait */
@@ -253,8 +260,8 @@ INLINE Lanes squared_sines(Lanes x)
     return total * total;
 }
 
-CLONED("fma") void snake(float *y, const float *x, float frequency, float inverse_magnitude,
-                  int64_t samples)
+CLONED("fma")
+void snake(float *y, const float *x, float frequency, float inverse_magnitude, int64_t samples)
 {
     for (int64_t t = 0; t < samples; t += WIDE) {
         Lanes from = READ(x + t);

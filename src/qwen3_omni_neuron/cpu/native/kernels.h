@@ -42,8 +42,8 @@ void attend(float *mixed, const float *q, const float *keys, const float *values
  * MORE_SAMPLES behind the last one are read and written, too. */
 #define MORE_SAMPLES 32
 
-/* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y += where
- * add. x [into channels, samples + (taps - 1) * dilation], y [out channels, samples]. */
+/* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y +=
+ * where add. x [into channels, samples + (taps - 1) * dilation], y [out channels, samples]. */
 void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
               const float *bias, int64_t into, int64_t out, int64_t taps, int64_t dilation,
               int64_t samples, int add);

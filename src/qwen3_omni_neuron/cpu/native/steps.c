@@ -1,5 +1,5 @@
-/* Steps of the thinker or the talker: of one row in several slots, or of a prompt. See steps.py, which is the
- * only caller. */
+/* Steps of the thinker or the talker: of one row in several slots, or of a prompt. See steps.py,
+ * which is the only caller. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ typedef struct {
     int64_t vocab;
     const float *head;        /* [vocab, hidden] */
     const float *frequencies; /* [head_dim / 2] */
-    const int64_t *axis;      /* [head_dim / 2]: time, height or width, which each frequency follows */
+    const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width, which it follows */
 } Stepper;
 
 /* What the rows of a call work in. */
