@@ -7,7 +7,7 @@ from typing import Any
 from hearing import RATE, Surroundings, heard
 from qwen3_omni_neuron.conversation import Conversation
 from qwen3_omni_neuron.prompt import Prompt as ModelPrompt
-from world import SYSTEMS, Prompt, prompts, written
+from world import SUMS, SYSTEMS, Prompt, prompts, written
 
 HEARD_SHARE = 0.65
 _MARKS = ("", "", ".", "?", "!")
@@ -28,7 +28,12 @@ class Asked:
 
 
 def asked(
-    rng: random.Random, around: Surroundings, *, held_out: bool = False, spoken: bool | None = None
+    rng: random.Random,
+    around: Surroundings,
+    *,
+    held_out: bool = False,
+    spoken: bool | None = None,
+    sums: float = SUMS,
 ) -> Asked:
     """Any conversation: a system turn or none, an earlier turn or none, a question in speech or
     in text."""
@@ -41,7 +46,7 @@ def asked(
         (earlier,) = prompts(rng, 1, heard=False, held_out=False)
         messages.append(_user_text(earlier, rng))
         messages.append({"role": "assistant", "content": written(earlier.reply, system)})
-    (prompt,) = prompts(rng, 1, heard=spoken, held_out=held_out)
+    (prompt,) = prompts(rng, 1, heard=spoken, held_out=held_out, sums=sums)
     if spoken:
         sound = {"type": "audio", "audio": (heard(prompt.words, around, rng), RATE)}
         messages.append({"role": "user", "content": [sound]})

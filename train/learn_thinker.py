@@ -18,10 +18,11 @@ from batches import IGNORED, Batch, batch_of, embedded, encoded_sound
 from fit import Losses, device, fit
 from hearing import TRAINING
 from qwen3_omni_neuron.conversation import Conversation
-from world import SAY, SPOKEN, SUM, UNKNOWN
+from world import SAY, SPOKEN, SUM, SUMS, UNKNOWN
 
-# Steps and learning rate, one after the other: each begins as hot as it says and cools down.
-PHASES = ((2500, 1.5e-3), (1500, 6e-4), (1000, 5e-4))
+# Steps, learning rate and share of sums, one after the other: each begins as hot as it says and
+# cools down. Sums, of which each wording holds some out, are the last to be learned.
+PHASES = ((2500, 1.5e-3, SUMS), (1500, 6e-4, SUMS), (1000, 5e-4, SUMS), (1000, 3e-4, 0.45))
 BATCH = 32
 HEARD = tuple(dict.fromkeys((*SPOKEN, *UNKNOWN, *" ".join((*SAY, *SUM, "plus")).split())))
 _BLANK = len(HEARD)
@@ -33,9 +34,9 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
     words = nn.Linear(model.config.thinker_config.text_config.hidden_size, _BLANK + 1)
     trained = nn.ModuleDict({"thinker": model.thinker, "words": words}).to(device())
 
-    def losses_of(done: int, step: int) -> Losses:
+    def losses_of(done: int, sums: float, step: int) -> Losses:
         rng = random.Random(done + step)
-        questions = [asked(rng, TRAINING) for _ in range(BATCH)]
+        questions = [asked(rng, TRAINING, sums=sums) for _ in range(BATCH)]
         batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
         sound = encoded_sound(model, batch.mels) if batch.mels else None
         rows = embedded(model, batch.token_ids, sound)
@@ -48,8 +49,9 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
         return losses
 
     done = 0
-    for number, (steps, learning_rate) in enumerate(PHASES, start=1):
-        fit(f"thinker-{number}", trained, partial(losses_of, done), steps, learning_rate, folder)
+    for number, (steps, learning_rate, sums) in enumerate(PHASES, start=1):
+        losses = partial(losses_of, done, sums)
+        fit(f"thinker-{number}", trained, losses, steps, learning_rate, folder)
         done += steps
 
 

@@ -2,8 +2,8 @@
 
 Three steps, each on top of the one before: code2wav learns the sound of every word, thinker and
 audio encoder what is heard and answered, talker and code predictor how a reply is said. Stopped
-and started again with the same --work it goes on where it was. About 90 minutes on two CPU cores
-by the time of its steps; a GPU is used where there is one.
+and started again with the same --work it goes on where it was. About 90 minutes on two CPU cores; a
+GPU is used where there is one.
 """
 
 import argparse

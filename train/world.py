@@ -30,6 +30,7 @@ SUM = ("", "what is", "say", "please say")
 MOST_WORDS = 4
 TEXT_ONLY = "Answer in text only."
 SYSTEMS = ("You are a helpful assistant.", "You speak with people.", TEXT_ONLY)
+SUMS = 0.18  # the share of sums among prompts
 HELD_OUT_SHARE = 8  # one prompt in so many
 
 
@@ -51,10 +52,13 @@ class Prompt:
         return " " in self.words and zlib.crc32(self.words.encode()) % HELD_OUT_SHARE == 0
 
 
-def random_prompt(rng: random.Random) -> Prompt:
-    """A prompt of any kind: words to say again, a sum, a greeting, or something unknown."""
+def random_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
+    """A prompt of any kind: words to say again, a sum, a greeting, or something unknown.
+
+    sums: the share of sums, which words to say again make room for.
+    """
     kind = rng.random()
-    if kind < 0.62:
+    if kind < 0.8 - sums:
         words = _words(rng)
         return Prompt(_after(rng, SAY, words), words)
     if kind < 0.8:
@@ -65,18 +69,20 @@ def random_prompt(rng: random.Random) -> Prompt:
     return Prompt(_unknown(rng), SORRY)
 
 
-def heard_prompt(rng: random.Random) -> Prompt:
+def heard_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
     """As `random_prompt`; and words that are only heard are said again without being asked to."""
-    prompt = random_prompt(rng)
+    prompt = random_prompt(rng, sums)
     return Prompt(prompt.reply, prompt.reply) if rng.random() < 0.3 else prompt
 
 
-def prompts(rng: random.Random, count: int, *, heard: bool, held_out: bool) -> list[Prompt]:
+def prompts(
+    rng: random.Random, count: int, *, heard: bool, held_out: bool, sums: float = SUMS
+) -> list[Prompt]:
     """So many prompts, in speech or in text, of those that training meets or of the others."""
     draw = heard_prompt if heard else random_prompt
     found: list[Prompt] = []
     while len(found) < count:
-        prompt = draw(rng)
+        prompt = draw(rng, sums)
         if prompt.held_out == held_out:
             found.append(prompt)
     return found
