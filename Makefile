@@ -57,6 +57,8 @@ bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
 	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
 	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
+	$(VENV)/bin/python bench/graph_or_c.py --size tiny --json $(BENCH_RESULTS)/graph_or_c-tiny.json
+	$(VENV)/bin/python bench/graph_or_c.py --size small --json $(BENCH_RESULTS)/graph_or_c-small.json
 	$(VENV)/bin/python bench/concurrency.py --json $(BENCH_RESULTS)/concurrency.json
 	$(VENV)/bin/python bench/long_audio.py --json $(BENCH_RESULTS)/long_audio.json
 	$(VENV)/bin/python bench/ttfb_rtf.py --requests 16 --talker-max-new-tokens 101 \

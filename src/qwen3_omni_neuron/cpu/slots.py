@@ -18,8 +18,8 @@ from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
-SHORT_PROMPT = 64
-"""Rows up to which C is the faster; torch's matrix products are for more."""
+SHORT_PROMPT = 48
+"""Rows up to which C is the faster; torch's matrix products are for more. See BENCHMARK.md."""
 
 
 class Decode(Protocol):

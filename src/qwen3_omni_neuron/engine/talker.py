@@ -114,7 +114,8 @@ class TalkerEngine:
             token = token_ids[0]
             return self._advance(slots, self._feedback[slots[0]] + self._text_rows[token])
         feedback = torch.cat([self._feedback[slot] for slot in slots])
-        return self._advance(slots, feedback + self._text_rows[list(token_ids)])
+        text = self._text_rows.index_select(0, torch.tensor(token_ids))
+        return self._advance(slots, feedback + text)
 
     def close(self) -> None:
         self._release()

@@ -32,6 +32,7 @@ class VocoderStage(Stage[VocoderTask]):
         """on_room: wakes the talker, whose frames were taken; called with the lock held."""
         super().__init__("vocoder", shared)
         self._engine, self._on_room = engine, on_room
+        self._working = False  # guarded by the lock
         self._call_s = 0.0  # what the last call took
         self._own_s: dict[int, float] = {}  # the least that a call took, by its chunk size
         self._wait_s = 0.0  # by how much the last one was above that
@@ -41,7 +42,10 @@ class VocoderStage(Stage[VocoderTask]):
 
     def on_frame(self, live: LiveRequest) -> None:
         """A request has a frame more, or none will come: go to work if that makes a chunk due.
-        The lock is held. Asked here, since waking a thread costs more than asking."""
+        The lock is held. Asked here, since waking a thread costs more than asking; and not at all
+        while it works, since it looks for itself when it is done."""
+        if self._working:
+            return
         task = next((task for task in self._tasks if task.live is live), None)
         if task is not None and (live.speech_ended or self._due_frames(task)):
             self.changed.notify_all()
@@ -56,6 +60,7 @@ class VocoderStage(Stage[VocoderTask]):
             if task.chunk:
                 bucket = next(b for b in self._engine.chunk_frames if b >= task.chunk)
                 groups.setdefault((task.samples == 0, bucket), []).append(task)
+        self._working = bool(groups)
         return partial(self._work, groups) if groups else None
 
     def _due_frames(self, task: VocoderTask) -> int:
