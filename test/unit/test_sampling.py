@@ -138,6 +138,23 @@ def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
     assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
 
 
+@pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
+def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
+    uniform: float, rank: int
+) -> None:
+    """Beside the models, too; what top-p drops is never drawn."""
+
+    class Ends(np.random.Generator):
+        def random(self, *_: object, **__: object) -> np.ndarray:
+            return np.array([uniform], dtype=np.float32)
+
+    logits = random_logits(3)
+    sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Ends(np.random.PCG64(0)))
+    likeliest_first = logits[0].argsort(descending=True)
+    held = int((ours(logits, 20, 0.9)[0] > 0).sum())
+    assert draw_ids([sampler], logits) == [int(likeliest_first[:held][rank])]
+
+
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression() -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)

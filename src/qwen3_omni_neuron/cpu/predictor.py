@@ -20,8 +20,8 @@ Predict = Callable[..., tuple[Tensor, Tensor]]
 
 
 class CpuPredictor:
-    """Serves engine.predictor.Predictor: in C where that is the faster; else a traced graph for
-    each top_k, which is a shape in it, and one for greedy."""
+    """Serves engine.predictor.Predictor: in C where that can be had; else a traced graph for each
+    top_k, which is a shape in it, and one for greedy."""
 
     def __init__(self, c: TalkerConfig, predictor: CodePredictor):
         self._predictor = predictor
