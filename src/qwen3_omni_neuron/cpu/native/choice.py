@@ -21,7 +21,7 @@ Native = TypeVar("Native")
 
 
 def native_steps(c: DecoderConfig, model: Thinker | Talker, cache: KvCache) -> NativeSteps | None:
-    """Its steps in C, or None where torch's operations are all that can be had."""
+    """A model's steps in C, or None where torch's operations are all that can be had."""
     return _native(type(model).__name__, lambda library: NativeSteps(c, model, cache, library))
 
 

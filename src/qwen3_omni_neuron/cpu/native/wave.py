@@ -93,6 +93,7 @@ class NativeWave:
 
     def _advance(self, x: Tensor, state: Tensor, first: bool) -> tuple[Tensor, Tensor]:
         streams, _, inputs = x.shape
+        x = x.contiguous()  # a convolution of torch's may choose another layout
         samples = torch.empty(streams, self._samples(inputs, first))
         status = self._run(
             ctypes.byref(self._wave),
