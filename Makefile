@@ -55,25 +55,25 @@ test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 
 bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
-	$(VENV)/bin/python bench/vs_transformers.py --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
-	$(VENV)/bin/python bench/vs_transformers.py --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
-	$(VENV)/bin/python bench/graph_or_c.py --size tiny --json $(BENCH_RESULTS)/graph_or_c-tiny.json
-	$(VENV)/bin/python bench/graph_or_c.py --size small --json $(BENCH_RESULTS)/graph_or_c-small.json
-	$(VENV)/bin/python bench/concurrency.py --json $(BENCH_RESULTS)/concurrency.json
-	$(VENV)/bin/python bench/long_audio.py --json $(BENCH_RESULTS)/long_audio.json
-	$(VENV)/bin/python bench/ttfb_rtf.py --requests 16 --talker-max-new-tokens 101 \
+	$(VENV)/bin/python -m bench.vs_transformers --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
+	$(VENV)/bin/python -m bench.vs_transformers --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
+	$(VENV)/bin/python -m bench.graph_or_c --size tiny --json $(BENCH_RESULTS)/graph_or_c-tiny.json
+	$(VENV)/bin/python -m bench.graph_or_c --size small --json $(BENCH_RESULTS)/graph_or_c-small.json
+	$(VENV)/bin/python -m bench.concurrency --json $(BENCH_RESULTS)/concurrency.json
+	$(VENV)/bin/python -m bench.long_audio --json $(BENCH_RESULTS)/long_audio.json
+	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \
 	    --thinker-max-new-tokens 48 --timeline 1 --save-audio $(BENCH_RESULTS)/ttfb_rtf \
 	    --json $(BENCH_RESULTS)/ttfb_rtf.json
-	$(VENV)/bin/python bench/ttfb_rtf.py --requests 16 --talker-max-new-tokens 101 \
+	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \
 	    --thinker-max-new-tokens 48 --concurrency 4 --json $(BENCH_RESULTS)/ttfb_rtf-4-at-once.json
-	$(VENV)/bin/python bench/thinker_ttft.py --json $(BENCH_RESULTS)/thinker_ttft.json
-	$(VENV)/bin/python bench/stages.py --json $(BENCH_RESULTS)/stages.json
-	$(VENV)/bin/python bench/long_speech.py --json $(BENCH_RESULTS)/long_speech.json
-	$(VENV)/bin/python bench/report.py $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
+	$(VENV)/bin/python -m bench.thinker_ttft --json $(BENCH_RESULTS)/thinker_ttft.json
+	$(VENV)/bin/python -m bench.stages --json $(BENCH_RESULTS)/stages.json
+	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
+	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 
 speaking: $(VENV)/installed
-	$(VENV)/bin/python train/train.py --work $(VENV)/train --out $(VENV)/speaking_checkpoint
-	$(VENV)/bin/python train/assess.py $(VENV)/speaking_checkpoint
+	$(VENV)/bin/python -m train.train --work $(VENV)/train --out $(VENV)/speaking_checkpoint
+	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) build demo.wav $(NATIVE)/*.so
@@ -84,7 +84,7 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	touch $@
 
 nxdi-sources:
-	@test -n "$(NXDI_SOURCES)" || { echo "Set NXDI_SOURCES: see test/neuron/nxdi_sources.py"; exit 1; }
+	@test -n "$(NXDI_SOURCES)" || { echo "Set NXDI_SOURCES: see testing/neuron/nxdi_sources.py"; exit 1; }
 
 # What NxDI's sources import beside the Neuron SDK.
 $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed

@@ -1,7 +1,7 @@
 """Word and character error rates of `transcribe` over clips whose words are known, and its speed.
 
-    python bench/asr.py LibriSpeech/test-clean --model CHECKPOINT --concurrency 8 --json result.json
-    python bench/asr.py manifest.jsonl --model CHECKPOINT --normalizer basic
+    python -m bench.asr LibriSpeech/test-clean --model CHECKPOINT --concurrency 8 --json result.json
+    python -m bench.asr manifest.jsonl --model CHECKPOINT --normalizer basic
 
 Both texts are normalised by transformers' copy of Whisper's normalisers, since published figures
 are made with them: `english` (case, punctuation, contractions, numbers, fillers; spelling too where
@@ -25,13 +25,13 @@ from transformers.models.whisper.english_normalizer import (
     EnglishTextNormalizer,
 )
 
-from arguments import positive
-from asr_manifest import Clip, read_clips
-from json_lines import ManifestError
-from metrics import percentiles
+from bench.common.arguments import positive
+from bench.common.asr_manifest import Clip, read_clips
+from bench.common.json_lines import ManifestError
+from bench.common.metrics import percentiles
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
-from results import publish, results_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """Requests at once against the same requests one after the other, in one run.
 
-    python bench/concurrency.py --size tiny --requests 8 --json result.json
+    python -m bench.concurrency --size tiny --requests 8 --json result.json
 
 Checks that each says at once what it says alone before it times anything, and that also warms up;
 greedily, since a draw in float32 may lie so near the boundary of two codes that the rounding of
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from measure import timed
+from bench.common.measure import timed
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from results import publish, results_of
 
 TEXT_TOKENS, FRAMES = 24, 48
 QUESTIONS = (

@@ -1,6 +1,6 @@
 """What runs in C on the CPU, beside the traced graphs of torch that it stands for.
 
-    python bench/graph_or_c.py --size tiny --json graph_or_c.json
+    python -m bench.graph_or_c --size tiny --json graph_or_c.json
 
 Turn by turn in one process on one thread, as a stage of two cores has it; outputs are compared
 before anything is timed. Rows: part, slots (or streams), rows (of a prompt, of a line that a step
@@ -18,23 +18,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from arguments import positive, sizes
-from measure import timed
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig, TalkerConfig
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.code2wav import code2wav_calls, code2wav_graphs
-from qwen3_omni_neuron.cpu.decode_graphs import DecodeGraphs
-from qwen3_omni_neuron.cpu.graph import trace_graph
+from bench.common.arguments import positive, sizes
+from bench.common.measure import timed
+from bench.common.results import publish, results_of
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
 from qwen3_omni_neuron.cpu.native.choice import native_predictor, native_steps
-from qwen3_omni_neuron.loading import STAGES, Models, load_models
+from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
+from qwen3_omni_neuron.cpu.vocoder import code2wav_calls, code2wav_graphs
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from results import publish, results_of
 
 Row = dict[str, Any]
 Call = Callable[[], Any]

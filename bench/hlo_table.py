@@ -1,7 +1,7 @@
 """A table of the operations of every graph, lowered to HLO on a CPU, and of what is flagged.
 
     pip install torch==2.9.* torch_xla==2.9.*     # in an environment of its own
-    PYTHONPATH=src:bench python bench/hlo_table.py
+    python -m bench.hlo_table
 
 Nothing is executed: a graph's size does not change its operations, so the tiny one's are listed.
 """
@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_models
+from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.graphs.hlo import Findings, lint_hlo
-from qwen3_omni_neuron.loading import load_models
-from qwen3_omni_neuron.planning import make_plan
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.hlo import Findings, lint_hlo
 
 # Prompts of few rows and of many take experts differently, and so do one slot and several.
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from memory import peak_mb
-from results import publish, results_of
+from bench.common.memory import peak_mb
+from bench.common.results import publish, results_of
 
 FILE_RATE = 48000
 
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def in_a_process(step: str, folder: str, seconds: int) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--step", step, "--folder", folder]
+    command = [sys.executable, "-m", "bench.long_audio", "--step", step, "--folder", folder]
     done = subprocess.run(
         [*command, "--seconds", str(seconds)], check=True, stdout=subprocess.PIPE, text=True
     )
@@ -66,13 +66,13 @@ def measured(work: Callable[[], Any]) -> dict[str, float]:
 
 
 def read_file(folder: Path, seconds: int) -> dict[str, float]:
-    from qwen3_omni_neuron.media.audio import load_waveform
+    from qwen3_omni_neuron.conversation.media.audio import load_waveform
 
     return measured(lambda: load_waveform({"audio": folder / "sound.wav"}, 16000, "sound"))
 
 
 def features(folder: Path, seconds: int) -> dict[str, float]:
-    from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
+    from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 
     settings = MelSettings.of(extractor(folder))
     waveform = noise(seconds)
@@ -88,10 +88,10 @@ def features_of_transformers(folder: Path, seconds: int) -> dict[str, float]:
 def encode(folder: Path, seconds: int) -> dict[str, float]:
     import torch
 
-    from qwen3_omni_neuron.checkpoint import Checkpoint
-    from qwen3_omni_neuron.config_json import read_config
-    from qwen3_omni_neuron.cpu.audio import CpuAudio
-    from qwen3_omni_neuron.loading import load_models
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
+    from qwen3_omni_neuron.checkpoint.files import Checkpoint
+    from qwen3_omni_neuron.checkpoint.modules import load_models
+    from qwen3_omni_neuron.cpu.encoders import CpuAudio
 
     checkpoint = tiny_checkpoint(folder)
     models = load_models(

@@ -1,6 +1,6 @@
 """Long speech: what a frame takes by its place in the stream, and what memory it leaves behind.
 
-    python bench/long_speech.py --model CHECKPOINT --frames 4096 --json long_speech.json
+    python -m bench.long_speech --model CHECKPOINT --frames 4096 --json long_speech.json
 
 Drives code2wav's step, then the talker with its code predictor, through that many frames of codes
 made by a seed, so that nothing ends early; each by itself, nothing beside. A row is a window of 100
@@ -28,17 +28,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from arguments import natural, positive
-from memory import live_tensor_bytes, peak_mb, resident_mb
-from model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.arguments import natural, positive
+from bench.common.memory import live_tensor_bytes, peak_mb, resident_mb
+from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3OmniError
-from qwen3_omni_neuron.checkpoint import resolve_checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Talker, Vocoder
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.prompt import Prompt
-from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling, Talker, Vocoder
-from results import publish, results_of
 
 Row = dict[str, Any]
 Frame = Callable[[], object]

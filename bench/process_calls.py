@@ -1,6 +1,6 @@
 """What a call of an engine in a process of its own costs, beside torch.multiprocessing's way.
 
-    python bench/process_calls.py
+    python -m bench.process_calls
 
 The engine does nothing, so what is timed is the way there and back: of a talker's step (one token
 id in, float32 logits [1, 3072] out), of 600 KB out and of 8 MB in. torch.multiprocessing's pipe
@@ -69,7 +69,7 @@ def main() -> None:
     piped.start()
     echo.start()
     # Under the module's name: the engine's process doesn't know this script as its __main__.
-    from process_calls import IdleEngine as Factory
+    from bench.process_calls import IdleEngine as Factory
 
     process = EngineProcess("idle", Factory)  # type: ignore[arg-type]
     process.wait_ready(60)

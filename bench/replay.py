@@ -1,11 +1,11 @@
 """The real runtime over engines that only take time: a replay of stage latencies, no measurement.
 
-    python bench/replay.py                                   # all of it, at the port's latencies
-    python bench/replay.py --profile roofline --placement split --first-chunk adaptive
-    python bench/replay.py --profile my-trn2.json --concurrency 1,8 --json replay.json
+    python -m bench.replay                                   # all of it, at the port's latencies
+    python -m bench.replay --profile roofline --placement split --first-chunk adaptive
+    python -m bench.replay --profile my-trn2.json --concurrency 1,8 --json replay.json
 
---profile: a name in bench/profiles, or a file (see bench/stage_profile.py). Each engine call holds
-its cores for as long as the profile says, on a virtual clock; calls that share cores take turns.
+--profile: a name in bench/profiles, or a file (see bench.replaying.stage_profile). Each engine call
+holds its cores for as long as the profile says, on a virtual clock; calls that share cores take turns.
 The schedule, the queues, the batches and the threads are the ones of the package. The first row is
 port #167's way of driving the stages, which published what came of it: 1759 ms.
 
@@ -25,23 +25,23 @@ from pathlib import Path
 
 import torch
 
-from core_groups import PLACEMENTS, CoreGroups, Span
-from player import Heard, listen
-from qwen3_omni_neuron.config import ASSISTANT_ROWS
-from qwen3_omni_neuron.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.prompt import Prompt, TalkerPrompt
+from bench.common.results import results_of, save
+from bench.replaying.core_groups import PLACEMENTS, CoreGroups, Span
+from bench.replaying.device import Behaviour, Device
+from bench.replaying.load import Conversation, conversations
+from bench.replaying.player import Heard, listen
+from bench.replaying.stage_profile import ProfileError, StageProfile
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.protocols import Engines
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.sampling import SamplingParams
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.sampling import SamplingParams
-from released import RELEASED, TALKER
-from replay_device import Behaviour, Device
-from replay_load import Conversation, conversations
-from results import results_of, save
-from stage_profile import ProfileError, StageProfile
-from timed_engines import Script, Sizes, TimedTalker, TimedThinker, TimedVocoder, Times
-from virtual_clock import VirtualClock
+from testing.released import RELEASED, TALKER
+from testing.timed_engines import Script, Sizes, TimedTalker, TimedThinker, TimedVocoder, Times
+from testing.virtual_clock import VirtualClock
 
 PROFILES = Path(__file__).parent / "profiles"
 PUBLISHED_TTFB_S = 1.759  # what port #167 measured, driven as PORT

@@ -1,8 +1,8 @@
 """A report of result files: one HTML page that needs nothing else, and its plots as PNG files.
 
-    python bench/ttfb_rtf.py --timeline 20 --save-audio wavs/ --json result.json
-    python bench/report.py result.json --out report/
-    python bench/report.py before.json after.json --out report/    # side by side, with ratios
+    python -m bench.ttfb_rtf --timeline 20 --save-audio wavs/ --json result.json
+    python -m bench.report result.json --out report/
+    python -m bench.report before.json after.json --out report/    # side by side, with ratios
 
 What is shown follows from what the files hold: the timeline of one request by stage (rows with a
 timeline), TTFB by configuration, distributions of TTFT, ITL and TTFB, RTF by concurrency, a
@@ -16,14 +16,14 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from report_compare import comparisons
-from report_page import page_of
-from report_plots import latency_distributions, rtf_by_concurrency, ttfb_by_configuration
-from report_sound import NoSoundError, spectrogram
-from report_sources import Source, load_sources, median_request
-from report_style import Picture
-from report_timeline import timeline
-from results import ResultsError
+from bench.common.results import ResultsError
+from bench.reporting.compare import comparisons
+from bench.reporting.page import page_of
+from bench.reporting.plots import latency_distributions, rtf_by_concurrency, ttfb_by_configuration
+from bench.reporting.sound import NoSoundError, spectrogram
+from bench.reporting.sources import Source, load_sources, median_request
+from bench.reporting.style import Picture
+from bench.reporting.timeline import timeline
 
 Plot = Callable[[Sequence[Source]], Picture | None]
 OVER_FILES: tuple[Plot, ...] = (ttfb_by_configuration, latency_distributions, rtf_by_concurrency)

@@ -1,6 +1,6 @@
 """Writes profiles/roofline.json: the floor of every stage at the released sizes.
 
-    python bench/roofline_profile.py
+    python -m bench.roofline_profile
 
 The floors are those of `compile --dry-run`: what a call reads over the published bandwidth of a
 core, or computes over its published peak, whichever is longer, TP=8. Nothing was measured, sums
@@ -9,10 +9,10 @@ over the cores and the host are left out; no machine is that fast.
 
 from pathlib import Path
 
+from bench.replaying.stage_profile import StageLatency, StageProfile
+from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.dry_run import DryRun, dry_run
-from qwen3_omni_neuron.planning import make_plan
-from released import RELEASED
-from stage_profile import StageLatency, StageProfile
+from testing.released import RELEASED
 
 OUT = Path(__file__).parent / "profiles" / "roofline.json"
 TP = 8

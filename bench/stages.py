@@ -1,7 +1,7 @@
 """Each stage by itself, in every size that it is called in: what one call takes.
 
-    python bench/stages.py --model CHECKPOINT --prompts 128,512,2048 --json stages.json
-    python bench/stages.py --model CHECKPOINT --profile mine.json    # for replay.py --profile
+    python -m bench.stages --model CHECKPOINT --prompts 128,512,2048 --json stages.json
+    python -m bench.stages --model CHECKPOINT --profile mine.json    # for replay.py --profile
 
 The engines are called as the runtime calls them, with nothing beside: what a call costs its caller,
 in another process or on a device as well. Rows, with what does not apply left null:
@@ -27,29 +27,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from arguments import natural, positive, sizes
-from long_prompts import written_messages
-from measure import median_row, repeated, timed
-from measured_profile import measured_profile
-from model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.arguments import natural, positive, sizes
+from bench.common.long_prompts import written_messages
+from bench.common.measure import median_row, repeated, timed
+from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.results import machine, publish, results_of
+from bench.replaying.measured_profile import measured_profile
 from qwen3_omni_neuron import Qwen3OmniError
-from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.audio import CpuAudio
-from qwen3_omni_neuron.cpu.vision import CpuVision
-from qwen3_omni_neuron.loading import load_host_models
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_host_models
+from qwen3_omni_neuron.compilation.plan import make_plan
+from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Talker, Thinker, Vocoder
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.planning import make_plan
-from qwen3_omni_neuron.prompt import Patches, Prompt
-from qwen3_omni_neuron.runtime.protocols import (
-    Engines,
-    PredictorSampling,
-    Talker,
-    Thinker,
-    Vocoder,
-)
-from results import machine, publish, results_of
 
 Row = dict[str, Any]
 TOKEN = 1  # any; what a token is costs nothing

@@ -1,6 +1,6 @@
 """Time to first token and the pace of the text, without speech, by prompt length.
 
-    python bench/thinker_ttft.py --model CHECKPOINT --lengths 128,512,2048 --json result.json
+    python -m bench.thinker_ttft --model CHECKPOINT --lengths 128,512,2048 --json result.json
 
 Written prompts of about each length (a row has the true one), replies of --text-tokens tokens
 whatever the model would say, one request at a time, seeds counted up. TTFT: arrival of the request,
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from arguments import natural, positive, sizes
-from long_prompts import written_messages
-from metrics import distribution
-from model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.arguments import natural, positive, sizes
+from bench.common.long_prompts import written_messages
+from bench.common.metrics import distribution
+from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
-from results import publish, results_of
 
 NO_EOS = 2**31 - 1  # an id that is never written
 FIGURES = ("ttft_s", "itl_s", "total_s", "tokens_per_s", "prompt_tokens_per_s")

@@ -1,7 +1,7 @@
 """Time to first sample, and real-time factor, of conversations with so many at a time.
 
-    python bench/ttfb_rtf.py --model CHECKPOINT --requests 100 --concurrency 4 --json result.json
-    python bench/ttfb_rtf.py conversations.jsonl --chunk-frames 1,2,4 --save-audio wavs/
+    python -m bench.ttfb_rtf --model CHECKPOINT --requests 100 --concurrency 4 --json result.json
+    python -m bench.ttfb_rtf conversations.jsonl --chunk-frames 1,2,4 --save-audio wavs/
 
 Asks the conversations of a manifest (see conversations.py), from the first again after the last,
 each with a seed of its own; --concurrency callers ask one after the other each. Definitions are in
@@ -23,17 +23,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from arguments import natural, positive, sizes
-from conversations import SHIPPED, Conversation, read_conversations
-from json_lines import ManifestError
-from metrics import RequestMetrics, request_metrics, summarize
-from model_choice import add_model_arguments, chosen_checkpoint, load_chosen
-from observed import Observed, observe
+from bench.common.arguments import natural, positive, sizes
+from bench.common.conversations import SHIPPED, Conversation, read_conversations
+from bench.common.json_lines import ManifestError
+from bench.common.metrics import RequestMetrics, request_metrics, summarize
+from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.observed import Observed, observe
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
+from qwen3_omni_neuron.cli.wav import WavFile
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.wav import WavFile
-from results import publish, results_of
-from traced_engines import Recorder
+from testing.traced_engines import Recorder
 
 WARM_UP_TOKENS, WARM_UP_FRAMES = 8, 16
 

@@ -1,6 +1,6 @@
 """The same checkpoint, prompts and greedy settings through transformers' generate and through us.
 
-    python bench/vs_transformers.py --size tiny --json result.json
+    python -m bench.vs_transformers --size tiny --json result.json
 
 Checks that text, codes and audio are equal before it times anything, and that also warms both up;
 then times both in one process, turn by turn, each from the conversation on: ours reads it itself,
@@ -25,19 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from arguments import positive
-from memory import peak_mb
-from metrics import request_metrics
-from observed import observe
+from bench.common.arguments import positive
+from bench.common.memory import peak_mb
+from bench.common.metrics import request_metrics
+from bench.common.observed import observe
+from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from reference import GREEDY, Reference, ReferenceResult
-from results import publish, results_of
+from testing.oracle import GREEDY, Reference, ReferenceResult
 
-HERE = Path(__file__)
-QUESTION = HERE.parent.parent / "examples" / "question.wav"
+QUESTION = Path(__file__).parents[1] / "examples" / "question.wav"
 PROMPTS: dict[str, list[dict[str, Any]]] = {
     "written": [{"role": "user", "content": "What colour is the sky, in one word or in two?"}],
     "spoken": [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION)}]}],
@@ -157,7 +156,15 @@ def ratios(rows: Sequence[Row]) -> dict[str, Any]:
 
 def memory_of(side: str, checkpoint: Path, options: argparse.Namespace) -> dict[str, float]:
     """`memory_here` of a process of its own."""
-    command = [sys.executable, str(HERE), "--side", side, "--checkpoint", str(checkpoint)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.vs_transformers",
+        "--side",
+        side,
+        "--checkpoint",
+        str(checkpoint),
+    ]
     command += ["--text-tokens", str(options.text_tokens), "--frames", str(options.frames)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)

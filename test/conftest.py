@@ -7,20 +7,19 @@ import pytest
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.loading import Models, load_models
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from reference import Reference
+from testing.oracle import Reference
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one.
-pytest_plugins = ["nxdi_engines"]
+pytest_plugins = ["testing.neuron.nxdi_engines"]
 
 # Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
 torch.set_num_threads(1)
 
-QUESTION_WAV = Path(__file__).parent.parent / "examples" / "question.wav"
 CheckpointMaker = Callable[[int], Path]
 BothMaker = Callable[[int], tuple[Qwen3Omni, Reference]]
 

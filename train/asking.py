@@ -4,10 +4,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from hearing import RATE, Surroundings, heard
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.prompt import Prompt as ModelPrompt
-from world import SUMS, SYSTEMS, Prompt, prompts, written
+from qwen3_omni_neuron.conversation.prompt import Prompt as ModelPrompt
+from qwen3_omni_neuron.conversation.template import Conversation
+from train.hearing import RATE, Surroundings, heard
+from train.world import SUMS, SYSTEMS, Prompt, prompts, written
 
 HEARD_SHARE = 0.65
 _MARKS = ("", "", ".", "?", "!")

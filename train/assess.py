@@ -1,5 +1,5 @@
 """What the speaking checkpoint can do, on questions that its training left out:
-`python train/assess.py CHECKPOINT`.
+`python -m train.assess CHECKPOINT`.
 
 Each is asked through the package at the released sampling settings, once a seed, in each speaker's
 voice in turn. The judge is `judge.py`, which knows espeak-ng's own renderings and nothing of ours.
@@ -15,11 +15,11 @@ from pathlib import Path
 import jiwer
 from tqdm import tqdm
 
-from asking import Asked, asked
-from espeak import VOICES
-from hearing import MEASURING
-from judge import Judge
 from qwen3_omni_neuron import Qwen3Omni
+from train.asking import Asked, asked
+from train.espeak import VOICES
+from train.hearing import MEASURING
+from train.judge import Judge
 
 MOST_TEXT_TOKENS = 16
 MOST_FRAMES = 100

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asking import Asked
-from fit import device
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.conversation.template import Conversation
+from train.asking import Asked
+from train.fit import device
 
 IGNORED = -100  # a label that counts for nothing
 

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from espeak import VOICES, speak
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.tiny.shapes import CODE_GROUPS
-from shape import SHAPE
-from world import SPOKEN
+from train.espeak import VOICES, speak
+from train.shape import SHAPE
+from train.world import SPOKEN
 
 FRAME_SAMPLES = 1920
 GROUPS = CODE_GROUPS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from espeak import VOICES, speak
+from train.espeak import VOICES, speak
 
 RATE = 16000
 _LONGEST_EDGE_S = 0.25  # silence before and after

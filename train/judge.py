@@ -12,9 +12,9 @@ from librosa.feature import mfcc
 from librosa.sequence import dtw
 from numpy.typing import NDArray
 
-from espeak import VOICES, speak
 from qwen3_omni_neuron.events import SAMPLE_RATE
-from world import SPOKEN
+from train.espeak import VOICES, speak
+from train.world import SPOKEN
 
 RATE = SAMPLE_RATE
 _HOP = 240  # 10 ms

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from codes import FRAME_SAMPLES, SpokenWord, reply
-from fit import Losses, device, fit
-from sound_loss import sound_losses
+from train.codes import FRAME_SAMPLES, SpokenWord, reply
+from train.fit import Losses, device, fit
+from train.sound_loss import sound_losses
 
 STEPS = 2000
 LEARNING_RATE = 2e-3

@@ -14,16 +14,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asking import asked
-from batches import IGNORED, batch_of, embedded, encoded_sound
-from codes import GROUPS, SpokenWord, reply
-from fit import Losses, device, fit
-from hearing import TRAINING
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.model.talker_prompt import media_mask, user_positions
-from talking import NO_CODE, Talk, UserRows, talk, with_slips
-from world import SPOKEN
+from train.asking import asked
+from train.batches import IGNORED, batch_of, embedded, encoded_sound
+from train.codes import GROUPS, SpokenWord, reply
+from train.fit import Losses, device, fit
+from train.hearing import TRAINING
+from train.talking import NO_CODE, Talk, UserRows, talk, with_slips
+from train.world import SPOKEN
 
 STEPS = 2500
 LEARNING_RATE = 1.5e-3

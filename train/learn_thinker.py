@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asking import asked
-from batches import IGNORED, Batch, batch_of, embedded, encoded_sound
-from fit import Losses, device, fit
-from hearing import TRAINING
-from qwen3_omni_neuron.conversation import Conversation
-from world import SAY, SPOKEN, SUM, SUMS, UNKNOWN
+from qwen3_omni_neuron.conversation.template import Conversation
+from train.asking import asked
+from train.batches import IGNORED, Batch, batch_of, embedded, encoded_sound
+from train.fit import Losses, device, fit
+from train.hearing import TRAINING
+from train.world import SAY, SPOKEN, SUM, SUMS, UNKNOWN
 
 # Steps, learning rate and share of sums, one after the other: each begins as hot as it says and
 # cools down. Sums, of which each wording holds some out, are the last to be learned.

@@ -10,10 +10,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
-from fit import device
 from qwen3_omni_neuron.tiny.write import random_weights, write_checkpoint
-from shape import SHAPE
-from world import SAY, SPOKEN, SUM
+from train.fit import device
+from train.shape import SHAPE
+from train.world import SAY, SPOKEN, SUM
 
 # What stands at the start of a reply or a request, in an order that leaves each of them whole: a
 # pair that is merged early hides the words that have it in their middle ("sorry" has the start of

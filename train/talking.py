@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from batches import IGNORED
-from codes import CODEBOOK, GROUPS
-from qwen3_omni_neuron.config import ASSISTANT_ROWS, OmniConfig
+from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker_prompt import codec_prefix_ids, text_prefix_ids
+from train.batches import IGNORED
+from train.codes import CODEBOOK, GROUPS
 
 NO_CODE = -1
 

@@ -1,4 +1,4 @@
-"""Trains the speaking checkpoint: `python train/train.py --out FOLDER`.
+"""Trains the speaking checkpoint: `python -m train.train --out FOLDER`.
 
 Three steps, each on top of the one before: code2wav learns the sound of every word, thinker and
 audio encoder what is heard and answered, talker and code predictor how a reply is said. Stopped
@@ -11,13 +11,13 @@ from pathlib import Path
 
 from transformers import Qwen2TokenizerFast
 
-from codes import spoken_words
-from learn_code2wav import learn_code2wav
-from learn_talker import Teacher, learn_talker
-from learn_thinker import learn_thinker
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.conversation import Conversation
-from skeleton import load_model, write_skeleton, write_trained
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation.template import Conversation
+from train.codes import spoken_words
+from train.learn_code2wav import learn_code2wav
+from train.learn_talker import Teacher, learn_talker
+from train.learn_thinker import learn_thinker
+from train.skeleton import load_model, write_skeleton, write_trained
 
 
 def main(arguments: list[str] | None = None) -> None:

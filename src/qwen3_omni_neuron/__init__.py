@@ -7,13 +7,13 @@ compile, plan or look at a tree don't all need it.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from qwen3_omni_neuron.versions import PACKAGE_VERSION
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni, generate_audio
+    from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
     from qwen3_omni_neuron.errors import Qwen3OmniError
     from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
-    from qwen3_omni_neuron.speaking import SPEAKING_CHECKPOINT
 
 __version__ = PACKAGE_VERSION
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "generate_audio",
 ]
 _HOMES = {
-    "SPEAKING_CHECKPOINT": "speaking",
+    "SPEAKING_CHECKPOINT": "checkpoint",
     "Qwen3Omni": "api",
     "generate_audio": "api",
     "Qwen3OmniError": "errors",

@@ -7,23 +7,22 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.checkpoint import resolve_checkpoint
-from qwen3_omni_neuron.compiled.tree import open_tree
-from qwen3_omni_neuron.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.conversation import Conversation, Messages
-from qwen3_omni_neuron.engine.spec import EngineSpec
-from qwen3_omni_neuron.engines import PLACEMENTS, load_engines
+from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.template import Conversation, Messages
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
+from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
 from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.plan import CompilePlan
-from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, make_plan
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.protocols import Engines
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 

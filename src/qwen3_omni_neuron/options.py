@@ -5,9 +5,9 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from qwen3_omni_neuron.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.sampling import SamplingParams
+from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
+from qwen3_omni_neuron.runtime.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

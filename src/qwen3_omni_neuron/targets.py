@@ -2,19 +2,19 @@
 
 from pathlib import Path
 
-from qwen3_omni_neuron.compiled.artifact import GraphRecord
-from qwen3_omni_neuron.compiling.target import Target
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.target import Target
 
 
 def _compile_for_cpu(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    from qwen3_omni_neuron.cpu.compile import compile_graph  # torch, which only the worker needs
+    from qwen3_omni_neuron.cpu.weights import compile_graph  # torch, which only the worker needs
 
     return compile_graph(plan, graph, folder)
 
 
 def _cpu_bytes(plan: CompilePlan, graph: str) -> int:
-    from qwen3_omni_neuron.cpu.compile import expected_bytes
+    from qwen3_omni_neuron.cpu.weights import expected_bytes
 
     return expected_bytes(plan, graph)
 

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.media.audio import load_waveform
 from qwen3_omni_neuron.options import RequestOptions
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."

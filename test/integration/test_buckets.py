@@ -5,19 +5,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from media_cases import IMAGE, audio, text, user, video
-from prompts import prompt_of
-from qwen3_omni_neuron.buckets import bucket_of
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.buckets import bucket_of
+from qwen3_omni_neuron.conversation.positions import rope_positions
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache
-from qwen3_omni_neuron.positions import rope_positions
-from qwen3_omni_neuron.prompt import Prompt
-from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
-from specs import engine_spec
+from testing.media_cases import IMAGE, audio, text, user, video
+from testing.prompts import prompt_of
+from testing.specs import engine_spec
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 BUCKET = 48

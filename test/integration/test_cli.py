@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 import soundfile
 
-from conftest import QUESTION_WAV
-from made_videos import make_video
-from media_cases import picture, text, user
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.wav import WavFile
+from qwen3_omni_neuron.cli.wav import WavFile
+from testing.made_videos import make_video
+from testing.media_cases import QUESTION_WAV, picture, text, user
 
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),

@@ -15,19 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from made_trees import DYING, FULL, SLOW
-from qwen3_omni_neuron.compiled.artifact import (
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.lock import tree_lock
+from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     read_manifest,
     read_record,
     verify_files,
 )
-from qwen3_omni_neuron.compiling.lock import tree_lock
-from qwen3_omni_neuron.compiling.runner import compile_tree
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
-from qwen3_omni_neuron.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
-from qwen3_omni_neuron.planning import make_plan
+from testing.made_trees import DYING, FULL, SLOW
 
 MOMENTS = 20
 
@@ -77,9 +76,9 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
         f"from made_trees import {target}\n"
-        "from qwen3_omni_neuron.compiling.runner import compile_tree\n"
-        "from qwen3_omni_neuron.config_json import read_config\n"
-        "from qwen3_omni_neuron.planning import make_plan\n"
+        "from qwen3_omni_neuron.compilation.runner import compile_tree\n"
+        "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
+        "from qwen3_omni_neuron.compilation.plan import make_plan\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = make_plan(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
         f"compile_tree(plan, Path({str(tree)!r}), {target})\n"

@@ -17,20 +17,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from media_cases import IMAGE, audio, text, user
-from peak_memory import needs_proc
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
-from qwen3_omni_neuron.compiled.artifact import read_manifest
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.compiled import load_compiled_models
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
+from qwen3_omni_neuron.compilation.manifest import read_manifest
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, make_plan
+from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.graphs.all import all_graphs
-from qwen3_omni_neuron.loading import STAGES, Models
-from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPHS
-from qwen3_omni_neuron.planning import make_plan
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from replies import GREEDY
-from subprocesses import run_python
+from testing.media_cases import IMAGE, audio, text, user
+from testing.peak_memory import needs_proc
+from testing.replies import GREEDY
+from testing.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
 MESSAGES = [user(text("See"), IMAGE, audio(1.2), text("and tell."))]

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import BothMaker
 from safetensors.torch import load_file, save_file
 
-from conftest import QUESTION_WAV, BothMaker
-from prompts import prompt_of
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
-from reference import Reference
-from replies import GREEDY, assert_same, reply_to_the_limit
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.media_cases import QUESTION_WAV
+from testing.oracle import Reference
+from testing.prompts import prompt_of
+from testing.replies import GREEDY, assert_same, reply_to_the_limit
 
 INDEX = "model.safetensors.index.json"
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]

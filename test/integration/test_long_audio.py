@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.audio import WINDOWS_AT_ONCE, CpuAudio
-from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
+from qwen3_omni_neuron.cpu.encoders import WINDOWS_AT_ONCE, CpuAudio
 from qwen3_omni_neuron.model.audio_encoder import window_batches
+from qwen3_omni_neuron.model.config import OmniConfig
 
 RATE = 16000
 SECONDS = 36.1  # four windows, and one of 4.1 s whose last chunk is of 0.1 s

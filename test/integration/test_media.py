@@ -10,19 +10,19 @@ import torch
 import transformers
 from packaging.version import Version
 
-from media_cases import CASES, Case, audio, text, user
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.vision import CpuVision
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.cpu.encoders import CpuVision
 from qwen3_omni_neuron.events import Finished
-from qwen3_omni_neuron.loading import Models, load_models
-from qwen3_omni_neuron.prompt import Patches, Prompt
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
-from reference import Reference, media_inputs
-from replies import GREEDY, assert_same, reply_to_the_limit
+from testing.media_cases import CASES, Case, audio, text, user
+from testing.oracle import Reference, media_inputs
+from testing.replies import GREEDY, assert_same, reply_to_the_limit
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}

@@ -10,20 +10,20 @@ import transformers
 from packaging.version import Version
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeling
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.engine.text_rows import text_row_table
-from qwen3_omni_neuron.loading import Models, load_models
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.conversation.positions import rope_positions
+from qwen3_omni_neuron.engines.talker import text_row_table
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.moe import FEW_ROWS
-from qwen3_omni_neuron.model.norm import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import rotate
-from qwen3_omni_neuron.positions import rope_positions
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
-from reference import Reference
+from testing.oracle import Reference
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import torch
 
-from alike import (
-    CLOSE,
-    SPEAKER,
-    assert_prefills_alike,
-    assert_speaks_alike,
-    assert_steps_alike,
-)
-from alike import (
-    GREEDY as GREEDY_FRAME,
-)
-from eager_neuron import (
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.build import build_neuron_engine, build_neuron_engines
+from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.placement import load_engines, take_cores
+from testing.eager_neuron import (
     CONTEXT_LENGTH,
     DECODE_BUCKETS,
     PROMPT_BUCKETS,
@@ -30,19 +30,17 @@ from eager_neuron import (
     EagerLoader,
     eager_spec,
 )
-from media_cases import CASES, audio, text, user
-from prompts import prompt_of
-from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_generation_defaults
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import build_engines
-from qwen3_omni_neuron.engines import load_engines, take_cores
-from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
-from qwen3_omni_neuron.neuron.build import build_neuron_engine, build_neuron_engines
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
-from replies import GREEDY
+from testing.media_cases import CASES, audio, text, user
+from testing.neuron.alike import (
+    CLOSE,
+    SPEAKER,
+    assert_prefills_alike,
+    assert_speaks_alike,
+    assert_steps_alike,
+)
+from testing.neuron.alike import GREEDY as GREEDY_FRAME
+from testing.prompts import prompt_of
+from testing.replies import GREEDY
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 LONG_AUDIO = [user(audio(15.0), audio(0.4), text("Which is longer?"))]  # 3 windows

@@ -14,31 +14,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eager_neuron import SETTINGS
-from media_cases import CASES
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.compiled.artifact import MANIFEST_FILE, Manifest, read_manifest, verify_files
-from qwen3_omni_neuron.compiled.tree import open_tree
-from qwen3_omni_neuron.compiling.runner import compile_tree
-from qwen3_omni_neuron.compiling.target import Target
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_generation_defaults
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import build_engines
-from qwen3_omni_neuron.engine.spec import EngineSpec
+from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.compilation.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    read_manifest,
+    verify_files,
+)
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.errors import (
     ArtifactError,
     CompileError,
     NotInstalledError,
     OptionError,
 )
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.build import build_neuron_engines
 from qwen3_omni_neuron.neuron.compile import compile_graph, expected_bytes
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
-from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPHS, CompilePlan
-from qwen3_omni_neuron.planning import make_plan
-from simulated_toolchain import SimulatedToolchain
+from testing.eager_neuron import SETTINGS
+from testing.media_cases import CASES
+from testing.simulated_toolchain import SimulatedToolchain
 
 TOOLCHAIN = SimulatedToolchain()
 SIMULATED = Target(partial(compile_graph, toolchain=TOOLCHAIN), expected_bytes, keeps_failed=True)

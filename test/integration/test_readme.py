@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from made_videos import make_video
 from qwen3_omni_neuron import cli
+from testing.made_videos import make_video
 
 ROOT = Path(__file__).parents[2]
 # Of a plan: the default one takes a while to count.

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from assess import figures, questions, replies
-from judge import Judge
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import AudioChunk, Finished
-from qwen3_omni_neuron.runtime.protocols import Engines
-from reference import Reference
-from replies import GREEDY, assert_same
+from testing.oracle import Reference
+from testing.replies import GREEDY, assert_same
+from train.assess import figures, questions, replies
+from train.judge import Judge
 
 SUM_WAV = Path(__file__).parents[2] / "examples" / "sum.wav"
 SOME = [

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import QUESTION_WAV
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.engines.remote import RemoteTalker
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import AudioChunk, Finished
-from qwen3_omni_neuron.process.client import RemoteTalker
+from testing.media_cases import QUESTION_WAV
 
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]

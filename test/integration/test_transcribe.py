@@ -11,11 +11,11 @@ import pytest
 import soundfile
 import tqdm
 
-from conftest import QUESTION_WAV
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.errors import ClosedError, OptionError
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
+from testing.media_cases import QUESTION_WAV
 
 TOKENS = 6
 TIMES = ("audio_s", "ttft_s", "total_s", "rtf")

@@ -5,17 +5,17 @@ What does not run here: the tracer to HLO, neuronx-cc, a NEFF, a device, more th
 
 from pathlib import Path
 
-from part_cases import PLAIN_PARTS
-from subprocesses import run_python
+from testing.part_cases import PLAIN_PARTS
+from testing.subprocesses import run_python
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parents[2] / "testing" / "neuron"
 
 
 def test_parts_through_model_builder_are_the_plain_modules(
     nxdi: None, checkpoint: Path, tmp_path: Path
 ) -> None:
     """See builder_run. The vocoder's start and step have equal inputs, and go by their names."""
-    printed = run_python(HERE / "builder_run.py", checkpoint, tmp_path)
+    printed = run_python(SCRIPTS / "builder_run.py", checkpoint, tmp_path)
     calls = {"code_predictor": 4, "code2wav": 9}
     lines = [
         f"{name}: {calls.get(name, 2)} calls alike, up to {1 + (name == 'code2wav')} graphs of "

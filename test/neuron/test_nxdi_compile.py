@@ -14,24 +14,24 @@ from typing import Any
 import pytest
 import torch
 
-from alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
-from eager_decoder_device import eager_device
-from media_cases import CASES
-from prompts import prompt_of
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import build_engines, media_encoders, talker_engine
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_host_models
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines, media_encoders, talker_engine
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.loading import load_host_models
-from qwen3_omni_neuron.neuron.decoder.files import decoder_files
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.decoder.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
-from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.engine.warm_up import warm_up_decoder
-from qwen3_omni_neuron.runtime.protocols import Engines
-from specs import engine_spec
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.engines.warm_up import warm_up_decoder
+from qwen3_omni_neuron.neuron.nxdi.application import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from testing.media_cases import CASES
+from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
+from testing.neuron.eager_decoder_device import eager_device
+from testing.prompts import prompt_of
+from testing.specs import engine_spec
 
 PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, on_cpu=False, batches=(1, 2, 3))
 GRAPHS = 5

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.graphs.export import open_shapes, rejected_ops
-from qwen3_omni_neuron.graphs.hlo import lint_hlo
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from testing.export import open_shapes, rejected_ops
+from testing.hlo import lint_hlo
 
 MAKERS = {part: partial(decoder_application, part) for part in ("thinker", "talker")}
 # Two prompts; one slot, several of them, all.
@@ -26,7 +26,7 @@ Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
 @pytest.fixture
 def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str], Graphs]:
     """Label, module and example of every graph, as NxDI's builder gets them."""
-    from qwen3_omni_neuron.neuron.decoder.application import join_ranks
+    from qwen3_omni_neuron.neuron.nxdi.application import join_ranks
 
     join_ranks(1)
 

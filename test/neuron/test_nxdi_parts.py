@@ -8,17 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from eager_neuron import EagerLoader, eager_spec
-from media_cases import CASES
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_generation_defaults
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.cpu.load import build_engines
+from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.build import build_neuron_engines
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.load import decoder_in_cpu_mode
-from qwen3_omni_neuron.runtime.protocols import Engines
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
+from testing.eager_neuron import EagerLoader, eager_spec
+from testing.media_cases import CASES
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}

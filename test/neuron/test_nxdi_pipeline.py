@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from media_cases import CASES
-from nxdi_engines import nxdi_spec
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
-from reference import Reference
-from replies import assert_same, reply_to_the_limit
+from testing.media_cases import CASES
+from testing.neuron.nxdi_engines import nxdi_spec
+from testing.oracle import Reference
+from testing.replies import assert_same, reply_to_the_limit
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from subprocesses import run_python
+from testing.subprocesses import run_python
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parents[2] / "testing" / "neuron"
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -15,6 +15,6 @@ def test_engines_over_several_ranks_are_the_cpu_engines(
 ) -> None:
     """Four ranks for two KV heads: each head is held twice."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    printed = run_python(*launcher, HERE / "ranks.py", checkpoint)
+    printed = run_python(*launcher, SCRIPTS / "ranks.py", checkpoint)
     said = [line for line in printed.splitlines() if line.startswith("rank ")]
     assert sorted(said) == [f"rank {r} of {ranks}: within 0.0001" for r in range(ranks)]

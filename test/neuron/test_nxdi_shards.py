@@ -9,17 +9,17 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
 from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
-from released import TALKER, THINKER
+from testing.released import TALKER, THINKER
 
 MAKERS = {part: partial(decoder_application, part) for part in ("thinker", "talker")}
 
@@ -104,7 +104,7 @@ def test_nxdi_takes_the_config_of_each_profile(nxdi: None, c: DecoderConfig, tp:
     """At the released sizes. What the kernels do is not run here."""
     from neuronx_distributed.modules.moe.blockwise import check_blockwise_mm_kernel_compatibility
 
-    from qwen3_omni_neuron.neuron.decoder.nxdi_config import Capture, inference_config
+    from qwen3_omni_neuron.neuron.nxdi.inference_config import Capture, inference_config
 
     for profile in ("safe", "fast"):
         plan = plan_of(tp, profile=profile)

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from alike import CLOSE, GREEDY, SPEAKER, assert_speaks_alike
-from media_cases import CASES
-from prompts import prompt_of
-from qwen3_omni_neuron.config import ASSISTANT_ROWS
-from qwen3_omni_neuron.conversation import Conversation
-from qwen3_omni_neuron.runtime.protocols import Engines
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
+from testing.media_cases import CASES
+from testing.neuron.alike import CLOSE, GREEDY, SPEAKER, assert_speaks_alike
+from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
 BUCKET, DECODE_BUCKET = 48, 64

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-
-from alike import CLOSE, assert_prefills_alike, assert_steps_alike
 from conftest import CheckpointMaker
-from media_cases import CASES, IMAGE, audio, text, user
-from prompts import prompt_of
-from qwen3_omni_neuron.buckets import bucket_of
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.conversation import Conversation
+
+from qwen3_omni_neuron.compilation.buckets import bucket_of
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
-from qwen3_omni_neuron.runtime.protocols import Engines
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
+from testing.media_cases import CASES, IMAGE, audio, text, user
+from testing.neuron.alike import CLOSE, assert_prefills_alike, assert_steps_alike
+from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
 BUCKETS, DECODE_BUCKET, CONTEXT_LENGTH = (48, 96), 64, 256
@@ -218,7 +218,7 @@ def test_other_weights(
 
 def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None:
     """NxDI casts whatever is a parameter or a buffer."""
-    from qwen3_omni_neuron.neuron.decoder.rotary import AxisRotary
+    from qwen3_omni_neuron.neuron.nxdi.rotary import AxisRotary
 
     text_config = config.thinker.text
     rotary = AxisRotary(text_config.rope, text_config.head_dim)

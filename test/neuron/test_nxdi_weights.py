@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.parameters import Piece, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.neuron.decoder.weights import nxdi_pieces, nxdi_state, rank_state
-from qwen3_omni_neuron.weights import Piece, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.weights import nxdi_pieces, nxdi_state, rank_state
 
 Ours = list[tuple[str, list[Piece]]]
 PREFIXES = {

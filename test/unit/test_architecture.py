@@ -11,22 +11,15 @@ PACKAGE = Path(__file__).parents[2] / "src" / "qwen3_omni_neuron"
 NAME = "qwen3_omni_neuron"
 # Lowest first. A module imports from its own layer or a lower one, never up.
 LAYERS = [
-    {"errors"},
-    {"config", "events", "prompt", "text", "buckets", "json_file", "versions", "speaking"},
-    {"model", "config_json", "positions", "checkpoint", "wav", "messages", "media", "plan"},
-    {"planning"},
-    {"compiled"},
-    {"weights", "sampling", "conversation", "tiny"},
-    {"loading"},
-    {"parallel"},
-    {"graphs"},
+    {"errors", "events"},
+    {"model"},
+    {"checkpoint", "conversation"},
+    {"runtime", "engines", "process", "compilation", "tiny"},
     {"options"},
-    {"runtime"},
-    {"engine"},
-    {"cpu", "process"},
+    {"graphs"},
+    {"cpu"},
     {"neuron"},
-    {"engines", "compiling"},
-    {"targets"},
+    {"targets", "placement"},
     {"api"},
     {"transcription"},
     {"__init__"},
@@ -98,13 +91,13 @@ def test_nothing_but_neuron_imports_neuron(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "runtime").glob("*.py")), ids=lambda f: f.name)
 def test_the_runtime_knows_no_models(file: Path) -> None:
-    for name in imports(file):
+    for name in imports(file) - {f"{NAME}.model.config"}:
         assert not name.startswith(("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu"))
 
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "process").glob("*.py")), ids=lambda f: f.name)
 def test_a_process_serves_whatever_engine_it_is_given(file: Path) -> None:
-    known = ("errors", "prompt", "runtime.protocols", "process.")
+    known = ("errors", "engines.protocols", "process.")
     for name in imports(file):
         if name.startswith(NAME):
             assert name.removeprefix(f"{NAME}.").startswith(known)
@@ -128,7 +121,7 @@ def test_transformers_is_imported_only_where_a_checkpoint_is_read() -> None:
         for file in FILES
         if any(name.split(".")[0] == "transformers" for name in imports(file))
     }
-    assert users == {"conversation.py", "media/image_processor.py"}
+    assert users == {"conversation/template.py", "conversation/media/image.py"}
 
 
 def test_importing_the_package_is_light() -> None:
@@ -146,7 +139,7 @@ def test_importing_the_package_is_light() -> None:
 def test_planning_and_the_runner_need_no_torch() -> None:
     """Each graph's process imports them, and imports torch only where its target does."""
     script = (
-        f"import {NAME}.compiling.worker, {NAME}.compiling.runner, {NAME}.targets, sys; "
+        f"import {NAME}.compilation.worker, {NAME}.compilation.runner, {NAME}.targets, sys; "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(

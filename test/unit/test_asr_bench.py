@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-import asr
-from asr_manifest import Clip, read_clips
-from conftest import QUESTION_WAV
-from json_lines import ManifestError
-from results import load_results
+from bench import asr
+from bench.common.asr_manifest import Clip, read_clips
+from bench.common.json_lines import ManifestError
+from bench.common.results import load_results
+from testing.media_cases import QUESTION_WAV
 
 ENGLISH = asr._normalizer("english", None)
 BASIC = asr._normalizer("basic", None)

@@ -11,10 +11,9 @@ import pytest
 import soundfile
 import soxr
 
-from conftest import QUESTION_WAV
+from qwen3_omni_neuron.conversation.media.audio import BLOCK_NUMBERS, load_waveform
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
-from qwen3_omni_neuron.media.audio import load_waveform
-from qwen3_omni_neuron.media.audio_blocks import BLOCK_NUMBERS
+from testing.media_cases import QUESTION_WAV
 
 RATE = 16000
 RATES = [8000, 11025, 22050, 44100, 48000, 96000, 192000]

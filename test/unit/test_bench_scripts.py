@@ -11,27 +11,22 @@ import pytest
 import soundfile
 import torch
 
-import conversations
-import graph_or_c
-import long_speech
-import stages
-import thinker_ttft
-import ttfb_rtf
-import vs_transformers
-from conftest import QUESTION_WAV
-from conversations import SHIPPED, read_conversations, write_conversations
-from json_lines import ManifestError
-from long_prompts import written_messages
-from memory import live_tensor_bytes, peak_tensor_bytes
-from prompts import prompt_of
+from bench import graph_or_c, long_speech, stages, thinker_ttft, ttfb_rtf, vs_transformers
+from bench.common import conversations
+from bench.common.conversations import SHIPPED, read_conversations, write_conversations
+from bench.common.json_lines import ManifestError
+from bench.common.long_prompts import written_messages
+from bench.common.memory import live_tensor_bytes, peak_tensor_bytes
+from bench.common.results import Results, ResultsError, load_results, publish
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.loading import Models
-from reference import Reference
-from results import Results, ResultsError, load_results, publish
-from timed_engines import Script, Sizes, Times, timed_engines
-from virtual_clock import VirtualClock
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.media_cases import QUESTION_WAV
+from testing.oracle import Reference
+from testing.prompts import prompt_of
+from testing.timed_engines import Script, Sizes, Times, timed_engines
+from testing.virtual_clock import VirtualClock
 
 SKY = {"id": "sky", "messages": [{"role": "user", "content": "What colour is the sky?"}]}
 HEARD = [{"type": "audio", "audio": str(QUESTION_WAV)}]
@@ -56,8 +51,8 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
     file = folder / "result.json"
     assert not script.main([*arguments, "--json", str(file)])
     results = load_results(file)
-    assert results.benchmark == script.__name__
-    assert results.command == [f"bench/{script.__name__}.py", *arguments, "--json", str(file)]
+    assert results.benchmark == script.__name__.removeprefix("bench.")
+    assert results.command == ["python", "-m", script.__name__, *arguments, "--json", str(file)]
     assert results.versions.keys() >= {"python", "torch", "transformers", "qwen3-omni-neuron"}
     assert results.versions["machine"]["memory_mb"] > 0
     return results

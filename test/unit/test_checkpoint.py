@@ -10,13 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from peak_memory import needs_proc
-from qwen3_omni_neuron.checkpoint import Checkpoint, resolve_checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.loading import Models, load_models
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from subprocesses import run_python
+from testing.peak_memory import needs_proc
+from testing.subprocesses import run_python
 
 SHARD = "model-00002-of-00004.safetensors"
 
@@ -150,7 +150,7 @@ def test_a_hub_id_is_taken_from_the_cache_offline(
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text(commit)
     script = (
-        "from qwen3_omni_neuron.checkpoint import resolve_checkpoint\n"
+        "from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint\n"
         "from qwen3_omni_neuron.errors import CheckpointError\n"
         "print(resolve_checkpoint('someone/omni'))\n"
         "try: resolve_checkpoint('someone/else')\n"

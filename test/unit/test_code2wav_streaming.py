@@ -13,19 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from eager_neuron import EagerPart
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.code2wav import Start, Step, code2wav_calls, code2wav_graphs
-from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, Start, Step, code2wav_calls, code2wav_graphs
+from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.speech import code2wav_graph
-from qwen3_omni_neuron.loading import Models, load_models
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
-from qwen3_omni_neuron.neuron.engine.vocoder import NeuronVocoder
-from qwen3_omni_neuron.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.runtime.protocols import Vocoder
-from reference import Reference
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from testing.eager_neuron import EagerPart
+from testing.oracle import Reference
 
 FRAME, LATENCY = 1920, 555
 WINDOW = 12  # of the tiny checkpoint

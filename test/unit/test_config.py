@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from qwen3_omni_neuron.config import (
+from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
     Code2WavConfig,
     GenerationDefaults,
     OmniConfig,
     RopeConfig,
 )
-from qwen3_omni_neuron.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.errors import CheckpointError
 
 
 def edited(checkpoint: Path, into: Path, change: Any) -> Path:

@@ -11,16 +11,15 @@ import transformers
 from packaging.version import Version
 from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
-from conftest import QUESTION_WAV
-from made_videos import make_video
-from media_cases import CASES, audio, image, user, video
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.conversation.media import video_file
+from qwen3_omni_neuron.conversation.media.audio import load_waveform
+from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
-from qwen3_omni_neuron.media import video_file
-from qwen3_omni_neuron.media.audio import load_waveform
-from qwen3_omni_neuron.prompt import Patches
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.made_videos import make_video
+from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
 TONE = np.sin(np.arange(9000, dtype=np.float32) / 7)
 CLIP = {"type": "audio", "audio": str(QUESTION_WAV)}

@@ -6,26 +6,22 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from peak_memory import needs_proc
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.compiled.tensor_file import write_tensor_files
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.parameters import talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.neuron.decoder.experts import blockwise_options, check_experts, expert_widths
-from qwen3_omni_neuron.neuron.decoder.files import decoder_files
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.decoder.shards import (
-    held_parameters,
-    write_decoder_shards,
-)
-from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
-from qwen3_omni_neuron.neuron.decoder.weights import nxdi_pieces
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.application import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.shards import held_parameters, write_decoder_shards
+from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights, nxdi_pieces
 from qwen3_omni_neuron.neuron.rank_files import rank_file
-from qwen3_omni_neuron.parallel.cut import Cut, shard, unshard
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.weights import talker_pieces, thinker_pieces
-from released import TALKER, THINKER
-from subprocesses import run_python
+from testing.peak_memory import needs_proc
+from testing.released import TALKER, THINKER
+from testing.subprocesses import run_python
 
 DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 

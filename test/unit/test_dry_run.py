@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_PLAN
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.dry_run import DryRun, PlannedGraph, dry_run, dry_run_text
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.graphs.hardware import TRN2
-from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.parallel.modules import parallelize
-from released import RELEASED
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.graph_cases import TINY_PLAN
+from testing.released import RELEASED
 
 PROMPT = 1300  # rows, of the published estimate
 PLAN = replace(

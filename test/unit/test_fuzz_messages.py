@@ -9,12 +9,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from media_cases import audio, image, text, video
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.conversation import Conversation
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import InputError
-from qwen3_omni_neuron.prompt import Prompt
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.media_cases import audio, image, text, video
 
 WORDS = st.text(max_size=12)
 SIDES = st.integers(1, 150)

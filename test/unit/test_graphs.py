@@ -6,17 +6,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_PLAN
-from qwen3_omni_neuron.config import MoeConfig, OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
-from qwen3_omni_neuron.graphs.export import export_graph, open_shapes, rejected_ops
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
-from qwen3_omni_neuron.model.kv_state import KvLines, PromptState, StepState
+from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
+from qwen3_omni_neuron.model.kv_cache import (
+    KvCache,
+    KvLines,
+    PromptCache,
+    PromptState,
+    SlotCache,
+    StepState,
+)
+from qwen3_omni_neuron.model.layers import RmsNorm
 from qwen3_omni_neuron.model.moe import MoeFeedForward
-from qwen3_omni_neuron.model.norm import RmsNorm
-from qwen3_omni_neuron.positions import rope_positions
+from testing.export import export_graph, open_shapes, rejected_ops
+from testing.graph_cases import TINY_PLAN
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums

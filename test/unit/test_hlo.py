@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.graphs.hlo import lint_hlo
+from testing.hlo import lint_hlo
 
 # One line each, as XLA prints them.
 REJECTED = {
@@ -65,7 +65,7 @@ def test_what_is_replaced_is_noted_alone(what: str) -> None:
 def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
     """Lowered by torch_xla, which is no dependency: bench/hlo_table.py says how to install it."""
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
-    from hlo_table import lowered
+    from bench.hlo_table import lowered
     from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
     graphs = 0

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
+from qwen3_omni_neuron.conversation.media.image import load_image
 from qwen3_omni_neuron.errors import ImageError
-from qwen3_omni_neuron.media.image import load_image
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -227,7 +227,7 @@ def test_the_callers_picture_stays_as_it_is() -> None:
 
 
 def test_pillow_is_not_imported_before_there_is_a_picture() -> None:
-    script = "import qwen3_omni_neuron.media.image, sys; print('PIL' in sys.modules)"
+    script = "import qwen3_omni_neuron.conversation.media.image, sys; print('PIL' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

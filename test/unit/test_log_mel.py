@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
-from qwen3_omni_neuron.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
+from qwen3_omni_neuron.model.config import OmniConfig
 
 RATE = 16000
 CLOSE = {"atol": 1e-5, "rtol": 0.0}

@@ -1,4 +1,4 @@
-"""bench/metrics.py, and how a request is watched, on a clock that is set by hand."""
+"""bench/common/metrics.py, and how a request is watched, on a clock that is set by hand."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from metrics import (
+from bench.common.metrics import (
     ChunkArrival,
     RequestEvents,
     TextArrival,
@@ -17,13 +17,13 @@ from metrics import (
     request_metrics,
     summarize,
 )
-from observed import observe
-from qwen3_omni_neuron.config import OmniConfig
+from bench.common.observed import observe
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from simulation import Simulation, finish
-from timed_engines import Sizes, Times
-from traced_engines import Recorder, Span
+from testing.simulation import Simulation, finish
+from testing.timed_engines import Sizes, Times
+from testing.traced_engines import Recorder, Span
 
 RATE = 24000
 RANKS = ("p50", "p90", "p95", "p99")

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig, TalkerConfig
-from qwen3_omni_neuron.cpu.decode_graphs import DecodeGraphs
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.native import choice
-from qwen3_omni_neuron.cpu.native.library import UnsuitedError, find_library
+from qwen3_omni_neuron.cpu.native.binding import UnsuitedError, find_library
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
-from qwen3_omni_neuron.loading import Models
+from qwen3_omni_neuron.cpu.traced import DecodeGraphs
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.sampler import sample_top, top_p_limits
 from qwen3_omni_neuron.model.streaming_conv import History

@@ -7,22 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from eager_neuron import EagerPart, eager_models, eager_spec
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.cpu.audio import CpuAudio
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
-from qwen3_omni_neuron.cpu.vision import CpuVision
-from qwen3_omni_neuron.engine.text_rows import ROWS_AT_ONCE, text_row_table
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, text_row_table
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
 from qwen3_omni_neuron.graphs.all import all_graphs
-from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.neuron.engine.audio import NeuronAudio
-from qwen3_omni_neuron.neuron.engine.batches import batches
-from qwen3_omni_neuron.neuron.engine.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.engine.projection import NeuronProjection
-from qwen3_omni_neuron.neuron.engine.vision import NeuronVision
-from qwen3_omni_neuron.prompt import Patches
-from qwen3_omni_neuron.runtime.protocols import PredictorSampling
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.encoders import (
+    NeuronAudio,
+    NeuronProjection,
+    NeuronVision,
+    batches,
+)
+from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from testing.eager_neuron import EagerPart, eager_models, eager_spec
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 GREEDY = PredictorSampling(None, 50, 1.0)

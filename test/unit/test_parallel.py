@@ -8,15 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from graph_cases import TINY_PLAN
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, fill, load_models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.loading import Models, fill, load_models
-from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
-from qwen3_omni_neuron.parallel.cut import (
+from qwen3_omni_neuron.graphs.parallel.cut import (
     Cut,
     cut_heads,
     cut_width,
@@ -24,10 +21,13 @@ from qwen3_omni_neuron.parallel.cut import (
     shard_state,
     unshard,
 )
-from qwen3_omni_neuron.parallel.heads import PAD, key_heads, local_kv_heads, query_heads
-from qwen3_omni_neuron.parallel.layers import Alone, Group
-from qwen3_omni_neuron.parallel.modules import parallelize
-from rank_threads import Ranks
+from qwen3_omni_neuron.graphs.parallel.heads import PAD, key_heads, local_kv_heads, query_heads
+from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.graph_cases import TINY_PLAN
+from testing.rank_threads import Ranks
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 TP = (1, 2, 4, 8)

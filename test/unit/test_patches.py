@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from qwen3_omni_neuron.conversation.media.patches import Patches, PatchMaker, SizeLimits
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -16,7 +17,6 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.media.patches import Patches, PatchMaker, SizeLimits
 from qwen3_omni_neuron.tiny.tokenizer import PREPROCESSOR_CONFIG
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
@@ -174,7 +174,7 @@ def test_a_video_is_the_same_however_many_frames_are_worked_on_at_once(
 ) -> None:
     frames = noise(11, 40, 40, 3)
     usual = maker.video(frames, "here")
-    monkeypatch.setattr("qwen3_omni_neuron.media.patches._PAIRS_A_CALL", 1)
+    monkeypatch.setattr("qwen3_omni_neuron.conversation.media.patches._PAIRS_A_CALL", 1)
     assert torch.equal(maker.video(frames, "here").values, usual.values)
 
 

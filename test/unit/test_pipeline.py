@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from player import listen
-from qwen3_omni_neuron.config import OmniConfig
+from bench.replaying.player import listen
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.runtime.live import frame_pace
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.request import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
-from simulation import EOS, Simulation, finish
-from timed_engines import Sizes, Times
+from testing.simulation import EOS, Simulation, finish
+from testing.timed_engines import Sizes, Times
 
 Simulate = Callable[..., Simulation]
 

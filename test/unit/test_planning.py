@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.compilation.plan import GRAPHS, TARGETS, flag_of, graphs_of, make_plan
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.plan import GRAPHS, flag_of, graphs_of
-from qwen3_omni_neuron.planning import TARGETS, make_plan
-from released import RELEASED
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.released import RELEASED
 
 MODEL = Path("/a/checkpoint")
 

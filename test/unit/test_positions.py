@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from media_cases import CASES, Case
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.positions import MediaRun, rope_positions
-from reference import Reference, media_inputs
+from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.media_cases import CASES, Case
+from testing.oracle import Reference, media_inputs
 
 
 def test_text_counts_up_on_all_axes() -> None:

@@ -17,15 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fake_engines_for_processes import (
-    FakeTalker,
-    FakeThinker,
-    FakeVocoder,
-    broken_engine,
-    engine_that_dies,
-    slow_engine,
-)
-from prompts import prompt_of
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ClosedError,
@@ -33,10 +26,17 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     PromptTooLongError,
 )
-from qwen3_omni_neuron.process.block import FIRST_BYTES, SharedBlock
-from qwen3_omni_neuron.process.client import RemoteThinker, remote_engines
 from qwen3_omni_neuron.process.engine_process import EngineProcess
-from qwen3_omni_neuron.runtime.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.process.mailbox import FIRST_BYTES, SharedBlock
+from testing.fake_engines_for_processes import (
+    FakeTalker,
+    FakeThinker,
+    FakeVocoder,
+    broken_engine,
+    engine_that_dies,
+    slow_engine,
+)
+from testing.prompts import prompt_of
 
 AT_ONCE_S = 1.0
 START_S = 60.0  # a first import of torch, of a machine that does other things
@@ -383,7 +383,8 @@ def test_shared_memory_has_no_name_to_be_left_under() -> None:
 
 def script(line: str, **options: Any) -> subprocess.Popen:
     """Another Python that runs one line of the fakes' module."""
-    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom fake_engines_for_processes import *\n"
+    module = "testing.fake_engines_for_processes"
+    code = f"import sys; sys.path[:] = {sys.path!r}\nfrom {module} import *\n"
     return subprocess.Popen([sys.executable, "-c", code + line], **options)
 
 

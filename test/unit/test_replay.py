@@ -11,23 +11,23 @@ from typing import Any
 import numpy as np
 import pytest
 
-import replay as replay_module
-from core_groups import PLACEMENTS, CoreGroup, Span
-from graph_cases import TINY_PLAN
-from measured_profile import measured_profile
-from player import listen
+from bench import replay as replay_module
+from bench.common.results import load_results
+from bench.replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
+from bench.replaying.core_groups import PLACEMENTS, CoreGroup, Span
+from bench.replaying.load import conversations
+from bench.replaying.measured_profile import measured_profile
+from bench.replaying.player import listen
+from bench.replaying.stage_profile import STAGES, ProfileError, StageLatency, StageProfile
+from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.hardware import TRN2
-from qwen3_omni_neuron.parallel.modules import parallelize
-from released import RELEASED
-from replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
-from replay_load import conversations
-from results import load_results
-from roofline_profile import OUT, TP, WINDOW
-from stage_profile import STAGES, ProfileError, StageLatency, StageProfile
-from virtual_clock import VirtualClock
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from testing.graph_cases import TINY_PLAN
+from testing.released import RELEASED
+from testing.virtual_clock import VirtualClock
 
 LOAD = conversations(20, seed=0)
 FEW = conversations(4, seed=0)

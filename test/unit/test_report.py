@@ -15,15 +15,22 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-import report
-import report_cases as made
-from report_compare import compare, comparisons
-from report_page import page_of
-from report_sound import WINDOW, NoSoundError, levels_db, spectrogram
-from report_sources import REPLAY, Source, configuration, differences, load_sources, median_request
-from report_style import PAPER, STAGES, STYLE, Picture
-from report_timeline import CHUNK_SHADES, lane_totals, silences
-from report_words import less_is_better, seconds, significant, title_of, value_of
+from bench import report
+from bench.reporting.compare import compare, comparisons
+from bench.reporting.page import page_of
+from bench.reporting.sound import WINDOW, NoSoundError, levels_db, spectrogram
+from bench.reporting.sources import (
+    REPLAY,
+    Source,
+    configuration,
+    differences,
+    load_sources,
+    median_request,
+)
+from bench.reporting.style import PAPER, STAGES, STYLE, Picture
+from bench.reporting.timeline import CHUNK_SHADES, lane_totals, silences
+from bench.reporting.words import less_is_better, seconds, significant, title_of, value_of
+from testing import report_cases as made
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 CHROMIUM = next(filter(None, map(shutil.which, BROWSERS)), None)
@@ -329,7 +336,13 @@ def test_rows_that_are_no_requests_are_a_table(tmp_path: Path) -> None:
 
 
 def test_commands_versions_and_machines_are_printed(page: Page) -> None:
-    for words in ("bench/ttfb_rtf.py --seed 0", "2.13.0", "Made-up CPU", "8192 MB", "python"):
+    for words in (
+        "python -m bench.ttfb_rtf --seed 0",
+        "2.13.0",
+        "Made-up CPU",
+        "8192 MB",
+        "python",
+    ):
         assert words in page.text
     assert "tiny checkpoint of random weights, float32, Made-up CPU, 2 cores" in page.text
 
@@ -496,7 +509,9 @@ def test_colours_stand_out() -> None:
     for shade in CHUNK_SHADES:
         assert contrast(PAPER, shade) >= 4.5  # chunks bear their frames
     assert contrast(STYLE["text.color"], PAPER) >= 4.5
-    template = (Path(report.__file__).parent / "report_page.html").read_text(encoding="utf-8")
+    template = (Path(report.__file__).parent / "reporting" / "page.html").read_text(
+        encoding="utf-8"
+    )
     themes = re.findall(r":root \{(.*?)\}", template, re.DOTALL)
     assert len(themes) == 3  # light, dark, printed
     for theme in themes:

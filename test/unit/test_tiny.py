@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from conftest import CheckpointMaker
 from packaging.version import Version
 from safetensors.torch import load_file
 from transformers import Qwen2TokenizerFast, Qwen3OmniMoeForConditionalGeneration
 
-from conftest import CheckpointMaker
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.config import OmniConfig
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES, config_dict
 from qwen3_omni_neuron.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer

@@ -11,10 +11,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
-from peak_memory import needs_proc
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.parameters import converted
 from qwen3_omni_neuron.errors import (
     ArtifactError,
     BucketError,
@@ -23,22 +22,22 @@ from qwen3_omni_neuron.errors import (
     InputError,
 )
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
-from qwen3_omni_neuron.loading import Models, load_models
-from qwen3_omni_neuron.model.norm import RmsNorm
-from qwen3_omni_neuron.neuron.part.checked import CheckedPart
+from qwen3_omni_neuron.graphs.parallel.cut import unshard
+from qwen3_omni_neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.layers import RmsNorm
 from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.part.part import LoadedPart
+from qwen3_omni_neuron.neuron.part.part import CheckedPart, LoadedPart
 from qwen3_omni_neuron.neuron.part.shards import expected_bytes, write_shards
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
 from qwen3_omni_neuron.neuron.rank_files import rank_file
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
-from qwen3_omni_neuron.parallel.cut import unshard
-from qwen3_omni_neuron.parallel.layers import Alone
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.weights import converted
-from simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain
-from subprocesses import run_python
+from testing.part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
+from testing.peak_memory import needs_proc
+from testing.simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain
+from testing.subprocesses import run_python
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
 TP = (1, 2, 4, 8)

@@ -11,24 +11,21 @@ import transformers
 from packaging.version import Version
 from torch import nn
 
-import fit as fitting
-import learn_code2wav
-import learn_talker
-import learn_thinker
-import train
-from asking import asked
-from codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
-from espeak import VOICES, Voice, speak
-from hearing import MEASURING, TRAINING, heard
-from judge import RATE, Judge
-from learn_talker import talker_inputs
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.conversation import Conversation
-from reference import Reference
-from sound_loss import sound_losses
-from talking import UserRows, talk
-from world import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation.template import Conversation
+from testing.oracle import Reference
+from train import fit as fitting
+from train import learn_code2wav, learn_talker, learn_thinker, train
+from train.asking import asked
+from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
+from train.espeak import VOICES, Voice, speak
+from train.hearing import MEASURING, TRAINING, heard
+from train.judge import RATE, Judge
+from train.learn_talker import talker_inputs
+from train.sound_loss import sound_losses
+from train.talking import UserRows, talk
+from train.world import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
 
 
 @pytest.mark.parametrize("heard", [True, False])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.versions import PACKAGE_VERSION, SUPPORTED_NEURON, is_supported
+from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION, SUPPORTED_NEURON, is_supported
 
 PYPROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
 

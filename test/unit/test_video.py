@@ -14,10 +14,10 @@ import soundfile
 import torch
 from PIL import Image
 
-from made_videos import SIZE, STEP, frame_numbers, make_video
+from qwen3_omni_neuron.conversation.media.video import Video, load_video
+from qwen3_omni_neuron.conversation.media.video_times import frames_to_sample
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
-from qwen3_omni_neuron.media.video import Video, load_video
-from qwen3_omni_neuron.media.video_times import frames_to_sample
+from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000
 

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
+from qwen3_omni_neuron.compilation.plan import (
+    DEFAULT_CONCURRENCY,
+    GRAPHS,
+    TARGETS,
+    flag_of,
+    make_plan,
+)
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.plan import GRAPHS, flag_of
-from qwen3_omni_neuron.planning import DEFAULT_CONCURRENCY, TARGETS, make_plan
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.compiled.artifact import GraphRecord
-    from qwen3_omni_neuron.compiling.runner import Outcome
-    from qwen3_omni_neuron.plan import CompilePlan
+    from qwen3_omni_neuron.compilation.manifest import GraphRecord
+    from qwen3_omni_neuron.compilation.plan import CompilePlan
+    from qwen3_omni_neuron.compilation.runner import Outcome
 
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 _SIZES = {
@@ -89,8 +94,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
 
 def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
-    from qwen3_omni_neuron.checkpoint import resolve_checkpoint
-    from qwen3_omni_neuron.compiling.runner import compile_tree
+    from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+    from qwen3_omni_neuron.compilation.runner import compile_tree
     from qwen3_omni_neuron.targets import COMPILERS
 
     model = resolve_checkpoint(chosen_model(parsed))
@@ -113,7 +118,7 @@ def _compile(parsed: argparse.Namespace) -> int:
 
 
 def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan":
-    from qwen3_omni_neuron.config_json import read_config
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
 
     names = (
         *("tp", "lnc", "profile", "dtype", "max_concurrency", "context_length"),
@@ -126,7 +131,7 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     """Print what the plan would come to on a trn2. degrees: of tensor parallelism; None: 4 and 8,
     what one chip and two make of it."""
-    from qwen3_omni_neuron.config_json import read_config
+    from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
     print(dry_run_text(dry_run(read_config(plan.model), plan, degrees or TP_DEGREES)))

@@ -7,7 +7,7 @@ import shutil
 from importlib.util import find_spec
 from pathlib import Path
 
-from qwen3_omni_neuron.versions import (
+from qwen3_omni_neuron.compilation.versions import (
     LIBRARIES,
     NEURON_SDK,
     PACKAGE,

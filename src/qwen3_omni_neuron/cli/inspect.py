@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
-from qwen3_omni_neuron.compiled.artifact import (
+from qwen3_omni_neuron.compilation.manifest import (
     Call,
     Manifest,
     TensorSpec,

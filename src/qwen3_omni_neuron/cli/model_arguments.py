@@ -4,8 +4,8 @@ import argparse
 import os
 from typing import Any
 
+from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.speaking import SPEAKING_CHECKPOINT
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _ELSE = "an error"

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from qwen3_omni_neuron.compiled.artifact import GraphRecord
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
 
 MB = 1e6
 

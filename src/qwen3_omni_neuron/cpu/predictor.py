@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import TalkerConfig
-from qwen3_omni_neuron.cpu.graph import trace_graph
 from qwen3_omni_neuron.cpu.native.choice import native_predictor
-from qwen3_omni_neuron.engine.predictor import draws
+from qwen3_omni_neuron.cpu.traced import trace_graph
+from qwen3_omni_neuron.engines.protocols import PredictorSampling, draws
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.runtime.protocols import PredictorSampling
+from qwen3_omni_neuron.model.config import TalkerConfig
 
 DEFAULT_TOP_K = 50
 GREEDY = None  # in the place of a top_k

@@ -7,12 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.buckets import bucket_of
-from qwen3_omni_neuron.config import DecoderConfig
-from qwen3_omni_neuron.cpu.decode_graphs import DecodeGraphs
-from qwen3_omni_neuron.cpu.graph import trace_graph
+from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.cpu.native.choice import native_steps
-from qwen3_omni_neuron.engine.decoder import Numbers
+from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
+from qwen3_omni_neuron.engines.protocols import Numbers
+from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.talker import Talker

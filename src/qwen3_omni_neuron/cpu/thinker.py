@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.slots import Slots
-from qwen3_omni_neuron.engine.decoder import Numbers
-from qwen3_omni_neuron.engine.prompt_media import MediaEncoders
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.protocols import Numbers
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.prompt import Prompt
 
 
 class CpuThinker:

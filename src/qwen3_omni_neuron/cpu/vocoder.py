@@ -1,16 +1,18 @@
 """code2wav on the CPU."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.code2wav import code2wav_calls
-from qwen3_omni_neuron.engine.chunks import cut_sound, pad_chunks
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.cpu.native.choice import native_wave
+from qwen3_omni_neuron.cpu.native.wave import NativeWave
+from qwen3_omni_neuron.cpu.traced import trace_graph
+from qwen3_omni_neuron.engines.chunks import cut_sound, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
-from qwen3_omni_neuron.plan import CHUNK_FRAMES
 
 
 class CpuVocoder:
@@ -79,3 +81,49 @@ def _join(states: list[State]) -> State:
 def _part(state: State) -> list[State]:
     """The reverse of _join."""
     return list(zip(*(tensor.split(1) for tensor in state), strict=True))
+
+
+Start = Callable[[Tensor], tuple[Tensor, State]]
+Step = Callable[[Tensor, State], tuple[Tensor, State]]
+
+
+def code2wav_calls(code2wav: Code2Wav) -> tuple[Start, Step]:
+    """Code2Wav.start and Code2Wav.step. The state of one is for the other of the same pair; its
+    parts are batch-first."""
+    wave = native_wave(code2wav)
+    if wave is None:
+        return code2wav_graphs(code2wav, code2wav.start, code2wav.step)
+    inputs = code2wav_graphs(code2wav, code2wav.start_inputs, code2wav.step_inputs)
+    return _with_native_wave(*inputs, wave)
+
+
+def code2wav_graphs(code2wav: Code2Wav, start: Start, step: Step) -> tuple[Start, Step]:
+    """Two methods of code2wav, traced for any number of streams and frames."""
+
+    def step_flat(codes: Tensor, *state: Tensor) -> tuple[Tensor, State]:
+        return step(codes, state)
+
+    example = torch.zeros(1, code2wav.config.code_groups, 1, dtype=torch.int64)
+    with torch.inference_mode():
+        _, state = start(example)
+    start_graph = trace_graph(code2wav, start, example)
+    step_graph = trace_graph(code2wav, step_flat, example, *state)
+    return start_graph, lambda codes, state: step_graph(codes, *state)
+
+
+def _with_native_wave(
+    start_inputs: Start, step_inputs: Step, wave: NativeWave
+) -> tuple[Start, Step]:
+    """The wave's own state is the last part of all."""
+
+    def start(codes: Tensor) -> tuple[Tensor, State]:
+        x, state = start_inputs(codes)
+        samples, left = wave.start(x)
+        return samples, (*state, left)
+
+    def step(codes: Tensor, state: State) -> tuple[Tensor, State]:
+        x, left = step_inputs(codes, state[:-1])
+        samples, left_of_wave = wave.step(x, state[-1])
+        return samples, (*left, left_of_wave)
+
+    return start, step

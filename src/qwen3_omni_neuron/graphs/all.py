@@ -1,22 +1,24 @@
 """The list of graphs of a checkpoint, and the modules they are traced from."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.buckets import buckets_within
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import Models, fill, lay_out
+from qwen3_omni_neuron.compilation.buckets import buckets_within
+from qwen3_omni_neuron.compilation.manifest import Call
+from qwen3_omni_neuron.compilation.manifest import TensorSpec as Recorded
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
 from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
-from qwen3_omni_neuron.graphs.graph import Axis, Graph
+from qwen3_omni_neuron.graphs.graph import Axis, Graph, TensorSpec
+from qwen3_omni_neuron.graphs.parallel.heads import local_kv_heads
 from qwen3_omni_neuron.graphs.speech import code2wav_graph, predictor_graph
-from qwen3_omni_neuron.loading import Models, fill, lay_out
-from qwen3_omni_neuron.model.norm import RmsNorm
-from qwen3_omni_neuron.parallel.heads import local_kv_heads
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.layers import RmsNorm
 
 # 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
 EXPERT_BLOCK_ROWS = 128
@@ -111,3 +113,22 @@ def _decoder_graphs(
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     for slots, window in product(batches, windows):
         yield decode_graph(config, part, slots, window, plan)
+
+
+def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[Call, ...]:
+    """Every way to call one of plan.GRAPHS, at every bucket of a plan."""
+    return tuple(
+        Call(
+            row.name,
+            row.bucket,
+            _recorded(row.inputs),
+            _recorded(row.outputs),
+            _recorded(row.state),
+        )
+        for row in all_graphs(config, plan)
+        if row.part in GRAPH_PARTS[graph]
+    )
+
+
+def _recorded(specs: Sequence[TensorSpec]) -> dict[str, Recorded]:
+    return {s.name: Recorded(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}

@@ -5,13 +5,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
-from qwen3_omni_neuron.model.kv_state import PromptState, StepState
+from qwen3_omni_neuron.graphs.parallel.heads import local_kv_heads
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.kv_cache import PromptState, StepState
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.parallel.heads import local_kv_heads
-from qwen3_omni_neuron.plan import CompilePlan
 
 
 def prefill_graph(

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.hardware import TRN2, Chip
-from qwen3_omni_neuron.loading import Models
-from qwen3_omni_neuron.parallel.modules import parallelize
-from qwen3_omni_neuron.plan import CompilePlan
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.model.config import OmniConfig
 
 TP_DEGREES = (4, 8)
 SHARED = {"code_predictor": "code0_embedding."}  # the talker's table, counted there

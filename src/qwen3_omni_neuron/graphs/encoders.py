@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import AudioEncoderConfig, TalkerConfig, VisionEncoderConfig
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.model.config import AudioEncoderConfig, TalkerConfig, VisionEncoderConfig
 
 
 def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Graph:

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import Code2WavConfig, TalkerConfig
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav
+from qwen3_omni_neuron.model.config import Code2WavConfig, TalkerConfig
 from qwen3_omni_neuron.model.sampler import running_sum_by_product
 
 

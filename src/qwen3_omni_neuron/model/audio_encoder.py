@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import AudioEncoderConfig
+from qwen3_omni_neuron.model.config import AudioEncoderConfig
 
 
 class AudioEncoder(nn.Module):

@@ -4,10 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import Code2WavConfig
-from qwen3_omni_neuron.model.feed_forward import FeedForward
-from qwen3_omni_neuron.model.linear import Linear
-from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
+from qwen3_omni_neuron.model.config import Code2WavConfig
+from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, rotate
 from qwen3_omni_neuron.model.streaming_conv import (
     CausalConv,

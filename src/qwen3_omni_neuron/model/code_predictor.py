@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
 from qwen3_omni_neuron.model.rotary import RotaryTable

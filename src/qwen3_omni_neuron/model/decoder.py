@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import DecoderConfig
-from qwen3_omni_neuron.model.feed_forward import FeedForward
+from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.linear import Linear
+from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
-from qwen3_omni_neuron.model.norm import RmsNorm, cast, widen
 from qwen3_omni_neuron.model.rotary import Rotation, rotate
 
 Layout = tuple[int, int]

@@ -6,10 +6,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import MoeConfig
-from qwen3_omni_neuron.model.feed_forward import FeedForward, gated
-from qwen3_omni_neuron.model.linear import Linear
-from qwen3_omni_neuron.model.norm import cast, widen
+from qwen3_omni_neuron.model.config import MoeConfig
+from qwen3_omni_neuron.model.layers import FeedForward, Linear, cast, gated, widen
 
 FEW_ROWS = 16  # up to here a matrix costs what reading it costs
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import RopeConfig
+from qwen3_omni_neuron.model.config import RopeConfig
 
 Rotation = tuple[Tensor, Tensor]
 """cos and sin, float32 [rows, 1, head_dim]; sin carries the sign of the swapped half."""

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.linear import Linear
+from qwen3_omni_neuron.model.layers import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
 

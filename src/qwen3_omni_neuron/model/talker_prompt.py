@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import OmniConfig, TalkerConfig
+from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 
 
 class ResizeMlp(nn.Module):

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.config import VisionEncoderConfig
-from qwen3_omni_neuron.model.norm import cast, widen
+from qwen3_omni_neuron.model.config import VisionEncoderConfig
+from qwen3_omni_neuron.model.layers import cast, widen
 from qwen3_omni_neuron.model.rotary import Rotation, rotate
 
 NORM_EPS = 1e-6

@@ -2,24 +2,21 @@
 
 from contextlib import ExitStack
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.engine.prompt_media import MediaEncoders
-from qwen3_omni_neuron.engine.talker import TalkerEngine
-from qwen3_omni_neuron.engine.text_rows import text_row_table
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_tables
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.loading import load_tables
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.engine.audio import NeuronAudio
-from qwen3_omni_neuron.neuron.engine.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.engine.projection import NeuronProjection
-from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.engine.vision import NeuronVision
-from qwen3_omni_neuron.neuron.engine.vocoder import NeuronVocoder
-from qwen3_omni_neuron.neuron.engine.warm_up import warm_up, warm_up_decoder
+from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
+from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.engines.warm_up import warm_up, warm_up_decoder
 from qwen3_omni_neuron.neuron.load import NeuronSpec
 from qwen3_omni_neuron.neuron.loader import Loader
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.part.part import LoadedPart
-from qwen3_omni_neuron.runtime.protocols import Engines
 
 NeuronEngine = NeuronThinker | TalkerEngine | NeuronVocoder
 

@@ -7,24 +7,22 @@ from pathlib import Path
 
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.compiled.artifact import Call, GraphRecord, TensorSpec, record_files
-from qwen3_omni_neuron.config import OmniConfig
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
+from qwen3_omni_neuron.compilation.manifest import Call, GraphRecord, TensorSpec, record_files
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.graphs.decoders import decoder_config
-from qwen3_omni_neuron.graphs.record import graph_calls
-from qwen3_omni_neuron.loading import lay_out
-from qwen3_omni_neuron.neuron.decoder.examples import decoder_examples
-from qwen3_omni_neuron.neuron.decoder.inputs import NAMES
-from qwen3_omni_neuron.neuron.decoder.plan import decoder_plan
-from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
-from qwen3_omni_neuron.neuron.decoder.spec import DECODERS, DecoderSpec
-from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples
+from qwen3_omni_neuron.neuron.nxdi.plan import decoder_plan
+from qwen3_omni_neuron.neuron.nxdi.spec import DECODERS, DecoderSpec, DecoderWeights
+from qwen3_omni_neuron.neuron.nxdi.toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part.shards import expected_bytes as part_bytes
 from qwen3_omni_neuron.neuron.part.spec import part_spec
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
-from qwen3_omni_neuron.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
-from qwen3_omni_neuron.weights import check_names
 
 
 def compile_graph(

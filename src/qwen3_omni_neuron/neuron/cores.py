@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.hardware import TRN2
-from qwen3_omni_neuron.loading import STAGES
 
 PHYSICAL_CORES = {"trn2.48xlarge": 128, "trn2u.48xlarge": 128, "trn2.3xlarge": 8}
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")

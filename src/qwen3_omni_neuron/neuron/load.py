@@ -3,20 +3,16 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.cpu.load import (
-    media_encoders,
-    talker_engine,
-    vocoder_engine,
-)
-from qwen3_omni_neuron.engine.spec import EngineSpec
-from qwen3_omni_neuron.loading import load_host_models
-from qwen3_omni_neuron.neuron.decoder.plan import decoder_plan
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.decoder.spec import decoder_application
-from qwen3_omni_neuron.neuron.engine.thinker import NeuronThinker
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_host_models
+from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_engine
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.loader import Loader
-from qwen3_omni_neuron.runtime.protocols import Engines
+from qwen3_omni_neuron.neuron.nxdi.plan import decoder_plan
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
 
 
 @dataclass(frozen=True)

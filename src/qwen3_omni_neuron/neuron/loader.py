@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
 from qwen3_omni_neuron.neuron.part.part import LoadedPart
 
 

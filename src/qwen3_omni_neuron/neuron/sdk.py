@@ -2,8 +2,8 @@
 
 import importlib.util
 
+from qwen3_omni_neuron.compilation.versions import NEURON_SDK
 from qwen3_omni_neuron.errors import NotInstalledError
-from qwen3_omni_neuron.versions import NEURON_SDK
 
 _PACKAGES = (
     "torch_neuronx",

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Protocol
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
-from qwen3_omni_neuron.neuron.decoder.spec import DecoderSpec
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part.part import LoadedPart
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 

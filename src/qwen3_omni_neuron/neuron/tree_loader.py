@@ -1,14 +1,14 @@
 """Loads the parts of a compiled tree."""
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.neuron.decoder.slots import DecoderGraphs
-from qwen3_omni_neuron.neuron.decoder.spec import DecoderSpec
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
 from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part.part import LoadedPart
 from qwen3_omni_neuron.neuron.part.spec import part_spec
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
-from qwen3_omni_neuron.plan import GRAPH_OF_PART
 
 
 class TreeLoader:

@@ -10,12 +10,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qwen3_omni_neuron.engines.protocols import Talker, Thinker, Vocoder
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
-from qwen3_omni_neuron.process.block import SharedBlock
-from qwen3_omni_neuron.process.interpreter import start_interpreter
-from qwen3_omni_neuron.process.last_words import LastWords, exit_words
-from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox
-from qwen3_omni_neuron.runtime.protocols import Talker, Thinker, Vocoder
+from qwen3_omni_neuron.process.interpreter import LastWords, exit_words, start_interpreter
+from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox, SharedBlock
 
 logger = logging.getLogger(__name__)
 

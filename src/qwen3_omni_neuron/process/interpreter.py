@@ -8,11 +8,60 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, BinaryIO
 
-from qwen3_omni_neuron.process.last_words import LastWords
-from qwen3_omni_neuron.process.parent import end_with
+PARENT_CHECK_S = 0.25
+
+
+def end_with(parent: int) -> None:
+    """Leave when the process of that id, which started this one, ends in any way, also out of the
+    middle of a call. Returns at once."""
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)
+
+
+TAIL_BYTES = 8192  # faulthandler's dump of a few threads
+
+
+class LastWords:
+    """A temporary file without a name that takes a process's stdout and stderr."""
+
+    def __init__(self) -> None:
+        self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
+
+    def tail(self) -> str:
+        """The end of what was written, at most TAIL_BYTES of it."""
+        # Read at a position: moving the file's own would move where the process writes.
+        descriptor = self.file.fileno()
+        begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
+        return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def exit_words(status: int | None) -> str:
+    """How a process ended, by the return code that subprocess gives; None: it had to be killed."""
+    if status is None:
+        return "hung up, and was killed"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    if name == "SIGKILL":
+        name += " (out of memory, where nobody sent it)"
+    return f"was ended by {name}"
 
 
 def start_interpreter(

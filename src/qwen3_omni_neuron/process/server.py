@@ -5,11 +5,10 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.process.block import SharedBlock
+from qwen3_omni_neuron.engines.protocols import Talker, Thinker, Vocoder
 from qwen3_omni_neuron.process.failure import Failure
 from qwen3_omni_neuron.process.interpreter import obey_parent
-from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox
-from qwen3_omni_neuron.runtime.protocols import Talker, Thinker, Vocoder
+from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox, SharedBlock
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:

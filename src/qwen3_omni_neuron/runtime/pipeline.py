@@ -5,14 +5,13 @@ import threading
 from collections import deque
 from typing import Any
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.clock import Clock
-from qwen3_omni_neuron.runtime.live import LiveRequest
 from qwen3_omni_neuron.runtime.output import Output
-from qwen3_omni_neuron.runtime.protocols import Engines, Vocoder
-from qwen3_omni_neuron.runtime.request import Request, TalkerRequest
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from qwen3_omni_neuron.runtime.clock import Clock
-from qwen3_omni_neuron.runtime.live import LiveRequest
+from qwen3_omni_neuron.runtime.request import LiveRequest
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The caller's end of a request: its events, one by one."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 
 import numpy as np
@@ -18,7 +18,6 @@ from qwen3_omni_neuron.events import (
 from qwen3_omni_neuron.runtime.output import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
-from qwen3_omni_neuron.text import TextStream
 
 
 class SpeechStream(Iterator[Event]):
@@ -147,3 +146,33 @@ class SpeechStream(Iterator[Event]):
             text_tokens=len(live.token_ids),
             frames=len(live.codes),
         )
+
+
+_INCOMPLETE = "\ufffd"
+
+
+class TextStream:
+    """Decodes a growing reply. A character that several tokens spell comes out whole.
+
+    decode: token ids -> text, special tokens skipped.
+    """
+
+    def __init__(self, decode: Callable[[list[int]], str]):
+        self._decode = decode
+        self._held: list[int] = []
+
+    def push(self, token_id: int) -> tuple[str, list[int]]:
+        """Text that is complete with this token, and the ids it came from; both may be empty."""
+        self._held.append(token_id)
+        text = self._decode(self._held)
+        if text.endswith(_INCOMPLETE):
+            return "", []
+        return self._release(text)
+
+    def finish(self) -> tuple[str, list[int]]:
+        """What is still held, as far as it can be decoded."""
+        return self._release(self._decode(self._held)) if self._held else ("", [])
+
+    def _release(self, text: str) -> tuple[str, list[int]]:
+        ids, self._held = self._held, []
+        return text, ids

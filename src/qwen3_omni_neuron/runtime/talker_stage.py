@@ -7,13 +7,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import TalkerConfig
+from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.runtime.live import LiveRequest
-from qwen3_omni_neuron.runtime.protocols import PredictorSampling, Talker
-from qwen3_omni_neuron.runtime.request import TalkerRequest
+from qwen3_omni_neuron.model.config import TalkerConfig
+from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
+from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
-from qwen3_omni_neuron.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 
 MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
 

@@ -8,9 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.runtime.live import RECENT_FRAMES, LiveRequest, frame_pace
-from qwen3_omni_neuron.runtime.protocols import Vocoder
+from qwen3_omni_neuron.runtime.request import RECENT_FRAMES, LiveRequest, frame_pace
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 

@@ -5,13 +5,13 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from qwen3_omni_neuron.config import DecoderConfig, TalkerConfig
-from qwen3_omni_neuron.cpu.native.library import UnsuitedError, find_library
+from qwen3_omni_neuron.cpu.native.binding import UnsuitedError, find_library
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.config import DecoderConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker

@@ -5,17 +5,18 @@ import ctypes
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import TalkerConfig
-from qwen3_omni_neuron.cpu.native.decoder import NativeDecoder, native_decoder
-from qwen3_omni_neuron.cpu.native.library import (
+from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_CODE,
+    NativeDecoder,
     Number,
     Pointer,
     Weights,
     check,
+    native_decoder,
     pointer_to,
 )
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class _Predictor(ctypes.Structure):

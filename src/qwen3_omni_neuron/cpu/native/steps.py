@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.config import DecoderConfig
-from qwen3_omni_neuron.cpu.native.decoder import NativeDecoder, native_decoder
-from qwen3_omni_neuron.cpu.native.library import Number, Pointer, Weights, check, pointer_to
+from qwen3_omni_neuron.cpu.native.binding import (
+    NativeDecoder,
+    Number,
+    Pointer,
+    Weights,
+    check,
+    native_decoder,
+    pointer_to,
+)
+from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.library import (
+from qwen3_omni_neuron.cpu.native.binding import (
     Number,
     Pointer,
     UnsuitedError,

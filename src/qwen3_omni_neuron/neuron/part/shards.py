@@ -7,15 +7,15 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.compiled.tensor_file import Layout, layout_bytes, write_tensor_files
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.parameters import compare_names, converted
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.graphs.parallel.cut import shard
+from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
 from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
-from qwen3_omni_neuron.parallel.cut import shard
-from qwen3_omni_neuron.parallel.layers import Alone
-from qwen3_omni_neuron.weights import compare_names, converted
 
 
 def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:

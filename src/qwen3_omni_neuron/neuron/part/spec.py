@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.config import OmniConfig
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import Part, codec_embedding_pieces
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import all_graphs, spell_out_norms, static_config
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.loading import lay_out
-from qwen3_omni_neuron.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
-from qwen3_omni_neuron.weights import Part, codec_embedding_pieces
+from qwen3_omni_neuron.model.config import OmniConfig
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.compiled.tensor_file import Layout
+from qwen3_omni_neuron.checkpoint.modules import fill
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.loading import fill
+from qwen3_omni_neuron.graphs.parallel.cut import Cut
+from qwen3_omni_neuron.graphs.parallel.layers import Group
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part.device_types import device_type, to_device_type
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
-from qwen3_omni_neuron.parallel.cut import Cut
-from qwen3_omni_neuron.parallel.layers import Group
-from qwen3_omni_neuron.parallel.modules import parallelize
 
 _OWNER = "owner"
 

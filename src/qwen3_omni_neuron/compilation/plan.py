@@ -1,0 +1,323 @@
+"""The compile plan: what is compiled, for what, in which sizes."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qwen3_omni_neuron.compilation.buckets import buckets_within
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
+
+HEARING_GRAPHS = ("thinker", "vision", "audio")
+SPEAKING_GRAPHS = ("talker", "code_predictor", "code2wav")
+GRAPHS = (*HEARING_GRAPHS, *SPEAKING_GRAPHS)
+CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
+# The parts of each graph, by their names in loading.Models.
+GRAPH_PARTS = {
+    "thinker": ("thinker",),
+    "vision": ("vision_encoder",),
+    "audio": ("audio_encoder",),
+    "talker": ("talker", "text_projection", "hidden_projection"),
+    "code_predictor": ("code_predictor",),
+    "code2wav": ("code2wav",),
+}
+GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
+    "talker": "talker",
+    "code_predictor": "talker",
+    "code2wav": "vocoder",
+}
+GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+_EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
+_DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
+_BY_GRAPH = {
+    "thinker": _DECODER,
+    "vision": ("patch_buckets",),
+    "audio": ("audio_windows",),
+    "talker": (*_DECODER, "talker_context_length", "projection_rows"),
+    "code_predictor": ("max_concurrency", "batches", "predictor_top_k"),
+    "code2wav": ("max_concurrency", "batches", "chunk_frames"),
+}
+
+
+@dataclass(frozen=True)
+class CompilePlan:
+    """Made by `planning.make_plan`, which checks it.
+
+    model: the checkpoint's folder; where it lies is no part of what is compiled. tp: cores that
+    share a graph's weights. lnc: physical cores a logical one. profile: "safe" or "fast", see
+    README. max_concurrency: slots, requests at a time. context_length: positions that a slot's KV
+    cache holds. talker_context_length: those of the talker's.
+    Sizes, ascending; on a CPU those that are empty are of any length, which it has no need to pad:
+    prompt_buckets: rows of a prompt. decode_buckets: positions that a decode step looks back on.
+    patch_buckets: patches of a picture or a video frame. audio_windows: windows of 8 s a call.
+    projection_rows: rows that the talker's projections take at once. batches: slots that a step
+    renews. chunk_frames: that the vocoder decodes. predictor_top_k: the largest that the code
+    predictor samples with; 0: any.
+    """
+
+    model: Path
+    target: str
+    tp: int
+    lnc: int
+    profile: str
+    dtype: str
+    max_concurrency: int
+    context_length: int
+    talker_context_length: int
+    prompt_buckets: tuple[int, ...]
+    decode_buckets: tuple[int, ...]
+    patch_buckets: tuple[int, ...]
+    audio_windows: tuple[int, ...]
+    projection_rows: tuple[int, ...]
+    batches: tuple[int, ...]
+    chunk_frames: tuple[int, ...]
+    predictor_top_k: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All but where the checkpoint lies, as JSON has it: what `make_plan` takes."""
+        settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        del settings["model"]
+        return settings
+
+    def graph_settings(self, graph: str) -> dict[str, Any]:
+        """The part that one graph depends on. graph: one of GRAPHS."""
+        return {name: self.settings[name] for name in (*_EVERY_GRAPH, *_BY_GRAPH[graph])}
+
+    def command(self, out: Path) -> str:
+        """The command line that compiles this plan into the folder `out`."""
+        words = ["qwen3-omni-neuron", "compile", "--model", str(self.model), "--out", str(out)]
+        for name, value in self.settings.items():
+            if value not in ([], 0):
+                words += [
+                    flag_of(name),
+                    ",".join(map(str, value)) if isinstance(value, list) else str(value),
+                ]
+        return shlex.join(words)
+
+
+def graphs_of(config: OmniConfig) -> tuple[str, ...]:
+    """The graphs of a checkpoint; one without a talker has fewer."""
+    speaks = config.talker is not None and config.code2wav is not None
+    return GRAPHS if speaks else HEARING_GRAPHS
+
+
+def flag_of(setting: str) -> str:
+    """A setting's name on the command line."""
+    return "--buckets" if setting == "prompt_buckets" else f"--{setting.replace('_', '-')}"
+
+
+DEFAULT_CONTEXT_LENGTH = 8192
+DEFAULT_FRAMES = 4096  # that a request speaks at most, where it says nothing else
+DEFAULT_CONCURRENCY = 8
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a target allows; the first of each is what it takes where nothing is said.
+
+    degrees: of tensor parallelism. core_sizes: physical cores a logical one. predictor_top_k: the
+    default. sizes: defaults by name; of what is not among them the target takes any.
+    """
+
+    degrees: tuple[int, ...]
+    core_sizes: tuple[int, ...]
+    profiles: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    predictor_top_k: int
+    sizes: Mapping[str, tuple[int, ...]]
+
+
+TARGETS = {
+    "cpu": _Target(
+        degrees=(1,),
+        core_sizes=(1,),
+        profiles=("safe",),
+        dtypes=("float32", "bfloat16", "float64"),
+        predictor_top_k=0,
+        sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
+    ),
+    "neuron": _Target(
+        degrees=(8, 4, 2, 1),
+        core_sizes=(2, 1),
+        profiles=("safe", "fast"),
+        dtypes=("bfloat16", "float32"),
+        predictor_top_k=50,
+        sizes={
+            # A spoken question is 100 to 1500 rows: padding to the next of these is cheap.
+            "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
+            "decode_buckets": (512, 2048),
+            "patch_buckets": (1024, 4096, 16384),
+            "audio_windows": (1, 4),
+            "projection_rows": (512, 2048),
+            "batches": (1,),
+            "chunk_frames": CHUNK_FRAMES,
+        },
+    ),
+}
+DTYPES = TARGETS["cpu"].dtypes
+
+
+def make_plan(
+    model: Path,
+    config: OmniConfig,
+    target: str = "cpu",
+    *,
+    tp: int | None = None,
+    lnc: int | None = None,
+    profile: str = "safe",
+    dtype: str = "auto",
+    max_concurrency: int = DEFAULT_CONCURRENCY,
+    context_length: int | None = None,
+    talker_context_length: int | None = None,
+    prompt_buckets: Sequence[int] | None = None,
+    decode_buckets: Sequence[int] | None = None,
+    patch_buckets: Sequence[int] | None = None,
+    audio_windows: Sequence[int] | None = None,
+    projection_rows: Sequence[int] | None = None,
+    batches: Sequence[int] | None = None,
+    chunk_frames: Sequence[int] | None = None,
+    predictor_top_k: int | None = None,
+) -> CompilePlan:
+    """The plan that arguments and a checkpoint's config give: see CompilePlan.
+
+    None: the target's default. dtype: "auto" (the checkpoint's), or one of DTYPES. context_length:
+    8192 by default, or the model's own limit where that is less. talker_context_length: that, and
+    as many as a reply takes. Sizes ascend; where there are any, the last prompt bucket and the last
+    decode bucket are the context length, and the last batch is max_concurrency, whether named or
+    not.
+    Raises OptionError that names the argument and what it may be.
+    """
+    if target not in TARGETS:
+        raise OptionError(f"target is one of {', '.join(TARGETS)}, got {target!r}.")
+    allowed = TARGETS[target]
+    tp = allowed.degrees[0] if tp is None else tp
+    lnc = allowed.core_sizes[0] if lnc is None else lnc
+    for name, value, choices in (
+        ("tp", tp, allowed.degrees),
+        ("lnc", lnc, allowed.core_sizes),
+        ("profile", profile, allowed.profiles),
+    ):
+        if value not in choices:
+            said = " or ".join(map(str, choices))
+            raise OptionError(f"{name} is {said} for target {target}, got {value}.")
+    if profile == "fast" and lnc != 2:
+        raise OptionError(
+            f"profile fast uses kernels that are written for lnc 2, got lnc {lnc}. Take profile "
+            "safe, or lnc 2."
+        )
+    if max_concurrency < 1:
+        raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
+    context_length = _context_length(config, context_length)
+    talker_context_length = _talker_context_length(config, talker_context_length, context_length)
+    given = {
+        "prompt_buckets": prompt_buckets,
+        "decode_buckets": decode_buckets,
+        "patch_buckets": patch_buckets,
+        "audio_windows": audio_windows,
+        "projection_rows": projection_rows,
+        "batches": batches,
+        "chunk_frames": chunk_frames,
+    }
+    chosen = _sizes(target, allowed, given, config, context_length)
+    for name, longest in (
+        ("prompt_buckets", context_length),
+        ("decode_buckets", context_length),
+        ("batches", max_concurrency),
+    ):
+        chosen[name] = buckets_within(longest, chosen[name])
+    top_k = allowed.predictor_top_k if predictor_top_k is None else predictor_top_k
+    if (target == "cpu") != (top_k == 0) or top_k < 0:
+        raise OptionError(
+            f"predictor_top_k is {'0' if target == 'cpu' else '1 or more'} for target {target}, "
+            f"got {top_k}."
+        )
+    return CompilePlan(
+        model=model,
+        target=target,
+        tp=tp,
+        lnc=lnc,
+        profile=profile,
+        dtype=_dtype(target, allowed, config, dtype),
+        max_concurrency=max_concurrency,
+        context_length=context_length,
+        talker_context_length=talker_context_length,
+        predictor_top_k=top_k,
+        **chosen,
+    )
+
+
+def _dtype(target: str, allowed: _Target, config: OmniConfig, dtype: str) -> str:
+    if dtype not in ("auto", *allowed.dtypes):
+        raise OptionError(
+            f"dtype is auto or one of {', '.join(allowed.dtypes)} for target {target}, got "
+            f"{dtype!r}."
+        )
+    if dtype == "auto" and config.dtype not in allowed.dtypes:
+        raise OptionError(
+            f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
+            f"{', '.join(allowed.dtypes)}."
+        )
+    return config.dtype if dtype == "auto" else dtype
+
+
+def _context_length(config: OmniConfig, given: int | None) -> int:
+    limit = config.thinker.text.max_positions
+    length = min(limit, DEFAULT_CONTEXT_LENGTH) if given is None else given
+    if not 2 <= length <= limit:
+        raise OptionError(f"context_length is 2 to {limit} for this checkpoint, got {length}.")
+    return length
+
+
+def _talker_context_length(config: OmniConfig, given: int | None, context_length: int) -> int:
+    """0 for a checkpoint that can't speak."""
+    if config.talker is None:
+        return 0
+    limit = config.talker.text.max_positions
+    longest = context_length + ASSISTANT_ROWS + DEFAULT_FRAMES
+    length = min(limit, longest) if given is None else given
+    if not ASSISTANT_ROWS < length <= limit:
+        raise OptionError(
+            f"talker_context_length is {ASSISTANT_ROWS + 1} to {limit} for this checkpoint, got "
+            f"{length}."
+        )
+    return length
+
+
+def _sizes(
+    target: str,
+    allowed: _Target,
+    given: Mapping[str, Sequence[int] | None],
+    config: OmniConfig,
+    context_length: int,
+) -> dict[str, Any]:
+    """Every list of sizes, checked."""
+    chosen: dict[str, tuple[int, ...]] = {}
+    for name, named in given.items():
+        chosen[name] = tuple(allowed.sizes.get(name, ()) if named is None else named)
+        if chosen[name] and name not in allowed.sizes:
+            raise OptionError(
+                f"{name} is for target neuron alone: {target} takes any. Leave it out."
+            )
+        # What is empty by default need not be there.
+        if not chosen[name] and allowed.sizes.get(name):
+            raise OptionError(f"{name} names no size. Target {target} needs one or more.")
+        for before, size in zip((0, *chosen[name]), chosen[name], strict=False):
+            if size <= before:
+                said = ", ".join(map(str, chosen[name]))
+                raise OptionError(f"{name} is a list of ascending sizes of 1 or more, got {said}.")
+    prompts = given["prompt_buckets"]
+    if prompts and prompts[-1] > context_length:
+        raise OptionError(
+            f"prompt_buckets has {prompts[-1]}, and the KV cache {context_length} positions. "
+            "Leave it out, or raise context_length."
+        )
+    block = config.thinker.vision.merge_size**2
+    if odd := [size for size in chosen["patch_buckets"] if size % block]:
+        raise OptionError(
+            f"patch_buckets has {odd[0]}; a size is a multiple of {block}, the patches that become "
+            "one row."
+        )
+    return chosen

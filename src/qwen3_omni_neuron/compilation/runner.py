@@ -1,0 +1,235 @@
+"""Compiles a tree, graph by graph: only what is missing or stale, and nothing by half."""
+
+import errno
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.fingerprint import fingerprint
+from qwen3_omni_neuron.compilation.lock import tree_lock
+from qwen3_omni_neuron.compilation.manifest import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    GraphRecord,
+    Manifest,
+    Origin,
+    file_problem,
+    read_record,
+    sync_folder,
+    write_manifest,
+    write_record,
+)
+from qwen3_omni_neuron.compilation.plan import GRAPHS, CompilePlan, graphs_of
+from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron.compilation.versions import decisive_versions, installed_versions
+from qwen3_omni_neuron.compilation.worker import run_worker
+from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
+
+MB = 1e6
+
+
+class Progress(Protocol):
+    """Hears how far a run is. Bytes are those of a graph's folder."""
+
+    def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
+        """These graphs will be compiled, and why."""
+        ...
+
+    def advances(self, graph: str, written_bytes: int) -> None: ...
+
+    def compiled(self, graph: str, record: GraphRecord) -> None: ...
+
+
+class Silence:
+    """A Progress for nobody."""
+
+    def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
+        pass
+
+    def advances(self, graph: str, written_bytes: int) -> None:
+        pass
+
+    def compiled(self, graph: str, record: GraphRecord) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """records: of all graphs that are there and fit the plan, in the plan's order. compiled: which
+    of them this run compiled. missing: graphs that the plan lacks yet, and why; without any the
+    tree has its manifest."""
+
+    records: Mapping[str, GraphRecord]
+    compiled: tuple[str, ...]
+    missing: Mapping[str, str]
+
+
+def compile_tree(
+    plan: CompilePlan,
+    tree: Path,
+    target: Target,
+    only: Collection[str] = (),
+    progress: Progress | None = None,
+) -> Outcome:
+    """Bring the tree to the plan.
+
+    Each graph is compiled in a process of its own, into a folder beside its place, which is renamed
+    when it is whole; a run that was interrupted leaves the graphs it had finished, and the next one
+    goes on from there. The manifest is taken away before the first graph changes, and written when
+    all of them fit. only: of the graphs, those that this run may compile; none: all.
+    Raises OptionError for an unknown graph, CheckpointError, ArtifactError where the folder holds
+    something else under a graph's name, CompileError (see lock and worker), OutputError where the
+    tree can't be written: it is then as it was, but for the graphs that were finished.
+    """
+    graphs = graphs_of(read_config(plan.model))
+    if unknown := [name for name in only if name not in graphs]:
+        raise OptionError(f"unknown graph {unknown[0]!r}. This checkpoint has {', '.join(graphs)}.")
+    try:
+        tree.mkdir(parents=True, exist_ok=True)
+        with tree_lock(tree) as lock:
+            _sweep(tree)
+            return _compile(plan, tree, target, graphs, only, progress or Silence(), lock)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise _output_error(tree, error) from error
+
+
+def _compile(
+    plan: CompilePlan,
+    tree: Path,
+    target: Target,
+    graphs: tuple[str, ...],
+    only: Collection[str],
+    progress: Progress,
+    lock: int,
+) -> Outcome:
+    checkpoint, versions = fingerprint(plan.model), decisive_versions(plan.target)
+    origins = {g: Origin(checkpoint, plan.graph_settings(g), versions) for g in graphs}
+    records: dict[str, GraphRecord] = {}
+    missing: dict[str, str] = {}
+    for graph, origin in origins.items():
+        reason, record = _standing(tree / graph, origin)
+        if record is None:
+            missing[graph] = reason
+        else:
+            records[graph] = record
+    chosen = [graph for graph in missing if not only or graph in only]
+    expected = {graph: target.expected_bytes(plan, graph) for graph in chosen}
+    progress.begins(expected, {graph: missing[graph] for graph in chosen})
+    for graph in chosen:
+        part = tree / f".{graph}.part"
+        part.mkdir()
+        try:
+            tick = partial(_advance, progress, graph, part)
+            record = run_worker(target.compile_graph, plan, graph, part, lock, tick)
+            write_record(part, origins[graph], record)
+        except BaseException as error:
+            written = _folder_bytes(part)
+            if target.keeps_failed and isinstance(error, CompileError):
+                part.rename(tree / f".{graph}.failed")
+            shutil.rmtree(part, ignore_errors=True)
+            if isinstance(error, OSError) and _is_full(error):
+                raise _full(tree, graph, expected[graph], written) from error
+            raise
+        _swap(tree, graph, part)
+        records[graph] = record
+        del missing[graph]
+        progress.compiled(graph, record)
+    ordered = {graph: records[graph] for graph in graphs if graph in records}
+    if not missing:
+        for graph in set(GRAPHS) - set(graphs):  # of another checkpoint, which was here before
+            if (tree / graph / RECORD_FILE).exists():
+                (tree / MANIFEST_FILE).unlink(missing_ok=True)
+                _discard(tree, graph)
+        present = installed_versions() | versions
+        write_manifest(tree, Manifest(checkpoint, plan.settings, present, ordered))
+    return Outcome(ordered, tuple(chosen), missing)
+
+
+def _advance(progress: Progress, graph: str, part: Path) -> None:
+    progress.advances(graph, _folder_bytes(part))
+
+
+def _standing(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
+    """Why a graph has to be compiled, or its record where it is there and fits.
+
+    Raises ArtifactError for a folder that is none of ours, rather than replace it.
+    """
+    if not folder.exists():
+        return "missing", None
+    if not (folder / RECORD_FILE).exists():
+        raise ArtifactError(
+            f"{folder} is there, and no compiled graph: it has no {RECORD_FILE}. Compile into "
+            "another folder, or delete it."
+        )
+    try:
+        origin, record = read_record(folder)
+    except ArtifactError as error:
+        return f"unreadable: {error}", None
+    if difference := origin.difference(wanted):
+        return f"stale: made from {difference}", None
+    if problem := file_problem(folder, record):
+        return f"broken: {problem}", None
+    return "", record
+
+
+def _swap(tree: Path, graph: str, part: Path) -> None:
+    """Put a whole folder into its place."""
+    (tree / MANIFEST_FILE).unlink(missing_ok=True)
+    if (tree / graph).exists():
+        _discard(tree, graph)
+    part.rename(tree / graph)
+    sync_folder(tree)
+
+
+def _discard(tree: Path, graph: str) -> None:
+    """Renamed first, so that a folder under a graph's name is always whole."""
+    old = tree / f".{graph}.old"
+    (tree / graph).rename(old)
+    shutil.rmtree(old)
+
+
+def _sweep(tree: Path) -> None:
+    """Take away what an interrupted run left."""
+    for graph in GRAPHS:
+        for leftover in (tree / f".{graph}.{what}" for what in ("part", "old", "failed")):
+            if leftover.exists():
+                shutil.rmtree(leftover)
+    (tree / f".{MANIFEST_FILE}.part").unlink(missing_ok=True)
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size
+        except FileNotFoundError:  # a compiler's temporary file
+            continue
+    return total
+
+
+def _is_full(error: OSError) -> bool:
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _full(tree: Path, graph: str, expected: int, written: int) -> OutputError:
+    free = shutil.disk_usage(tree).free
+    return OutputError(
+        f"no space is left for {graph}: it takes about {expected / MB:.1f} MB, {written / MB:.1f} "
+        f"MB of it went onto the disk of {tree}, which has {free / MB:.1f} MB free now. Make room "
+        "and run it again: the graphs that are finished are kept."
+    )
+
+
+def _output_error(tree: Path, error: OSError) -> OutputError:
+    if _is_full(error):
+        return OutputError(
+            f"no space is left on the disk of {tree}. Make room and run it again: the graphs that "
+            "are finished are kept."
+        )
+    return OutputError(f"{tree} can't be written: {error}. Choose a folder that you may write to.")

@@ -1,0 +1,73 @@
+"""A compiled tree as it is loaded: does it fit this checkpoint, this installation, and the call?"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from qwen3_omni_neuron.compilation.fingerprint import fingerprint
+from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
+from qwen3_omni_neuron.compilation.plan import CompilePlan, graphs_of, make_plan
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.errors import ArtifactError, OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
+
+
+def open_tree(
+    folder: Path, model: Path, config: OmniConfig, given: Mapping[str, Any]
+) -> CompilePlan:
+    """Check a tree. Returns the plan that it was compiled for.
+
+    model: the checkpoint's folder. given: settings that the caller names, to be those of the plan;
+    None: not named. Files are looked at for presence and size, not hashed.
+    Raises ArtifactError that says what does not fit and how to compile what does, and OptionError
+    for a setting that contradicts the plan.
+    """
+    if not folder.is_dir():
+        raise ArtifactError(f"{folder} is no folder. compiled_path is what compile wrote as --out.")
+    manifest = read_manifest(folder)
+    plan = _plan(folder, model, config, manifest.plan)
+    again = f"Compile again: {plan.command(folder)}"
+    for name, value in given.items():
+        compiled = manifest.plan[name]
+        if value is not None and value != compiled:
+            raise OptionError(
+                f"{name} is {value!r}, and {folder} was compiled with {compiled!r}. Leave it out, "
+                "or compile another tree with it."
+            )
+    if (found := fingerprint(model)) != manifest.fingerprint:
+        raise ArtifactError(
+            f"{folder} was compiled from another checkpoint than {model} (fingerprint "
+            f"{manifest.fingerprint[:12]} against {found[:12]}). Name that one, or: {again}"
+        )
+    for name, version in decisive_versions(plan.target).items():
+        if (theirs := manifest.versions.get(name)) != version:
+            raise ArtifactError(
+                f"{folder} was compiled with {name} {theirs}, and here is {version}. {again}"
+            )
+    if absent := [graph for graph in graphs_of(config) if graph not in manifest.graphs]:
+        raise ArtifactError(f"{folder} lacks {', '.join(absent)}. {again}")
+    try:
+        check_files(folder, manifest)
+    except ArtifactError as error:
+        raise ArtifactError(f"{error} {again}") from error
+    return plan
+
+
+def _plan(
+    folder: Path, model: Path, config: OmniConfig, settings: Mapping[str, Any]
+) -> CompilePlan:
+    """The plan of a manifest, as strictly as one of a caller's arguments."""
+    wanted = {field.name for field in fields(CompilePlan)} - {"model"}
+    if strange := sorted(wanted ^ settings.keys()):
+        raise ArtifactError(
+            f"{folder} has a plan of another version: {', '.join(strange)} is missing or unknown. "
+            "Compile into another folder."
+        )
+    try:
+        return make_plan(model, config, **settings)
+    except (OptionError, TypeError) as error:
+        raise ArtifactError(
+            f"{folder} holds a plan that this version doesn't run ({error}). Compile again, or use "
+            "the version that wrote it."
+        ) from error

@@ -1,1 +1,0 @@
-"""A compiled tree on the disk: its manifest, its fingerprint, its files."""

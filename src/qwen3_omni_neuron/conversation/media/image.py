@@ -1,0 +1,208 @@
+"""A picture as the caller has it -> an upright RGB image, checked."""
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
+from qwen3_omni_neuron.errors import CheckpointError, ImageError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_ASPECT = 200  # of the longer side to the shorter; transformers' smart_resize takes no more
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+
+
+def load_image(item: Mapping[str, Any], where: str) -> "Image":
+    """The picture of one image item of a message, in RGB.
+
+    item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
+    [height, width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4,
+    of uint8 or of floats in [0, 1]. An array that can be read both ways has its channels last.
+
+    A file or PIL image is turned as its EXIF orientation says. What is transparent is shown on
+    white, an animation by its first frame, and 16-bit grey by its high byte.
+    where: names the item in errors, e.g. "messages[0].content[1]".
+    Raises ImageError when it can't be read, holds no pixels, NaN or numbers out of range, or is
+    more than MAX_ASPECT times as long as it is wide.
+    Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
+    """
+    from PIL.Image import Image
+
+    source = item.get("image")
+    if source is None:
+        raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
+    if isinstance(source, str | Path | bytes | bytearray):
+        picture = _read_file(source, where)
+    elif isinstance(source, Image):
+        picture = _from_pil(source, where)
+    else:
+        picture = _from_array(source, where)
+    return _checked(picture, where)
+
+
+def _read_file(source: Source, where: str) -> "Image":
+    from PIL import Image
+
+    Image.init()
+    # Not EPS: it is a program, which Pillow hands to Ghostscript to run.
+    formats = [name for name in Image.ID if name != "EPS"]
+    name = name_of(source)
+    with open_media(source, where, ImageError) as file:
+        try:
+            with Image.open(file, formats=formats) as picture:
+                return _upright_rgb(picture)
+        except Image.UnidentifiedImageError as error:
+            raise ImageError(
+                f"{where}: {name} is no image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
+            ) from error
+        # The second is a warning, raised only where Python is told to make errors of warnings.
+        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+            raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
+        except Exception as error:  # each format's decoder has its own for a broken file
+            raise ImageError(
+                f"{where}: {name} is an image that is broken or cut short ({error})."
+            ) from error
+
+
+def _from_pil(source: "Image", where: str) -> "Image":
+    try:
+        return _upright_rgb(source)
+    except Exception as error:  # a file that was opened, but not read before it broke or closed
+        raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
+
+
+def _upright_rgb(picture: "Image") -> "Image":
+    from PIL import Image, ImageOps
+
+    picture.load()
+    with contextlib.suppress(Exception):  # broken EXIF spoils no picture; it has no turn then
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray(_high_byte(np.asarray(picture)))
+    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    return picture.convert("RGB")
+
+
+def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """16-bit grey as 8-bit. Pillow's own conversion makes all above 255, nearly all, white.
+
+    Mode I holds any integers; those that fit in 8 bits are taken for 8-bit ones.
+    """
+    if values.dtype.itemsize > 2 and values.max(initial=0) <= 255:
+        return values.clip(0, 255).astype(np.uint8)
+    return (values.clip(0, 65535).astype(np.int64) >> 8).astype(np.uint8)
+
+
+def _from_array(source: Any, where: str) -> "Image":
+    from PIL import Image
+
+    try:
+        if isinstance(source, torch.Tensor):
+            source = source.detach().cpu()
+            source = source.float() if source.is_floating_point() else source
+        values = np.asarray(source)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ImageError(
+            f"{where} is neither a path, bytes, a PIL image nor an array: {error}"
+        ) from error
+    pixels = _bytes_of(_channels_last(values, where), where)
+    grey = pixels.shape[-1] == 1
+    return _upright_rgb(Image.fromarray(pixels[..., 0] if grey else pixels))
+
+
+def _channels_last(values: NDArray[Any], where: str) -> NDArray[Any]:
+    shape = list(values.shape)
+    if values.ndim > 0 and values.size == 0:
+        raise ImageError(f"{where} is an array of shape {shape}, which holds no pixels.")
+    if values.ndim == 2:
+        return values[..., None]
+    if values.ndim == 3 and shape[-1] in _CHANNELS:
+        return values
+    if values.ndim == 3 and shape[0] in _CHANNELS:
+        return np.moveaxis(values, 0, -1)
+    raise ImageError(
+        f"{where} is an array of {values.dtype} of shape {shape}; give [height, width], "
+        "[height, width, channels] or [channels, height, width], with 1, 3 or 4 channels."
+    )
+
+
+def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ImageError(
+            f"{where} is an array of {values.dtype}; give uint8 (0 to 255) or floats (0 to 1)."
+        )
+    low, high = float(values.min()), float(values.max())  # NaN where any of them is
+    if not (low >= 0 and high <= 1):
+        raise ImageError(
+            f"{where} is an array of floats from {low:g} to {high:g}; they have to be from 0 to 1. "
+            "Divide by 255, or give uint8."
+        )
+    return np.ascontiguousarray(np.round(values * 255), dtype=np.uint8)
+
+
+def _checked(picture: "Image", where: str) -> "Image":
+    width, height = picture.size
+    if not width or not height:
+        raise ImageError(f"{where} is {width} x {height} pixels: there is nothing to see.")
+    aspect = max(width, height) / min(width, height)
+    if aspect > MAX_ASPECT:
+        raise ImageError(
+            f"{where} is {width} x {height} pixels: one side is {aspect:.1f} times the other, "
+            f"and {MAX_ASPECT} times is the most. Crop it."
+        )
+    return picture
+
+
+def load_image_processor(folder: Path) -> tuple[Any, Any]:
+    """The processor, and the smart_resize that it goes by.
+
+    Raises CheckpointError where the folder has no usable preprocessor_config.json.
+    """
+    try:  # transformers 5 has it in a file of its own
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil as Processor,
+        )
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+    except ModuleNotFoundError:
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import (
+            Qwen2VLImageProcessor as Processor,
+        )
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+    # Asked here: of a folder that isn't there transformers would ask the Hub.
+    if not (folder / "preprocessor_config.json").is_file():
+        raise CheckpointError(f"{folder} has no preprocessor_config.json.")
+    try:
+        processor = Processor.from_pretrained(folder)
+    except Exception as error:  # each transformers line has its own for a broken file
+        raise CheckpointError(
+            f"{folder} has no usable preprocessor_config.json: {error}"
+        ) from error
+    sizes = {
+        "patch_size": processor.patch_size,
+        "merge_size": processor.merge_size,
+        "temporal_patch_size": processor.temporal_patch_size,
+        "min_pixels": processor.size["shortest_edge"],
+        "max_pixels": processor.size["longest_edge"],
+    }
+    for name, value in sizes.items():
+        if not isinstance(value, int) or value < 1:
+            raise CheckpointError(
+                f"{folder}/preprocessor_config.json has {name} {value!r}; 1 or more is needed."
+            )
+    if not processor.do_resize:
+        raise CheckpointError(
+            f"{folder}/preprocessor_config.json has do_resize off: pictures would fit no patches."
+        )
+    return processor, smart_resize

@@ -1,0 +1,132 @@
+"""A video as the caller has it -> frames, their rate, and sound, checked."""
+
+import math
+import numbers
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.conversation.media.image import load_image
+from qwen3_omni_neuron.conversation.media.video_file import (
+    Check,
+    Frames,
+    Video,
+    accept_all,
+    read_video_file,
+)
+from qwen3_omni_neuron.errors import ImageError, VideoError
+
+__all__ = ["Video", "load_video"]
+
+_FPS = 2.0
+_MAX_FRAMES = 768
+
+
+def load_video(
+    item: Mapping[str, Any],
+    where: str,
+    *,
+    audio_rate: int | None,
+    check: Check = accept_all,
+) -> Video:
+    """The video of one video item of a message.
+
+    item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
+    [n, height, width, channels], or a list of what an image item takes.
+    item["fps"]: of frames, their rate, which has to be said. Of a file, how many frames a second
+    are seen (2), at most item["max_frames"] (768) in all; see read_video_file for which.
+    item["audio"], item["sampling_rate"]: the sound, as an audio item has it, instead of a file's.
+    audio_rate: in Hz, of the sound; None where it isn't wanted.
+    where: names the item in errors, e.g. "messages[0].content[1]". check: is told how many frames
+    of what height and width a file will give before they are decoded, and may raise.
+    Raises VideoError, or AudioError for its sound.
+    Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
+    """
+    source = item.get("video")
+    if source is None:
+        raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
+    sound = _own_sound(item, where, audio_rate)
+    if isinstance(source, str | Path | bytes | bytearray):
+        return _with_sound(
+            read_video_file(
+                source,
+                where,
+                fps=_rate(item.get("fps"), _FPS, where),
+                max_frames=_max_frames(item.get("max_frames"), where),
+                audio_rate=audio_rate if sound is None else None,
+                check=check,
+            ),
+            sound,
+        )
+    fps = _rate(item.get("fps"), None, where)
+    return Video(_frames(source, where), fps, sound)
+
+
+def _own_sound(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
+    if audio_rate is None or item.get("audio") is None:
+        return None
+    return load_waveform(item, audio_rate, where)
+
+
+def _with_sound(video: Video, sound: Waveform | None) -> Video:
+    return video if sound is None else Video(video.frames, video.fps, sound)
+
+
+def _rate(fps: Any, usual: float | None, where: str) -> float:
+    if fps is None:
+        if usual is None:
+            raise VideoError(
+                f'{where} is frames without their rate. Add "fps": 2.0, or whatever it is.'
+            )
+        return usual
+    number = isinstance(fps, numbers.Real) and not isinstance(fps, bool)
+    if not number or not math.isfinite(fps) or fps <= 0:
+        raise VideoError(f"{where} has fps {fps!r}; it is a number of frames a second, above 0.")
+    return float(fps)
+
+
+def _max_frames(value: Any, where: str) -> int:
+    if value is None:
+        return _MAX_FRAMES
+    integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not integer or value < 2:
+        raise VideoError(
+            f"{where} has max_frames {value!r}; it is a whole number, 2 or more: frames go by two."
+        )
+    return int(value)
+
+
+def _frames(source: Any, where: str) -> Frames:
+    """Frames of one size as uint8 [n, height, width, 3]."""
+    try:
+        n = len(source)
+        shape = None if isinstance(source, list | tuple) else list(source.shape)
+    except (TypeError, AttributeError) as error:
+        kind = type(source).__name__
+        raise VideoError(f"{where} is neither a path, bytes nor frames, but {kind}.") from error
+    if shape is not None and len(shape) != 4:
+        raise VideoError(
+            f"{where} is an array of shape {shape}; frames are [n, height, width, channels]."
+        )
+    if not n:
+        raise VideoError(f"{where} is a video of no frames.")
+    kept: Frames | None = None
+    for index in range(n):
+        try:
+            picture = load_image({"image": source[index]}, f"{where}.video[{index}]")
+        except ImageError as error:
+            raise VideoError(str(error)) from error
+        pixels = np.asarray(picture)
+        if kept is None:
+            kept = np.empty((n, *pixels.shape), np.uint8)
+        if pixels.shape != kept.shape[1:]:
+            raise VideoError(
+                f"{where} has frames of {kept.shape[2]} x {kept.shape[1]} and, at {index}, of "
+                f"{pixels.shape[1]} x {pixels.shape[0]} pixels. Make them one size."
+            )
+        kept[index] = pixels
+    assert kept is not None
+    return kept

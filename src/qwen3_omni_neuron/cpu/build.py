@@ -1,0 +1,94 @@
+"""From a checkpoint to engines on the CPU, all stages at once or one of them."""
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
+from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.cpu.thinker import CpuThinker
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.cpu.weights import load_compiled_models
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, Engines
+from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
+
+
+def build_engines(spec: EngineSpec) -> Engines:
+    """All engines in this process. Raises CheckpointError (see weights.load_parts), and
+    ArtifactError (see compiled)."""
+    models = _models(spec, STAGES)
+    thinker = _thinker(models, spec)
+    if models.talker is None or models.code2wav is None:
+        return Engines(thinker, None, None)
+    return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
+
+
+def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | TalkerEngine | CpuVocoder:
+    """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
+    models = _models(spec, (stage,))
+    if stage == "thinker":
+        return _thinker(models, spec)
+    return _talker(models, spec) if stage == "talker" else vocoder_engine(models, spec)
+
+
+def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
+    if spec.compiled is not None:
+        return load_compiled_models(spec.compiled, spec.config, spec.dtype, stages)
+    return load_models(Checkpoint(spec.plan.model), spec.config, spec.dtype, stages)
+
+
+def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
+    assert models.thinker
+    return CpuThinker(
+        spec.config,
+        models.thinker,
+        media_encoders(models, spec),
+        spec.plan.max_concurrency,
+        spec.plan.context_length,
+        spec.plan.prompt_buckets,
+    )
+
+
+def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
+    """The thinker's encoders, on the CPU."""
+    assert models.audio_encoder and models.vision_encoder
+    audio = CpuAudio(models.audio_encoder)
+    vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
+    return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
+def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
+    assert models.talker and spec.config.talker
+    decoder = Slots(
+        spec.config.talker.text,
+        models.talker,
+        models.talker.codec_embedding.weight[:1],
+        spec.plan.max_concurrency,
+        spec.plan.talker_context_length,
+        spec.dtype,
+        spec.plan.prompt_buckets,
+    )
+    return talker_engine(models, spec, decoder)
+
+
+def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
+    """The talker over its decoder, wherever that runs; all else is on the CPU."""
+    assert models.codec_embedding and models.code_predictor and models.embedding
+    assert spec.config.talker
+    assert models.text_projection and models.hidden_projection
+    return TalkerEngine(
+        spec.config,
+        decoder,
+        CpuPredictor(spec.config.talker, models.code_predictor),
+        models.codec_embedding.weight,
+        text_row_table(models.embedding.weight, models.text_projection),
+        models.hidden_projection,
+        spec.newline_id,
+    )
+
+
+def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
+    """The vocoder, on the CPU."""
+    assert models.code2wav
+    return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)

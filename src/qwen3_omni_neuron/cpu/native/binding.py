@@ -1,0 +1,179 @@
+"""The compiled library, and what its calls take."""
+
+import ctypes
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.model.decoder import Decoder
+from qwen3_omni_neuron.model.layers import FeedForward
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+
+NO_MEMORY, NO_SUCH_CODE = 1, 2  # as in status.h
+
+Number, Pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class UnsuitedError(ValueError):
+    """These weights are not what the C takes; torch's operations take them."""
+
+
+@cache
+def find_library() -> ctypes.CDLL | None:
+    """What the installation compiled; None where it could not."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name(f"_library{suffix}")
+        if path.exists():
+            library = ctypes.CDLL(str(path))  # its calls let other threads of Python run
+            library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
+            library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+            library.predict_frame.argtypes = [
+                Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3
+            ]  # fmt: skip
+            library.run_wave.argtypes = [
+                Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer
+            ]  # fmt: skip
+            library.wave_state_size.restype = Number
+            return library
+    return None
+
+
+class Weights:
+    """Pointers to weights, which it keeps from being freed."""
+
+    def __init__(self) -> None:
+        self._held: list[Tensor] = []
+
+    def __call__(self, weight: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
+        """Raises UnsuitedError for a weight of another type, shape or layout."""
+        weight = weight.detach()
+        try:
+            pointer = pointer_to(weight, dtype, *shape)
+        except ValueError as wrong:
+            raise UnsuitedError(str(wrong)) from None
+        self._held.append(weight)
+        return pointer
+
+
+def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """Where a dense tensor of this type and shape begins. Raises ValueError for any other."""
+    if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise ValueError(
+            f"the C takes {dtype} {list(shape)} on the CPU here, "
+            f"got {tensor.dtype} {list(tensor.shape)} on {tensor.device}"
+        )
+    if not tensor.is_contiguous():
+        raise ValueError(f"the C takes dense tensors, got strides {tensor.stride()}")
+    return tensor.data_ptr()
+
+
+def check(status: int) -> None:
+    """Raises MemoryError where a call found none."""
+    if status == NO_MEMORY:
+        raise MemoryError("no memory for the rows of a decode step")
+
+
+WIDTHS_ARE_MULTIPLES_OF = 8
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        (name, Pointer)
+        for name in (
+            "attention_norm", "qkv", "qk_norm", "out", "ffn_norm", "gate_up", "down", "router",
+            "shared_gate_up", "shared_down", "shared_gate",
+        )
+    ]  # fmt: skip
+
+
+class NativeDecoder(ctypes.Structure):
+    """As decoder.h has it: made by `native_decoder`."""
+
+    _fields_ = [
+        *((name, Number) for name in (
+            "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "chosen",
+            "shared_ffn",
+        )),
+        ("normalized", ctypes.c_int32),
+        ("norm_eps", ctypes.c_float),
+        ("layer", ctypes.POINTER(_Layer)),
+        ("norm", Pointer),
+    ]  # fmt: skip
+
+
+def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:
+    """Over the module's own weights. Raises UnsuitedError where the C can't take them."""
+    ffn_width = c.ffn_width if c.moe is None else c.moe.expert_width
+    shared_width = 0 if c.moe is None else c.moe.shared_expert_width
+    widths = {
+        "hidden size": c.hidden_size,
+        "head size": c.head_dim,
+        "feed-forward's width": ffn_width,
+        "shared expert's width": shared_width,
+    }
+    for name, width in widths.items():
+        if width % WIDTHS_ARE_MULTIPLES_OF:
+            raise UnsuitedError(
+                f"the C takes widths that are multiples of {WIDTHS_ARE_MULTIPLES_OF}, and the "
+                f"{name} is {width}"
+            )
+    layers = [_layer(c, layer, weights) for layer in decoder.layers]
+    return NativeDecoder(
+        layers=len(layers),
+        hidden=c.hidden_size,
+        heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
+        ffn=ffn_width,
+        experts=c.moe.experts if c.moe else 0,
+        chosen=c.moe.experts_per_token if c.moe else 0,
+        shared_ffn=shared_width,
+        normalized=bool(c.moe and c.moe.normalize_weights),
+        norm_eps=c.norm_eps,
+        layer=(_Layer * len(layers))(*layers),
+        norm=weights(decoder.norm.weight, c.hidden_size),
+    )
+
+
+def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
+    """layer: a DecoderLayer, which an iterated ModuleList does not say."""
+    attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
+    return _Layer(
+        attention_norm=weights(layer.attention_norm.weight, hidden),
+        qkv=weights(attention.qkv.weight, (qk_heads + c.kv_heads) * c.head_dim, hidden),
+        qk_norm=weights(attention.qk_norm.weight, qk_heads, c.head_dim),
+        out=weights(attention.out.weight, hidden, c.heads * c.head_dim),
+        ffn_norm=weights(layer.ffn_norm.weight, hidden),
+        **_feed_forward(c, layer.ffn, weights),
+    )
+
+
+def _feed_forward(
+    c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
+) -> dict[str, int]:
+    hidden = c.hidden_size
+    if not isinstance(ffn, MoeFeedForward):
+        return {
+            "gate_up": weights(ffn.gate_up.weight, 2 * c.ffn_width, hidden),
+            "down": weights(ffn.down.weight, hidden, c.ffn_width),
+        }
+    assert c.moe is not None
+    experts, width, shared_width = c.moe.experts, c.moe.expert_width, c.moe.shared_expert_width
+    pointers = {
+        "gate_up": weights(ffn.gate_up, experts, 2 * width, hidden),
+        "down": weights(ffn.down, experts, width, hidden),
+        "router": weights(ffn.router.weight, experts, hidden),
+    }
+    if ffn.shared is not None:
+        shared = ffn.shared
+        pointers |= {
+            "shared_gate_up": weights(shared.ffn.gate_up.weight, 2 * shared_width, hidden),
+            "shared_down": weights(shared.ffn.down.weight, hidden, shared_width),
+            "shared_gate": weights(shared.gate.weight, 1, hidden),
+        }
+    return pointers

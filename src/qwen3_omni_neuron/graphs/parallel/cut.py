@@ -1,0 +1,99 @@
+"""What a rank holds of a tensor: pure functions with an inverse."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.graphs.parallel.heads import PAD, Units
+
+Span = tuple[int, int]
+"""(start, length) along an axis; start PAD: zeros."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis of a tensor, and for each rank the spans of it that the rank holds, in its order.
+
+    Every rank holds the same length. A span may be held by several ranks; none is left out.
+    """
+
+    axis: int
+    spans: tuple[tuple[Span, ...], ...]
+
+    @property
+    def length(self) -> int:
+        """Of the axis, at each rank."""
+        return sum(length for _, length in self.spans[0])
+
+
+Cuts = Mapping[str, Cut]
+"""By parameter name; a parameter that is not in it is whole at every rank."""
+
+
+def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> Cut:
+    """Each of `blocks` (lengths, one after the other along the axis) in equal parts of a multiple
+    of `multiple`, padded with zeros at its end where they come to more than it: gate and up are two
+    blocks of one matrix."""
+    spans: list[list[Span]] = [[] for _ in range(tp)]
+    offset = 0
+    for block in blocks:
+        each = -(-block // (tp * multiple)) * multiple
+        for rank in range(tp):
+            start = min(rank * each, block)
+            real = min(each, block - start)
+            spans[rank] += _spans((offset + start, real), (PAD, each - real))
+        offset += block
+    return Cut(axis, tuple(map(tuple, spans)))
+
+
+def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
+    """Heads of head_dim entries each; heads: those of each rank, counted along the axis."""
+    return Cut(
+        axis,
+        tuple(
+            tuple((unit if unit == PAD else unit * head_dim, head_dim) for unit in units)
+            for units in heads
+        ),
+    )
+
+
+def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
+    """What `rank` holds of a tensor; all of it without a cut."""
+    if cut is None:
+        return tensor
+    shape = list(tensor.shape)
+    parts = []
+    for start, length in cut.spans[rank]:
+        shape[cut.axis] = length
+        parts.append(
+            tensor.new_zeros(shape) if start == PAD else tensor.narrow(cut.axis, start, length)
+        )
+    return torch.cat(parts, cut.axis)
+
+
+def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:
+    """The inverse: the tensor of which every rank holds its shard."""
+    if cut is None:
+        return shards[0]
+    shape = list(shards[0].shape)
+    shape[cut.axis] = max(start + length for spans in cut.spans for start, length in spans)
+    whole = shards[0].new_full(shape, float("nan"))
+    for part, spans in zip(shards, cut.spans, strict=True):
+        at = 0
+        for start, length in spans:
+            if start != PAD:
+                piece = part.narrow(cut.axis, at, length)
+                whole.narrow(cut.axis, start, length).copy_(piece)
+            at += length
+    return whole
+
+
+def shard_state(state: Iterable[tuple[str, Tensor]], cuts: Cuts, rank: int) -> dict[str, Tensor]:
+    """`shard` of every parameter of a module, one at a time as they come."""
+    return {name: shard(tensor, cuts.get(name), rank) for name, tensor in state}
+
+
+def _spans(*spans: Span) -> list[Span]:
+    return [span for span in spans if span[1]]

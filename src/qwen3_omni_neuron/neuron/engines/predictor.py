@@ -1,0 +1,77 @@
+"""The code predictor on Neuron."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.engines.protocols import PredictorSampling, draws
+from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.engines.encoders import batches, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
+
+
+class NeuronPredictor:
+    """Serves engine.predictor.Predictor over the graphs of graphs.speech.predictor_graph.
+
+    A graph for greedy frames, and one for all that are sampled, whatever their top_k: up to the
+    one that it was compiled for. codes: that a frame's codes are chosen from.
+    """
+
+    def __init__(self, part: LoadedPart, codes: int):
+        self._part, self._codes = part, codes
+        greedy = graphs_by_size(part, "code_predictor_greedy", "slots")
+        sampled = graphs_by_size(part, "code_predictor_sampled", "slots")
+        self._greedy = {slots: graph for (slots,), graph in greedy.items()}
+        self._sampled = {slots: graph for (slots,), graph in sampled.items()}
+        self._most = min(graph.size("top_k") for graph in sampled.values())
+
+    def predict(
+        self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
+    ) -> tuple[Tensor, Tensor]:
+        """As the protocol has it. Raises BucketError for a top_k above the compiled one."""
+        sampled = [row for row, how in enumerate(sampling) if how.uniforms is not None]
+        if not sampled:
+            return self._run(self._greedy, (hidden, code0))
+        chosen = [sampling[row] for row in sampled]
+        limits = torch.tensor([self._limit(how.top_k) for how in chosen])
+        if len(chosen) == len(sampling):
+            return self._run(self._sampled, (hidden, code0, *draws(chosen), limits))
+        greedy = [row for row, how in enumerate(sampling) if how.uniforms is None]
+        first = self._run(self._greedy, (hidden[greedy], code0[greedy]))
+        inputs = hidden[sampled], code0[sampled], *draws(chosen), limits
+        second = self._run(self._sampled, inputs)
+        back = torch.tensor(greedy + sampled).argsort()
+        codes, feedback = (torch.cat(pair)[back] for pair in zip(first, second, strict=True))
+        return codes, feedback
+
+    def _limit(self, top_k: int) -> int:
+        """top_k as the graph takes it. 0, and more than there are, is all codes."""
+        limit = min(top_k or self._codes, self._codes)
+        if limit > self._most:
+            raise BucketError(
+                f"predictor_top_k is {top_k}{'' if top_k else ' (no limit)'}, and the code "
+                f"predictor was compiled to choose from at most {self._most} codes. Ask for 1 to "
+                f"{self._most}, or compile it for more."
+            )
+        return limit
+
+    def _run(self, graphs: dict[int, Graph], inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """Rows in compiled batches, most often in one. Rows of padding are drawn like the first
+        code: what they are doesn't matter."""
+        given = []
+        for rows, size in batches(len(inputs[0]), list(graphs)):
+            graph = graphs[size]
+            padded = [
+                pad_rows(tensor[rows], size, spec.idle)
+                for tensor, spec in zip(inputs, graph.inputs, strict=True)
+            ]
+            given.append(
+                [o[: rows.stop - rows.start] for o in self._part.call(graph.label, *padded)]
+            )
+        if len(given) == 1:
+            codes, feedback = given[0]
+            return codes, feedback
+        codes, feedback = (torch.cat(some) for some in zip(*given, strict=True))
+        return codes, feedback

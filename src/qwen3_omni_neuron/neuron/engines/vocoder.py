@@ -1,0 +1,82 @@
+"""code2wav on Neuron, its streams' states on the device."""
+
+from collections.abc import Mapping, Sequence
+from itertools import product
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.engines.chunks import cut_sound, pad_chunks
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.model.config import Code2WavConfig
+from qwen3_omni_neuron.neuron.engines.encoders import batch_of, pad_rows
+from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
+
+GraphsBySize = Mapping[tuple[int, ...], Graph]
+"""By streams and frames."""
+
+
+class NeuronVocoder:
+    """Serves runtime.protocols.Vocoder over the graphs of graphs.speech.code2wav_graph.
+
+    Slots, chunk sizes and batches are those of the graphs. One call of the engine is one of a
+    graph, so a call that raises has moved no slot, as long as the graph moves none where it fails.
+    """
+
+    def __init__(self, part: LoadedPart, config: Code2WavConfig):
+        """Raises ArtifactError where graphs are missing."""
+        self._part = part
+        self._starts = graphs_by_size(part, "code2wav_start", "streams", "frames")
+        self._steps = graphs_by_size(part, "code2wav_step", "streams", "frames")
+        # The last line of the state is for rows of padding.
+        self.slots = next(iter(self._starts.values())).state[0].lengths[0] - 1
+        self._batches = sorted({streams for streams, _ in self._starts})
+        self.chunk_frames = tuple(sorted({frames for _, frames in self._starts}))
+        self.frame_samples = config.frame_samples
+        self.latency_samples = config.latency_samples
+        self._live: set[int] = set()  # slots that hold a stream which can go on
+        wanted = set(product({*self._batches, self.slots}, self.chunk_frames))
+        if missing := sorted((wanted - self._starts.keys()) | (wanted - self._steps.keys())):
+            streams, frames = missing[0]
+            raise ArtifactError(
+                f"code2wav has no graphs for the first or the later chunks of {frames} frames of "
+                f"{streams} streams. It needs every batch at every chunk size, and one batch of "
+                f"all {self.slots} slots. Compile it again."
+            )
+
+    @torch.inference_mode()
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """As the protocol has it. Raises BucketError for a chunk of no frames or of too many."""
+        return self._decode(self._starts, slots, codes, self.latency_samples)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """As `start`. Every slot was started, and its last chunk was not padded."""
+        lost = [slot for slot in slots if slot not in self._live]
+        assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
+        return self._decode(self._steps, slots, codes, 0)
+
+    def close(self) -> None:
+        self._live.clear()
+        self._part.close()
+
+    def _decode(
+        self, graphs: GraphsBySize, slots: Sequence[int], codes: Sequence[Tensor], late: int
+    ) -> list[NDArray[np.float32]]:
+        if len(slots) != len(codes) or len(set(slots)) < len(slots):
+            raise ValueError(f"one chunk for each of several slots, got {len(codes)} for {slots}.")
+        assert all(0 <= slot < self.slots for slot in slots), slots
+        chunks = pad_chunks(codes, self.chunk_frames)
+        frames, size = chunks.shape[2], batch_of(len(slots), self._batches)
+        (samples,) = self._part.call(
+            graphs[size, frames].label,
+            pad_rows(chunks, size).contiguous(),
+            pad_rows(torch.tensor(slots), size, self.slots),
+        )
+        self._live -= set(slots)
+        # What a padded chunk leaves is of the padding.
+        self._live |= {s for s, chunk in zip(slots, codes, strict=True) if len(chunk) == frames}
+        return cut_sound(codes, samples, self.frame_samples, late)

@@ -1,0 +1,88 @@
+"""How the routed experts of a prompt are computed on NxDI, and what that costs in memory.
+
+Decode reads the chosen experts alone in both profiles. In prefill, "safe" is NxD's blockwise matmul
+in torch operations. "fast" is its kernel that cuts each expert's width over the two halves of a
+core at LNC=2 (use_shard_on_intermediate_dynamic_while), in blocks of 128 rows: rows of a prompt
+that take an expert are padded to a whole block, so smaller blocks pad less. The kernel wants a
+core's part of an expert's width in multiples of 256. What is padded is zeros, which are read too:
+
+    released thinker, 128 experts of width 768 in 48 layers    TP 4: 54 -> 72 GiB   TP 8: -> 144 GiB
+    released talker, 128 experts of width 384 in 20 layers     TP 4: 5.6 -> 15 GiB  TP 8: -> 30 GiB
+
+Nothing here is measured on a device.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+
+KERNEL_LNC = 2
+KERNEL_BLOCK_ROWS = 128
+KERNEL_WIDTH = 256  # a core's part of an expert's width is a multiple of it
+_KERNEL_HIDDEN = (512, 8192)  # the least and the most, and a multiple of the least
+
+
+@dataclass(frozen=True)
+class ExpertWidths:
+    """width: of an expert. padded: with its zeros, on all cores together. nbytes: of all experts of
+    all layers as they are; padded_nbytes: as the cores hold them."""
+
+    width: int
+    padded: int
+    nbytes: int
+    padded_nbytes: int
+
+
+def expert_multiple(plan: DecoderPlan) -> int:
+    """What a core's part of an expert's width is a multiple of."""
+    return KERNEL_WIDTH if plan.profile == "fast" else 1
+
+
+def expert_widths(c: DecoderConfig, plan: DecoderPlan) -> ExpertWidths:
+    """The padding that a plan asks for, and its cost over all cores."""
+    assert c.moe is not None
+    width, unit = c.moe.expert_width, plan.tp * expert_multiple(plan)
+    padded = -(-width // unit) * unit
+    column = 3 * c.hidden_size * c.moe.experts * c.layers * plan.dtype.itemsize
+    return ExpertWidths(width, padded, width * column, padded * column)
+
+
+def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
+    """Raises OptionError where the plan's profile can't compute these experts."""
+    assert c.moe is not None
+    widths = {"the shared expert": c.moe.shared_expert_width}
+    if plan.profile == "safe":
+        widths["a routed expert"] = c.moe.expert_width
+    for owner, width in widths.items():
+        if width % plan.tp:
+            raise OptionError(
+                f"the width of {owner}, {width}, can't be cut over {plan.tp} cores. Choose another "
+                "TP degree."
+            )
+    if plan.profile != "fast":
+        return
+    if plan.lnc != KERNEL_LNC:
+        raise OptionError(
+            f'profile "fast" takes kernels for LNC={KERNEL_LNC}, and the plan has LNC={plan.lnc}. '
+            f'Set NEURON_LOGICAL_NC_CONFIG={KERNEL_LNC}, or choose profile "safe".'
+        )
+    least, most = _KERNEL_HIDDEN
+    if c.hidden_size % least or not least <= c.hidden_size <= most:
+        raise OptionError(
+            f'profile "fast" takes kernels for hidden sizes that are multiples of {least} up to '
+            f'{most}, and this decoder has {c.hidden_size}. Choose profile "safe".'
+        )
+
+
+def blockwise_options(plan: DecoderPlan) -> dict[str, Any]:
+    """Of NxD's BlockwiseMatmulConfig."""
+    if plan.profile == "safe":
+        return {"use_torch_block_wise": True, "logical_nc_config": plan.lnc}
+    return {
+        "use_shard_on_intermediate_dynamic_while": True,
+        "block_size": KERNEL_BLOCK_ROWS,
+        "logical_nc_config": plan.lnc,
+    }

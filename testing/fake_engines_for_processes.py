@@ -1,0 +1,164 @@
+"""Small engines for test_process_engines.py, and what it runs as processes of their own.
+
+A module of its own, since the engine's process has to import it.
+"""
+
+import faulthandler
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.remote import EngineProcess
+from qwen3_omni_neuron.errors import CheckpointError, OptionError, PromptTooLongError
+
+
+class UnpicklableError(Exception):
+    """Pickles, and can't be made of its pickle again: that calls it with the message alone."""
+
+    def __init__(self, code: int, place: str) -> None:
+        super().__init__(f"code {code} at {place}")
+
+
+class FakeThinker:
+    """Answers with what it was asked; some methods come to an end of their own kind."""
+
+    def __init__(self, slots: int = 2, note: str = "") -> None:
+        self.slots = slots
+        self.context_length = 128
+        self._note = note
+
+    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        mel = sum((clip.sum() for clip in prompt.audio_mel), torch.tensor(0.0))
+        return prompt.token_ids[None] * slot, prompt.positions.float() + mel
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        return torch.tensor([[float(s), float(t)] for s, t in zip(slots, token_ids, strict=True)])
+
+    def close(self) -> None:
+        if self._note:
+            Path(self._note).write_text("closed", encoding="utf-8")
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def environment(self) -> tuple[str | None, int, list[str]]:
+        return os.environ.get("NEURON_RT_VISIBLE_CORES"), torch.get_num_threads(), sys.path
+
+    def refuse(self, kind: str) -> None:
+        if kind == "option":
+            raise OptionError("speaker is 'Nobody', expected 'Ethan'")
+        if kind == "connection":
+            raise ConnectionResetError("a file server hung up")
+        raise UnpicklableError(7, "here")
+
+    def unpicklable(self) -> Any:
+        return lambda: None
+
+    def stall(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def die(self, how: str) -> None:
+        sys.stderr.write("about to leave\n")
+        if how == "exit":
+            os._exit(3)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        faulthandler._sigsegv()  # type: ignore[attr-defined]
+
+
+class FakeTalker:
+    slots = 2
+    context_length = 64
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        if len(prompt) > self.context_length:
+            raise PromptTooLongError(f"{len(prompt)} rows, {self.context_length} fit")
+        self.prepared = len(prompt) + speaker_id
+
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        return accepted.sum(0, keepdim=True) + first_token + self.prepared
+
+    def predict(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        return torch.tensor(
+            [
+                [code] + [0 if s.uniforms is None else int(u * s.top_k) for u in _uniforms(s)]
+                for code, s in zip(code0, sampling, strict=True)
+            ]
+        )
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        return torch.tensor(token_ids)[:, None].float()
+
+    def close(self) -> None:
+        return
+
+
+def _uniforms(sampling: PredictorSampling) -> NDArray[np.float32]:
+    return np.zeros(15, np.float32) if sampling.uniforms is None else sampling.uniforms
+
+
+class FakeVocoder:
+    slots = 3
+    chunk_frames = (1, 4)
+    frame_samples = 10
+    latency_samples = 5
+
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        return [sound[self.latency_samples :] for sound in self.step(slots, codes)]
+
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        return [
+            np.repeat(frames[:, 0].numpy().astype(np.float32), self.frame_samples)
+            for frames in codes
+        ]
+
+    def close(self) -> None:
+        return
+
+
+def broken_engine() -> FakeThinker:
+    raise CheckpointError("config.json is missing. Download the checkpoint again.")
+
+
+def engine_that_dies() -> FakeThinker:
+    sys.stderr.write("no cores left\n")
+    os._exit(4)
+
+
+def slow_engine(seconds: float) -> FakeThinker:
+    time.sleep(seconds)
+    return FakeThinker()
+
+
+def a_parent() -> None:
+    """Start two engines, print their process ids and wait to be killed, in a call of the first."""
+    processes = [EngineProcess("thinker", FakeThinker) for _ in range(2)]
+    for process in processes:
+        process.wait_ready(60)
+    sys.stdout.write(f"{processes[0].pid} {processes[1].pid}\n")
+    sys.stdout.flush()
+    processes[0].call("stall", 600)
+
+
+def a_whole_life() -> None:
+    """Lose a process, forget one and print the latter's id. No word is to be left on stderr."""
+    lost, forgotten = (EngineProcess("thinker", FakeThinker) for _ in range(2))
+    for process in (lost, forgotten):
+        process.wait_ready(60)
+        process.call("echo", torch.zeros(3_000_000))
+    os.kill(lost.pid, signal.SIGKILL)
+    lost.close()
+    sys.stdout.write(f"{forgotten.pid}\n")

@@ -1,0 +1,55 @@
+"""The same calls to two engines, and what they must agree on."""
+
+from collections.abc import Sequence
+
+import torch
+
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Thinker
+
+CLOSE = {"atol": 1e-4, "rtol": 0.0}
+GREEDY = PredictorSampling(None, 50, 1.0)
+SPEAKER = 5
+
+
+def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Prompt) -> int:
+    """Logits and accepted hidden states. Returns the likeliest token."""
+    logits, accepted = theirs.prefill(slot, prompt)
+    expected, expected_accepted = ours.prefill(slot, prompt)
+    torch.testing.assert_close(logits, expected, **CLOSE)
+    torch.testing.assert_close(accepted, expected_accepted, **CLOSE)
+    assert int(logits.argmax()) == int(expected.argmax())
+    return int(expected.argmax())
+
+
+def assert_steps_alike(
+    ours: Thinker, theirs: Thinker, slots: Sequence[int], tokens: Sequence[int], steps: int
+) -> list[int]:
+    """Greedy steps from `tokens` on. Returns the last ones."""
+    for step in range(steps):
+        logits, expected = theirs.step(slots, tokens), ours.step(slots, tokens)
+        torch.testing.assert_close(logits, expected, **CLOSE)
+        assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist(), f"step {step}"
+        tokens = expected.argmax(-1).tolist()
+    return list(tokens)
+
+
+def assert_speaks_alike(
+    ours: Engines, theirs: Engines, slot: int, prompt: Prompt, frames: int
+) -> None:
+    """The talker's frames after a prompt, each engine's talker fed by its own thinker."""
+    spoken = []
+    for engines in (ours, theirs):
+        assert engines.talker is not None
+        _, accepted = engines.thinker.prefill(slot, prompt)
+        engines.talker.prepare(slot, prompt.talker, SPEAKER)
+        logits = engines.talker.prefill(slot, accepted, 9)
+        codes, all_logits = [], [logits]
+        for frame in range(frames):
+            code0 = int(logits.argmax())
+            codes.append(engines.talker.predict([slot], [code0], [GREEDY])[0].tolist())
+            logits = engines.talker.step([slot], [7 + frame])
+            all_logits.append(logits)
+        spoken.append((codes, torch.cat(all_logits)))
+    assert spoken[1][0] == spoken[0][0]
+    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)

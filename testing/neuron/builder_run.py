@@ -1,0 +1,102 @@
+"""NxdToolchain over NxD's own ModelBuilder and NxDModel, with eager_part_device beneath: in
+a process of its own, since NxD's parallel state is one a process.
+
+    python testing/neuron/builder_run.py CHECKPOINT FOLDER
+
+Compiles, loads and calls every part, and compares with the plain modules. Prints a line a part.
+"""
+
+import logging
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_models
+from qwen3_omni_neuron.errors import ArtifactError, CompileError
+from qwen3_omni_neuron.graphs.all import static_models, with_weights
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.toolchain import MODEL_FILE, NxdToolchain
+from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
+from testing.neuron import eager_part_device
+from testing.neuron.nxdi_sources import make_importable
+from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
+
+CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: a bias is added after its product
+
+
+def main(checkpoint: Path, folder: Path) -> None:
+    reason = make_importable()
+    assert reason is None, reason
+    os.environ["NXD_CPU_MODE"] = "0"  # which traces nothing
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    from neuronx_distributed import NxDModel, NxDParallelState
+
+    config = read_config(checkpoint)
+    weights = load_models(Checkpoint(checkpoint), config, torch.float64)
+    models = with_weights(static_models(config, torch.float64), weights)
+    toolchain = NxdToolchain()
+    for name in PLAIN_PARTS:
+        spec, own = plain_spec(config, name, 1), folder / name
+        own.mkdir()
+        toolchain.compile_part(spec, Checkpoint(checkpoint), own)
+        assert sorted(path.name for path in own.iterdir()) == [MODEL_FILE, "weights"]
+        programs = eager_part_device.PROGRAMS[-len(spec.graphs) :]
+        for graph, program in zip(spec.graphs, programs, strict=True):
+            assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
+        calls = 0
+        # A module that is called asks for its group, as a compiled graph would not.
+        with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
+            part = toolchain.load_part(spec, own)
+            plain = PlainPart(part.graphs, getattr(models, name))
+            for label, inputs in calls_of(part.graphs):
+                given, expected = part.call(label, *inputs), plain.call(label, *inputs)
+                torch.testing.assert_close(given, expected, **CLOSE)
+                calls += 1
+        routes = NxDModel.load(str(own / MODEL_FILE)).input_shape_map.values()
+        ways = max(map(len, routes))
+        sys.stdout.write(f"{name}: {calls} calls alike, up to {ways} graphs of equal inputs\n")
+    assert_refuses_what_does_not_fit(toolchain, config, folder / "code2wav")
+    assert_traces_the_collectives(toolchain, config, Checkpoint(checkpoint), folder / "two")
+
+
+def assert_refuses_what_does_not_fit(
+    toolchain: NxdToolchain, config: OmniConfig, folder: Path
+) -> None:
+    """Graphs of another version, and a broken file."""
+    spec = plain_spec(config, "code2wav", 1)
+    *fewer, last = spec.graphs
+    try:
+        toolchain.load_part(replace(spec, graphs=tuple(fewer)), folder)
+    except ArtifactError as error:
+        assert f"graphs differ in {last.label}. Delete" in str(error), error
+        sys.stdout.write("refused\n")
+    (folder / MODEL_FILE).write_bytes(b"no archive")
+    try:
+        toolchain.load_part(spec, folder)
+    except ArtifactError as error:
+        assert f"{MODEL_FILE} can't be loaded" in str(error), error
+        sys.stdout.write("refused\n")
+
+
+def assert_traces_the_collectives(
+    toolchain: NxdToolchain, config: OmniConfig, checkpoint: Checkpoint, folder: Path
+) -> None:
+    """Over two ranks, without processes, a layer asks XLA for a sum over both."""
+    folder.mkdir()
+    try:
+        toolchain.compile_part(plain_spec(config, "audio_encoder", 2), checkpoint, folder)
+    except CompileError as error:
+        said = str(error)
+        assert said.startswith("audio_encoder was not compiled: HLO generation failed: "), said
+        assert said.count("torch_xla.core.xla_model.all_reduce needs the Neuron SDK") == 1, said
+        sys.stdout.write("two ranks: as far as the sum\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

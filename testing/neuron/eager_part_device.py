@@ -1,0 +1,244 @@
+"""Stand-ins for what compiles and runs a graph: the tracer, neuronx-cc, and the runtime's model.
+
+A traced module is kept as it is, by a number which is its HLO and its NEFF; a core runs it as a
+module on the CPU, over the weights and the state that NxD's own code puts there by their names. So
+NxD's checks, routing, saving and loading run for real, and nothing is compiled: a saved model can
+be loaded in the process that traced it. One rank.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from qwen3_omni_neuron.checkpoint.modules import fill
+
+USER_INPUT, INPUT_WEIGHT, INPUT_STATE, OUTPUT = range(4)
+Named = dict[str, Tensor]
+
+
+@dataclass
+class MetaTensor:
+    """data_type: a torch dtype; the true one is a number."""
+
+    type: int
+    checkpoint_key: bytes
+    shape: list[int]
+    data_type: torch.dtype
+    user_input_key: bytes = b""
+
+
+@dataclass
+class Program:
+    """A traced module, and what the calls of it need. Serves as the HLO module and its metaneff.
+
+    flags: what the compiler was told.
+    """
+
+    number: int
+    module: nn.Module
+    input_tensors: list[MetaTensor]
+    output_tensors: list[MetaTensor]
+    output_aliases_to: dict[int, int]
+    flags: str = ""
+    entry_computation_id: int = 0
+    computations: list[Any] = field(
+        default_factory=lambda: [SimpleNamespace(id=0, instructions=[])]
+    )
+
+    def SerializeToString(self) -> bytes:  # noqa: N802, a method of protocol buffers
+        return str(self.number).encode()
+
+    def names(self, kind: int) -> list[str]:
+        found = [tensor for tensor in self.input_tensors if tensor.type == kind]
+        return [(t.user_input_key or t.checkpoint_key).decode() for t in found]
+
+
+PROGRAMS: list[Program] = []
+
+
+class Flattener:
+    """Inputs in the order of the program's, without those that it does not use: none here."""
+
+    def __init__(self, layout: Sequence[int], exclude: Sequence[int] | None):
+        self.layout, self.exclude = layout, exclude
+
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        assert len(inputs) == len(self.layout)
+        return list(inputs)
+
+
+class Packer:
+    """The program's outputs as the module's forward gave them: a tuple."""
+
+    def __init__(self, layout: Sequence[int], identifiers: Sequence[int], constants: Named):
+        self.layout, self.identifiers, self.constants = layout, identifiers, constants
+
+    def __call__(self, outputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(outputs[index] for index in self.layout)
+
+
+def generate_hlo(module: nn.Module, inputs: Mapping[str, Tensor], **said: bool) -> Any:
+    """Trace: call the module once, and see which of its buffers it replaced."""
+    assert said["enable_aliasing"]
+    assert said["treat_inputs_as_kwargs"]
+    before = dict(module.named_buffers())
+    outputs = module(**inputs)
+    after = dict(module.named_buffers())
+    states = {name for name, tensor in before.items() if after[name] is not tensor}
+    for name in states:
+        changed, kept = after[name], before[name]
+        assert (changed.shape, changed.dtype) == (kept.shape, kept.dtype), name
+    fill(module, before.items())
+    weights = {**dict(module.named_parameters()), **before}
+    kinds = {name: INPUT_STATE if name in states else INPUT_WEIGHT for name in weights}
+    named_inputs = [meta(USER_INPUT, "", tensor) for tensor in inputs.values()]
+    named_weights = [meta(kinds[name], name, tensor) for name, tensor in weights.items()]
+    held = [index for index, tensor in enumerate(named_weights) if tensor.type == INPUT_STATE]
+    program = Program(
+        len(PROGRAMS),
+        module,
+        named_inputs + named_weights,
+        [meta(OUTPUT, "", tensor) for tensor in outputs] + [named_weights[i] for i in held],
+        {len(outputs) + place: len(inputs) + index for place, index in enumerate(held)},
+    )
+    PROGRAMS.append(program)
+    layout = tuple(range(len(outputs)))
+    return SimpleNamespace(
+        hlo_module=program,
+        metaneff=program,
+        flattener=Flattener(tuple(range(len(inputs))), None),
+        packer=Packer(layout, layout, {}),
+        weight_name_to_idx={name: len(inputs) + i for i, name in enumerate(weights)},
+    )
+
+
+def meta(kind: int, name: str, tensor: Tensor) -> MetaTensor:
+    return MetaTensor(kind, name.encode(), list(tensor.shape), tensor.dtype)
+
+
+def neuron_xla_compile(module_bytes: bytes, compiler_flags: str, **_said: object) -> bytes:
+    PROGRAMS[int(module_bytes)].flags = compiler_flags
+    return module_bytes
+
+
+class SpmdModel:
+    """The runtime's: a program on its core. A TorchScript class, as the runtime's own is, so that
+    NxDModel can be saved."""
+
+    def __init__(self, neff: str, metaneff: str, local_ranks: int, ranks: int):
+        assert neff == metaneff
+        assert local_ranks == 1 and ranks == 1, "this device has one core"
+        self.number = int(neff)  # bytes, in truth, which TorchScript does not have
+        self.state: dict[str, Tensor] = {}
+        self.weights: dict[str, Tensor] = {}
+
+    def initialize(
+        self, states: list[dict[str, Tensor]], weights: list[dict[str, Tensor]], first: int
+    ):
+        """states: the tensors are shared by all models that are given them."""
+        self.weights = weights[first]
+        self.state = states[first] if len(states) > 0 else self.state
+        torch.ops.neuron.eager_check(self.number, self.state, self.weights)
+
+    def forward(self, inputs: list[Tensor]) -> list[Tensor]:
+        return torch.ops.neuron.eager_run(self.number, inputs, self.state, self.weights)
+
+    def forward_ranked(self, inputs: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [self.forward(inputs[0])]
+
+    def forward_async(self, inputs: list[list[Tensor]]) -> list[list[Tensor]]:
+        return [self.forward(inputs[0])]
+
+
+class LayoutTransformation:
+    """Named by NxDModel, and not made where no graph has priority."""
+
+    def __init__(self):
+        self.unused = 0
+
+    def forward(self, weights: list[dict[str, Tensor]], on_cpu: bool) -> list[dict[str, Tensor]]:
+        return weights
+
+
+def check(number: int, state: Named, weights: Named) -> None:
+    """The weights and the state that a program is given are those that it was traced with."""
+    for tensor in PROGRAMS[number].input_tensors:
+        if tensor.type != USER_INPUT:
+            given = state if tensor.type == INPUT_STATE else weights
+            found = given[tensor.checkpoint_key.decode()]
+            assert (list(found.shape), found.dtype) == (tensor.shape, tensor.data_type)
+
+
+@torch.no_grad()
+def run(number: int, inputs: list[Tensor], state: Named, weights: Named) -> list[Tensor]:
+    """Call a program. Its state is renewed where it lies."""
+    program = PROGRAMS[number]
+    module = program.module
+    names, kept = program.names(USER_INPUT), program.names(INPUT_STATE)
+    for name, tensor, said in zip(names, inputs, program.input_tensors, strict=False):
+        assert (list(tensor.shape), tensor.dtype) == (said.shape, said.data_type), name
+    fill(module, ((name, weights[name]) for name in program.names(INPUT_WEIGHT)))
+    fill(module, ((name, state[name]) for name in kept))
+    outputs = module(**dict(zip(names, inputs, strict=True)))
+    left = dict(module.named_buffers())
+    for name in kept:
+        state[name].copy_(left[name])
+    return list(outputs)
+
+
+def parallel_load(weights: list[Named]) -> list[Named]:
+    return weights
+
+
+LIBRARIES: list[Any] = []  # operators live as long as theirs
+
+
+def install() -> None:
+    """Register the operators and classes that NxDModel's TorchScript names."""
+    named = "Dict(str, Tensor)"
+    held = f"{named} state, {named} weights"
+    library = torch.library.Library("neuron", "DEF")
+    LIBRARIES.append(library)
+    for schema, function in (
+        (f"eager_check(int number, {held}) -> ()", check),
+        (f"eager_run(int number, Tensor[] inputs, {held}) -> Tensor[]", run),
+        (f"_parallel_load({named}[] weights) -> {named}[]", parallel_load),
+    ):
+        library.define(schema)
+        library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
+    torch.classes.neuron = SimpleNamespace(
+        SPMDModel=torch.jit.script(SpmdModel),
+        LayoutTransformation=torch.jit.script(LayoutTransformation),
+        SPMDBucketModel=type("SPMDBucketModel", (), {}),
+    )
+
+
+@contextmanager
+def device_memory() -> Iterator[None]:
+    """What is made on a device lies on the CPU."""
+    with _OnCpu():
+        yield
+
+
+class _OnCpu(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = dict(kwargs or {})
+        if str(given.get("device", "")).startswith("privateuseone"):
+            given["device"] = "cpu"
+        return func(*args, **given)
+
+
+TYPES = SimpleNamespace(USER_INPUT=USER_INPUT, INPUT_WEIGHT=INPUT_WEIGHT, INPUT_STATE=INPUT_STATE)
+METANEFF = SimpleNamespace(MetaTensor=SimpleNamespace(Type=TYPES), MetaNeff=Program)
+STRUCTURE = SimpleNamespace(Flattener=Flattener, Packer=Packer)
+
+
+def torch_dtype(data_type: torch.dtype) -> torch.dtype:
+    """get_torch_dtype of what MetaTensor has for a number."""
+    return data_type

@@ -1,0 +1,33 @@
+"""NxDI for the tests of this folder: its public sources, with stand-ins for what is closed.
+
+Set NXDI_SOURCES to the `src` folders of checkouts of aws-neuron/neuronx-distributed-inference and
+aws-neuron/neuronx-distributed, separated as in PATH, and install tenacity and boto3, which they
+import; then `make test-nxdi`. Where both packages are installed the variable isn't needed. Without
+NxDI the tests that need it are skipped, which says why; they count as not run.
+"""
+
+import importlib.util
+import os
+import sys
+
+from testing.neuron import closed_wheels
+
+VARIABLE = "NXDI_SOURCES"
+PACKAGES = ("neuronx_distributed_inference", "neuronx_distributed")
+
+
+def make_importable() -> str | None:
+    """None where NxDI can be imported from now on, else the reason why it can't."""
+    sys.path.extend(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
+    absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if absent:
+        return (
+            f"no {' and no '.join(absent)} here: set {VARIABLE} to the src folders of aws-neuron/"
+            "neuronx-distributed-inference and aws-neuron/neuronx-distributed"
+        )
+    closed_wheels.install()
+    try:
+        importlib.import_module("neuronx_distributed_inference.models.model_base")
+    except ImportError as error:  # a package that it asks for, or another transformers
+        return f"NxDI can't be imported here: {error}"
+    return None

@@ -1,0 +1,70 @@
+"""One rank of engines over NxDI's CPU mode that share their weights, for torchrun to start.
+
+    torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT
+
+Every rank runs the CPU engines beside them and compares. Prints one line a rank when all agree.
+"""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
+from testing.media_cases import CASES
+from testing.neuron.alike import (
+    CLOSE,
+    assert_prefills_alike,
+    assert_speaks_alike,
+    assert_steps_alike,
+)
+from testing.neuron.nxdi_sources import make_importable
+from testing.specs import engine_spec
+
+
+def main(checkpoint: Path) -> None:
+    reason = make_importable()
+    assert reason is None, reason
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    ranks = int(os.environ["WORLD_SIZE"])
+    config = read_config(checkpoint)
+    conversation = Conversation(checkpoint, config)
+    spec = engine_spec(
+        checkpoint,
+        "neuron",
+        tp=ranks,
+        max_concurrency=4,
+        context_length=128,
+        prompt_buckets=(48,),
+        decode_buckets=(64,),
+        patch_buckets=(64, 256),
+        batches=(1, 3),
+    )
+    ours, theirs = build_engines(spec), build_cpu_mode_engines(spec)
+    prompts = [
+        conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
+        for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")
+    ]
+    tokens = [
+        assert_prefills_alike(ours.thinker, theirs.thinker, slot, prompt)
+        for slot, prompt in enumerate(prompts)
+    ]
+    for order in ([1], [2, 0], [3, 1, 2, 0], [1, 2, 0]):  # two take the graph of three
+        after = assert_steps_alike(
+            ours.thinker, theirs.thinker, order, [tokens[slot] for slot in order], steps=2
+        )
+        for slot, token in zip(order, after, strict=True):
+            tokens[slot] = token
+    assert_speaks_alike(ours, theirs, 1, prompts[0], frames=3)
+    # In one write, so that lines of several ranks stay whole.
+    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {CLOSE['atol']}\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

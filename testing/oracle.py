@@ -1,0 +1,158 @@
+"""transformers' own generate, for tests and benchmarks to hold us against.
+
+Its answers are read where they are made: codes where they enter code2wav, talker rows where they
+enter the talker. The audio to compare with is one full forward over the codes, since the
+reference's own chunked_decode loses samples at chunk boundaries.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from packaging.version import Version
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Qwen3OmniMoeForConditionalGeneration
+
+from qwen3_omni_neuron.conversation.prompt import Prompt
+
+NO_EOS = -1  # an id that is never written
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
+
+
+@dataclass(frozen=True)
+class ReferenceResult:
+    """token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: the rows
+    [S, hidden] of each talker forward, the prompt's first."""
+
+    token_ids: list[int]
+    codes: Tensor
+    talker_rows: list[Tensor]
+
+
+class Reference:
+    """The reference model of a checkpoint, greedy throughout."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32):
+        transformers.logging.set_verbosity_error()
+        self.model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(
+            checkpoint, dtype=dtype
+        ).eval()
+        _make_predictor_greedy(self.model.talker.code_predictor)
+        if Version(transformers.__version__) < Version("5"):
+            _keep_audio_windows_apart(self.model.thinker)
+        # 5.23's talker asks its own config for the audio encoder's window where a prompt has both
+        # pictures and sound, and its config has none: it fails there without this.
+        self.model.talker.config.audio_config = self.model.thinker.config.audio_config
+
+    @property
+    def thinker_model(self) -> Any:
+        """The module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
+        inner = self.model.thinker.model
+        return getattr(inner, "language_model", inner)
+
+    @property
+    def audio_tower(self) -> Any:
+        thinker = self.model.thinker
+        return getattr(thinker, "audio_tower", None) or thinker.model.audio_tower
+
+    @property
+    def visual(self) -> Any:
+        thinker = self.model.thinker
+        return getattr(thinker, "visual", None) or thinker.model.visual
+
+    def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
+        """Greedy, with options as the reference names them. thinker_eos_token_id: NO_EOS unless
+        it is given. Needs a reply of at least two tokens and one frame: it fails on less."""
+        ids = prompt.token_ids[None]
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
+        options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
+        with _recorded(self.model) as record:
+            thought = self.model.generate(**inputs, **options)[0]
+        sequences = thought if isinstance(thought, Tensor) else thought.sequences
+        token_ids = sequences[0, len(prompt) :].tolist()
+        return ReferenceResult(token_ids, record.codes[0].t(), record.talker_rows)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """One full code2wav forward. codes: int64 [frames, groups]. Returns float32 [samples]."""
+        return self.model.code2wav(codes.t()[None])[0, 0].float()
+
+
+class _Record:
+    def __init__(self) -> None:
+        self.codes = torch.empty(0)
+        self.talker_rows: list[Tensor] = []
+
+
+@contextmanager
+def _recorded(model: Any) -> Iterator[_Record]:
+    record = _Record()
+    decode = model.code2wav.chunked_decode
+
+    def chunked_decode(codes: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        record.codes = codes
+        return decode(codes, *args, **kwargs)
+
+    def on_talker(_: Any, __: Any, kwargs: dict[str, Any]) -> None:
+        record.talker_rows.append(kwargs["inputs_embeds"][0])
+
+    model.code2wav.chunked_decode = chunked_decode
+    hook = model.talker.model.register_forward_pre_hook(on_talker, with_kwargs=True)
+    try:
+        yield record
+    finally:
+        model.code2wav.chunked_decode = decode
+        hook.remove()
+
+
+def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
+    """The prompt's media as the reference takes them: clips padded, with a mask."""
+    inputs = {}
+    if prompt.audio_mel:
+        frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
+        mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
+        inputs["feature_attention_mask"] = mask
+        inputs["input_features"] = pad_sequence(frames, batch_first=True).transpose(1, 2)
+    for pictures, values, grid in (
+        (prompt.images, "pixel_values", "image_grid_thw"),
+        (prompt.videos, "pixel_values_videos", "video_grid_thw"),
+    ):
+        if pictures:
+            inputs[values] = torch.cat([p.values for p in pictures])
+            inputs[grid] = torch.tensor([p.grid for p in pictures])
+    return inputs
+
+
+def _make_predictor_greedy(predictor: Any) -> None:
+    """4.57 samples the code predictor whatever talker_do_sample says; 5.x follows it."""
+    original = predictor.generate
+
+    def generate(**kwargs: Any) -> Any:
+        kwargs = {k: v for k, v in kwargs.items() if k not in ("top_k", "top_p")}
+        return original(**{**kwargs, "do_sample": False})
+
+    predictor.generate = generate
+
+
+def _keep_audio_windows_apart(thinker: Any) -> None:
+    """4.57's encoder attends across 8 s windows and across clips unless flash attention is on; the
+    model was trained with windows, and 5.x keeps to them everywhere. So here it gets each window
+    on its own. Windows of under 1 s beside longer ones come out otherwise than together, since
+    they are padded to the longest chunk: use 5.x for those."""
+    window = thinker.config.audio_config.n_window_infer
+
+    def get_audio_features(
+        input_features: Tensor, feature_attention_mask: Tensor, *_: Any, **__: Any
+    ) -> Tensor:
+        lengths = feature_attention_mask.sum(1).tolist()
+        clips = [f[:, :n] for f, n in zip(input_features, lengths, strict=True)]
+        windows = [w for clip in clips for w in clip.split(window, 1)]
+        encoded = [thinker.audio_tower(w, feature_lens=torch.tensor([w.shape[1]])) for w in windows]
+        return torch.cat([e.last_hidden_state for e in encoded])
+
+    thinker.get_audio_features = get_audio_features

@@ -1,0 +1,74 @@
+"""The parts that are traced from model/, their graphs at tiny sizes, and calls of them."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, CompilePlan
+from qwen3_omni_neuron.graphs.all import all_graphs
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.spec import DECODERS
+from qwen3_omni_neuron.neuron.part.spec import PartSpec, part_spec
+from testing.graph_cases import TINY_PLAN
+
+PLAIN_PARTS = tuple(part for part in GRAPH_OF_PART if part not in DECODERS)
+PLAN = replace(TINY_PLAN, projection_rows=(8, 16))
+IDLE = PLAN.max_concurrency
+Call = tuple[str, tuple[Tensor, ...]]
+
+
+def plain_spec(
+    config: OmniConfig, name: str, tp: int, dtype: torch.dtype = torch.float64
+) -> PartSpec:
+    return part_spec(config, plan_of(tp, dtype), name)
+
+
+def plain_graphs(config: OmniConfig, name: str, tp: int, dtype: torch.dtype) -> list[Graph]:
+    return [g for g in all_graphs(config, plan_of(tp, dtype)) if g.part == name]
+
+
+def plan_of(tp: int, dtype: torch.dtype) -> CompilePlan:
+    return replace(PLAN, tp=tp, dtype=str(dtype).removeprefix("torch."))
+
+
+def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:
+    """Every graph, and where a state is kept every one after others have left it."""
+    if not any(graph.state for graph in graphs.values()):
+        yield from ((label, graph.example(2)) for label, graph in graphs.items())
+        return
+    order = [
+        ("code2wav_start[streams=3,frames=4]", [2, 0, IDLE]),
+        ("code2wav_step[streams=3,frames=1]", [0, 2, IDLE]),
+        ("code2wav_start[streams=1,frames=4]", [1]),
+        ("code2wav_step[streams=3,frames=4]", [1, 2, 0]),
+        ("code2wav_start[streams=3,frames=1]", [0, 1, IDLE]),
+        ("code2wav_step[streams=1,frames=4]", [0]),
+        ("code2wav_step[streams=1,frames=1]", [0]),
+        ("code2wav_start[streams=1,frames=1]", [2]),
+        ("code2wav_step[streams=3,frames=1]", [2, 1, 0]),
+    ]
+    assert {label for label, _ in order} == graphs.keys()
+    for seed, (label, slots) in enumerate(order):
+        codes = graphs[label].example(seed)[0]
+        yield label, (codes, torch.tensor(slots))
+
+
+class PlainPart:
+    """The graphs over the plain module, with the state carried from call to call."""
+
+    def __init__(self, graphs: Mapping[str, Graph], module: nn.Module):
+        self._graphs, self._module = graphs, module
+        kept = next((graph.state for graph in graphs.values() if graph.state), ())
+        self._state = tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in kept)
+
+    @torch.no_grad()
+    def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+        graph = self._graphs[label]
+        held = self._state if graph.state else ()
+        given = graph.module(self._module)(*inputs, *held)
+        if graph.state:
+            self._state = given[len(graph.outputs) :]
+        return given[: len(graph.outputs)]

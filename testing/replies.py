@@ -1,0 +1,40 @@
+"""Whole replies, ours and the reference's."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from testing.oracle import Reference, ReferenceResult
+
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+
+
+def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:
+    """codes first, since a wrong code is what a wrong sample would come from."""
+    assert len(ours.codes) == len(theirs.codes)
+    for frame, (mine, other) in enumerate(zip(ours.codes, theirs.codes.numpy(), strict=True)):
+        assert mine.tolist() == other.tolist(), f"frame {frame} is the first that differs"
+    audio = reference.decode(theirs.codes).numpy()
+    assert ours.audio.shape == audio.shape
+    assert np.abs(ours.audio - audio).max() < 1e-4
+
+
+def reply_to_the_limit(
+    omni: Qwen3Omni,
+    reference: Reference,
+    messages: Any,
+    tokens: int,
+    video_second_per_grid: tuple[float, ...] = (),
+    **options: Any,
+) -> tuple[SpeechResult, ReferenceResult]:
+    """Both write and speak `tokens` tokens. The reference leaves the token that meets its limit
+    unspoken; with one more token, called EOS, it speaks what we do."""
+    ours = omni.generate_audio(messages, thinker_max_new_tokens=tokens, **GREEDY, **options)
+    prompt = omni.conversation.prompt(messages, options.get("use_audio_in_video", False))
+    if video_second_per_grid:
+        options["video_second_per_grid"] = torch.tensor(video_second_per_grid)
+    theirs = reference.generate(prompt, thinker_max_new_tokens=tokens + 1, **options)
+    assert ours.token_ids == theirs.token_ids[:tokens]
+    return ours, theirs

@@ -1,0 +1,126 @@
+"""The real pipeline over engines that only take time, in time that passes by itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from qwen3_omni_neuron.events import Event, Finished, SpeechResult
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.sampling import SamplingParams
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from testing.prompts import prompt_of
+from testing.timed_engines import Script, Sizes, Times, samples_of, spoken_frames, timed_engines
+from testing.virtual_clock import VirtualClock
+
+EOS = 383
+SPEAKER = 7
+GREEDY = SamplingParams(do_sample=False)
+
+
+@dataclass
+class Call:
+    """One engine call: when it began, and its slots."""
+
+    name: str
+    at_s: float
+    slots: tuple[int, ...]
+
+
+@dataclass
+class Simulation:
+    """A pipeline whose prompts are answered by their own token ids, then EOS."""
+
+    config: OmniConfig
+    times: Times = field(default_factory=Times)
+    sizes: Sizes = field(default_factory=Sizes)
+    frames: int | None = None
+    max_queued: int = 16
+
+    def __post_init__(self) -> None:
+        self.clock = VirtualClock()
+        self.calls: list[Call] = []
+        assert self.config.talker is not None
+        script = Script(
+            reply=lambda prompt: [*prompt.token_ids.tolist(), EOS],
+            codec_eos_id=self.config.talker.codec_eos_id,
+            frames=self.frames,
+            on_call=self._on_call,
+        )
+        engines = timed_engines(self.clock, self.times, script, self.sizes)
+        self.pipeline = Pipeline(engines, self.config, self.max_queued, self.clock)
+
+    def on_call(self, name: str, slots: Sequence[int]) -> None:
+        """For a test to replace: raises or sleeps where an engine is to fail or to stall."""
+
+    def _on_call(self, name: str, slots: Sequence[int], _size: int) -> None:
+        self.calls.append(Call(name, self.clock.now(), tuple(slots)))
+        self.on_call(name, slots)
+
+    def start(
+        self,
+        tokens: Sequence[int],
+        frames: int = 20,
+        *,
+        speak: bool = True,
+        thinker_limit: int = 1000,
+        chunk_frames: tuple[int, ...] | None = None,
+        first_token_timeout_s: float = 1e6,
+        wait_timeout_s: float = 1e6,
+        decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
+    ) -> SpeechStream:
+        """A request that is answered with `tokens`; the talker's limit leaves `frames` frames."""
+        ids = torch.tensor(list(tokens), dtype=torch.int64)
+        prompt = prompt_of(ids)
+        thinker = ThinkerRequest(
+            prompt,
+            GREEDY,
+            thinker_limit,
+            frozenset((EOS,)),
+            decode_text,
+        )
+        talker = None
+        if speak:
+            talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
+        request = Request(
+            thinker, talker, 0, self.clock.now(), first_token_timeout_s, wait_timeout_s
+        )
+        return SpeechStream(self.pipeline, request, owner=self)
+
+    def called(self, name: str) -> list[Call]:
+        """The calls of one kind, in order."""
+        return [call for call in self.calls if call.name == name]
+
+    def assert_idle(self) -> None:
+        """Every slot is free again, and no stage has a request."""
+        assert sorted(self.pipeline._free_slots) == list(range(self.sizes.slots))
+        assert not any(stage._tasks for stage in self.pipeline._stages)
+
+    def expected_codes(
+        self, tokens: Sequence[int], frames: int, limit: int | None = None
+    ) -> list[torch.Tensor]:
+        """What one pass over the whole text says: its rows, tts_eos once, then tts_pad. limit: of
+        the thinker, where it cuts the text."""
+        pads = [self.config.tts_pad_id] * frames
+        prompt = prompt_of(torch.tensor(list(tokens))).talker
+        rows = [*tokens[:limit], self.config.tts_eos_id, *pads]
+        return spoken_frames(prompt, SPEAKER, rows, frames)
+
+    def assert_right(self, result: SpeechResult, tokens: Sequence[int], frames: int) -> None:
+        """Text, codes and samples are those of the stages one after the other."""
+        assert result.token_ids == [*tokens, EOS]
+        expected = self.expected_codes(tokens, frames)
+        assert len(result.codes) == frames
+        for number, (ours, right) in enumerate(zip(result.codes, expected, strict=True)):
+            assert ours.tolist() == right.tolist(), f"frame {number} is the first that differs"
+        assert np.array_equal(result.audio, samples_of(expected))
+
+
+def finish(stream: SpeechStream) -> SpeechResult:
+    """Take all events; the last one's result."""
+    events: list[Event] = list(stream)
+    assert isinstance(events[-1], Finished)
+    return events[-1].result

@@ -1,0 +1,225 @@
+"""Engines that compute nothing and take time: what they answer tells what they were given.
+
+Tokens, codes and samples follow from all that a slot has seen, so that a row, a frame or a chunk
+that comes twice, late or not at all changes every answer after it.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from testing.virtual_clock import VirtualClock
+
+Reply = Callable[[Prompt], Sequence[int]]
+OnCall = Callable[[str, Sequence[int], int], None]
+
+GROUPS = 16
+FRAME_SAMPLES = 1920
+LATENCY_SAMPLES = 555
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds a call of each kind takes; a step's may depend on its number in the first slot."""
+
+    thinker_prefill_s: float = 0.0
+    thinker_step_s: float | Callable[[int], float] = 0.0
+    talker_prepare_s: float = 0.0
+    talker_prefill_s: float = 0.0
+    talker_step_s: float | Callable[[int], float] = 0.0
+    predict_s: float = 0.0
+    vocoder_s: float = 0.0
+
+
+@dataclass
+class Sizes:
+    """What the engines say of themselves."""
+
+    slots: int = 4
+    context_length: int = 65536
+    vocab: int = 384
+    codec_vocab: int = 1088
+    chunk_frames: tuple[int, ...] = (1, 2, 4, 8, 16, 25)
+
+
+@dataclass
+class Script:
+    """reply: the tokens that answer a prompt, its end marker last. frames: codes 0 before
+    codec_eos, None for speech without end. on_call: told of each call before it takes its time, by
+    name, slots and size (rows of a prompt, frames of all streams with what they are padded by, or
+    else slots); may raise, or sleep."""
+
+    reply: Reply
+    codec_eos_id: int
+    frames: int | None = None
+    on_call: OnCall = field(default=lambda name, slots, size: None)
+
+
+def timed_engines(
+    clock: VirtualClock, times: Times, script: Script, sizes: Sizes | None = None
+) -> Engines:
+    """All three over one clock."""
+    arguments = (clock, times, script, sizes or Sizes())
+    return Engines(TimedThinker(*arguments), TimedTalker(*arguments), TimedVocoder(*arguments))
+
+
+class _Timed:
+    def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
+        self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
+        self.slots, self.context_length = sizes.slots, sizes.context_length
+
+    def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
+        self._script.on_call(name, slots, size)
+        self._clock.sleep(seconds)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class TimedThinker(_Timed):
+    """Serves runtime.protocols.Thinker. Answers by the script, if it is fed what it answered."""
+
+    def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
+        super().__init__(clock, times, script, sizes)
+        self._rest: dict[int, list[int]] = {}
+        self._fed: dict[int, int] = {}
+
+    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        self._take("thinker.prefill", (slot,), len(prompt), self._times.thinker_prefill_s)
+        self._rest[slot], self._fed[slot] = list(self._script.reply(prompt)), 0
+        return self._logits([self._rest[slot][0]]), torch.zeros(0, 1)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        seconds = _at(self._times.thinker_step_s, self._fed[slots[0]])
+        self._take("thinker.step", slots, len(slots), seconds)
+        next_ids = []
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            fed = self._fed[slot]
+            assert self._rest[slot][fed] == token_id, "the thinker is fed what it did not write"
+            next_ids.append(self._rest[slot][fed + 1])
+        for slot in slots:
+            self._fed[slot] += 1
+        return self._logits(next_ids)
+
+    def _logits(self, token_ids: Sequence[int]) -> Tensor:
+        return torch.nn.functional.one_hot(torch.tensor(token_ids), self._sizes.vocab).float()
+
+
+class TimedTalker(_Timed):
+    """Serves runtime.protocols.Talker. Each code follows from all rows and frames before it."""
+
+    def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
+        super().__init__(clock, times, script, sizes)
+        self._seen: dict[int, int] = {}
+        self._frames: dict[int, list[int]] = {}
+        self._rows: dict[int, int] = {}
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        self._take("talker.prepare", (slot,), len(prompt), self._times.talker_prepare_s)
+        self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
+        self._rows[slot] = len(prompt)
+
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        self._take("talker.prefill", (slot,), self._rows[slot], self._times.talker_prefill_s)
+        self._seen[slot] = seen_after(self._seen[slot], first_token)
+        return self._logits([slot])
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        number = len(self._frames[slots[0]])
+        self._take("talker.step", slots, len(slots), _at(self._times.talker_step_s, number))
+        for slot, token_id in zip(slots, token_ids, strict=True):
+            self._seen[slot] = seen_after(self._seen[slot], self._frames[slot][-1], token_id)
+        return self._logits(slots)
+
+    def predict(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        self._take("talker.predict", slots, len(slots), self._times.predict_s)
+        frames = [frame_of(self._seen[s], c) for s, c in zip(slots, code0, strict=True)]
+        for slot, frame in zip(slots, frames, strict=True):
+            self._frames[slot].append(int(frame[-1]))
+        return torch.stack(frames)
+
+    def _logits(self, slots: Sequence[int]) -> Tensor:
+        codes = []
+        for slot in slots:
+            ended = len(self._frames[slot]) == self._script.frames
+            codes.append(self._script.codec_eos_id if ended else code0_of(self._seen[slot]))
+        return torch.nn.functional.one_hot(torch.tensor(codes), self._sizes.codec_vocab).float()
+
+
+class TimedVocoder(_Timed):
+    """Serves runtime.protocols.Vocoder. Sample n of frame k is a number made of both."""
+
+    def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
+        super().__init__(clock, times, script, sizes)
+        self.chunk_frames = sizes.chunk_frames
+        self.frame_samples, self.latency_samples = FRAME_SAMPLES, LATENCY_SAMPLES
+        self._last: dict[int, list[Tensor]] = {}
+
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        self._take("vocoder.start", slots, self._frames(codes), self._times.vocoder_s)
+        return [self._decode(s, [], c) for s, c in zip(slots, codes, strict=True)]
+
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        self._take("vocoder.step", slots, self._frames(codes), self._times.vocoder_s)
+        return [self._decode(s, self._last[s], c) for s, c in zip(slots, codes, strict=True)]
+
+    def _frames(self, codes: Sequence[Tensor]) -> int:
+        """Of all streams, the last chunks padded."""
+        return len(codes) * next(b for b in self.chunk_frames if b >= len(codes[0]))
+
+    def _decode(self, slot: int, last: list[Tensor], codes: Tensor) -> NDArray[np.float32]:
+        """last: the frame before these, whose end comes with them; none at the start."""
+        self._last[slot] = [codes[-1]]
+        return samples_of([*last, *codes])[len(last) * (FRAME_SAMPLES - LATENCY_SAMPLES) :]
+
+
+def seen_in(prompt: TalkerPrompt, speaker_id: int) -> int:
+    """A number for what a talker's slot has seen: here, its prompt."""
+    return seen_after(0, speaker_id, *prompt.token_ids.tolist())
+
+
+def seen_after(seen: int, *more: int) -> int:
+    """The number after it has seen more."""
+    return zlib.crc32(repr(more).encode(), seen)
+
+
+def code0_of(seen: int) -> int:
+    """The code 0 that follows; none that a talker suppresses."""
+    return seen % 60
+
+
+def frame_of(seen: int, code0: int) -> Tensor:
+    """The frame, int64 [16], that begins with a code 0."""
+    rest = [seen_after(seen, code0, group) % 1000 for group in range(1, GROUPS)]
+    return torch.tensor([code0, *rest])
+
+
+def samples_of(frames: Sequence[Tensor]) -> NDArray[np.float32]:
+    """All samples that one decode of the frames gives."""
+    levels = np.array([int(frame.sum()) / 16000 for frame in frames], dtype=np.float32)
+    return np.repeat(levels, FRAME_SAMPLES)[: len(levels) * FRAME_SAMPLES - LATENCY_SAMPLES]
+
+
+def spoken_frames(
+    prompt: TalkerPrompt, speaker_id: int, rows: Sequence[int], frames: int
+) -> list[Tensor]:
+    """What a talker says that was given these text rows, the first of them with the prompt."""
+    seen, said = seen_after(seen_in(prompt, speaker_id), rows[0]), []
+    for number in range(frames):
+        said.append(frame_of(seen, code0_of(seen)))
+        if number + 1 < frames:
+            seen = seen_after(seen, int(said[-1][-1]), rows[number + 1])
+    return said
+
+
+def _at(seconds: float | Callable[[int], float], number: int) -> float:
+    return seconds(number) if callable(seconds) else seconds
