@@ -5,8 +5,8 @@
     python -m bench.replay --profile my-trn2.json --concurrency 1,8 --json replay.json
 
 --profile: a name in bench/profiles, or a file (see bench.replaying.stage_profile). Each engine call
-holds its cores for as long as the profile says, on a virtual clock; calls that share cores take turns.
-The schedule, the queues, the batches and the threads are the ones of the package. The first row is
+holds its cores for as long as the profile says, on a virtual clock; calls that share them take
+turns. The schedule, the queues, the batches and the threads are the ones of the package. The first row is
 port #167's way of driving the stages, which published what came of it: 1759 ms.
 
 As many requests as `concurrency` says run at a time; the next one comes when one has ended. TTFB:
