@@ -6,8 +6,8 @@
 
 --profile: a name in bench/profiles, or a file (see bench.replaying.stage_profile). Each engine call
 holds its cores for as long as the profile says, on a virtual clock; calls that share them take
-turns. The schedule, the queues, the batches and the threads are the ones of the package. The first row is
-port #167's way of driving the stages, which published what came of it: 1759 ms.
+turns. The schedule, the queues, the batches and the threads are the ones of the package. The first
+row is port #167's way of driving the stages, which published what came of it: 1759 ms.
 
 As many requests as `concurrency` says run at a time; the next one comes when one has ended. TTFB:
 arrival to the first sample; RTF: (arrival of the last sample - arrival) / duration; underruns: of
