@@ -20,6 +20,7 @@ from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.target import NEURON
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.hlo import Findings, lint_hlo
 
@@ -54,7 +55,7 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
     plan = make_plan(
         folder,
         config,
-        "neuron",
+        NEURON.limits,
         tp=1,
         dtype="bfloat16",
         max_concurrency=3,

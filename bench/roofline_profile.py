@@ -12,6 +12,7 @@ from pathlib import Path
 from bench.replaying.stage_profile import StageLatency, StageProfile
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.dry_run import DryRun, dry_run
+from qwen3_omni_neuron.neuron.target import NEURON
 from testing.released import RELEASED
 
 OUT = Path(__file__).parent / "profiles" / "roofline.json"
@@ -60,7 +61,7 @@ def main() -> None:
     plan = make_plan(
         Path("Qwen3-Omni"),
         RELEASED,
-        "neuron",
+        NEURON.limits,
         max_concurrency=SLOTS[-1],
         context_length=8192,
         talker_context_length=8192,

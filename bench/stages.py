@@ -40,6 +40,7 @@ from qwen3_omni_neuron.checkpoint.modules import load_host_models
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
+from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
@@ -130,7 +131,7 @@ def check_room(engines: Engines, prompts: Sequence[Prompt], repeats: int) -> Non
 
 def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
     """The audio encoder by seconds of sound, the vision encoder by pictures."""
-    dtype = getattr(torch, make_plan(folder, config, dtype=options.dtype).dtype)
+    dtype = getattr(torch, make_plan(folder, config, CPU.limits, dtype=options.dtype).dtype)
     models = load_host_models(Checkpoint(folder), config, dtype)
     assert models.audio_encoder is not None and models.vision_encoder is not None
     audio, vision = CpuAudio(models.audio_encoder), CpuVision(models.vision_encoder)

@@ -5,9 +5,9 @@ compiled, and a call after the memory was given back.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.graph import Graph
@@ -24,10 +25,13 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.neuron.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan, decoder_plan
-from qwen3_omni_neuron.neuron.nxdi.slots import Outputs
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, Outputs
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.target import NEURON
 from testing.specs import engine_spec
 
 SLOTS = 3
@@ -47,14 +51,14 @@ SETTINGS = {
     "batches": (1,),
     "chunk_frames": (1, 2, 4, 8),
 }
-REPORT = "EAGER_NEURON_REPORT"  # names a folder where each loader leaves its process's cores
+REPORT = "EAGER_NEURON_REPORT"  # names a folder that takes the cores of each process
 
 
 class EagerPart:
     """Serves neuron.part.LoadedPart. called: the labels so far. broken: a label that raises."""
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
-        self.graphs = {graph.label: graph for graph in graphs}
+        self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
         self.called: list[str] = []
         self.broken = ""
         self.closed = False
@@ -150,29 +154,54 @@ class EagerDecoder:
         self.closed = True
 
 
-class EagerLoader:
-    """Serves neuron.loader.Loader. parts, decoders: those that were loaded, by name."""
+class EagerToolchain:
+    """A `neuron.toolchain.Toolchain` that loads without having compiled.
 
-    def __init__(self, spec: NeuronSpec):
+    spec: its checkpoint gives the weights. parts, decoders: those that were loaded, by name.
+    broken: the label of a graph that raises, by part.
+    """
+
+    def __init__(self, spec: EngineSpec, broken: Mapping[str, str] | None = None):
         # The graphs of one core, which has the others' share, too.
-        self._spec, self._plan = spec, replace(spec.engine.plan, tp=1)
+        self._spec, self._plan = spec, replace(spec.plan, tp=1)
+        self._broken = broken or {}
         self.parts: dict[str, EagerPart] = {}
         self.decoders: dict[str, EagerDecoder] = {}
-        _, self._static = eager_models(self._plan.model, spec.engine.dtype)
-        if folder := os.environ.get(REPORT):
-            names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
-            said = " ".join(os.environ.get(name, "none") for name in names)
-            (Path(folder) / str(os.getpid())).write_text(said, encoding="utf-8")
 
-    def load_part(self, name: str) -> EagerPart:
-        config = self._spec.engine.config
-        graphs = [g for g in all_graphs(config, self._plan) if g.part == name]
-        self.parts[name] = EagerPart(getattr(self._static, name), graphs)
-        return self.parts[name]
+    def load_part(self, spec: PartSpec, folder: Path) -> EagerPart:
+        _report_cores()
+        _, static = eager_models(self._plan.model, self._spec.dtype)
+        graphs = [g for g in all_graphs(self._spec.config, self._plan) if g.part == spec.name]
+        part = EagerPart(getattr(static, spec.name), graphs)
+        part.broken = self._broken.get(spec.name, "")
+        self.parts[spec.name] = part
+        return part
 
-    def load_decoder(self, name: str) -> EagerDecoder:
-        self.decoders[name] = eager_decoder(name, self._spec.engine.config, self._plan)
-        return self.decoders[name]
+    def load_decoder(
+        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
+    ) -> DecoderGraphs:
+        _report_cores()
+        self.decoders[spec.part] = eager_decoder(spec.part, self._spec.config, self._plan)
+        return self.decoders[spec.part]
+
+    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        raise NotImplementedError("this toolchain only loads")
+
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        raise NotImplementedError("this toolchain only loads")
+
+
+def _report_cores() -> None:
+    """Write this process's cores into the folder that REPORT names, if any."""
+    if folder := os.environ.get(REPORT):
+        names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
+        cores = " ".join(os.environ.get(name, "none") for name in names)
+        (Path(folder) / str(os.getpid())).write_text(cores, encoding="utf-8")
+
+
+def eager_target(toolchain: EagerToolchain) -> Target:
+    """The target neuron over a toolchain. It can be sent to another process."""
+    return replace(NEURON, build_engines=partial(build_engines, toolchain=toolchain))
 
 
 def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDecoder:
@@ -191,7 +220,7 @@ def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
     return weights, with_weights(static_models(config, dtype), weights)
 
 
-def eager_spec(folder: Path, **settings: object) -> NeuronSpec:
-    """settings: of its plan, in the place of SETTINGS."""
+def eager_spec(folder: Path, **settings: object) -> EngineSpec:
+    """Make a spec of a tree. settings: of its plan, in the place of SETTINGS."""
     spec = engine_spec(folder, "neuron", **(SETTINGS | settings))
-    return NeuronSpec(spec, EagerLoader, instance="trn2.48xlarge")
+    return replace(spec, compiled=folder)

@@ -3,11 +3,12 @@
 import errno
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.manifest import Call, GraphRecord, TensorSpec, record_files
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron.cpu.target import CPU
 
 FILE_BYTES = 20_000
 FILES = 3
@@ -55,7 +56,7 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
     return FILES * FILE_BYTES
 
 
-SLOW = Target(compile_slowly, expected_bytes)
-LONG = Target(compile_for_ever, expected_bytes)
-DYING = Target(compile_and_die, expected_bytes)
-FULL = Target(compile_without_room, expected_bytes)
+SLOW = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_slowly)
+LONG = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_for_ever)
+DYING = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_and_die)
+FULL = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_room)

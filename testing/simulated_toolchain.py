@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.part.part import CheckedPart
 from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedGraph, TracedPart, state_name
-from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 

@@ -10,21 +10,20 @@ from typing import Any
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
@@ -67,9 +66,9 @@ class Qwen3Omni:
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: "cpu", or "neuron" for a tree that was compiled
-        for it; the tree's by default. dtype: "auto" (the checkpoint's),
-        "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time (8).
+        model_path: a folder, or a hub id. target: one of targets.TARGETS; the tree's by default,
+        or else "cpu". dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float64".
+        max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
         slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
@@ -77,8 +76,9 @@ class Qwen3Omni:
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
-        instance, cores: for target neuron, see neuron.cores.plan_cores; by default this machine's
-        type, and its first cores: of "shared", the same for all stages, of "split", each its own.
+        instance, cores: for a target whose cores belong to one process each: see
+        neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
+        all stages have the same ones, with "split" each stage has its own.
         wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
@@ -95,7 +95,7 @@ class Qwen3Omni:
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
-        engines = load_engines(_placed(spec, instance, cores), placement)
+        engines = load_engines(find_target(plan.target), spec, placement, instance, cores)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
@@ -206,35 +206,22 @@ def _plan(
             "max_concurrency": max_concurrency,
             "context_length": context_length,
         }
-        return open_tree(tree, folder, config, given)
+        return open_tree(tree, folder, config, TARGETS, given)
+    chosen = find_target(target or DEFAULT_TARGET)
     plan = make_plan(
         folder,
         config,
-        target or "cpu",
+        chosen.limits,
         dtype=dtype,
         max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
         context_length=context_length,
     )
-    if plan.target == "neuron":
+    if chosen.needs_tree:
         raise OptionError(
-            "target neuron runs what was compiled for it: give compiled_path. To compile: "
+            f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
             f"{plan.command(Path('compiled'))}"
         )
     return plan
-
-
-def _placed(
-    spec: EngineSpec, instance: str | None, cores: Mapping[str, str] | None
-) -> EngineSpec | NeuronSpec:
-    if spec.plan.target == "neuron":
-        return NeuronSpec(spec, TreeLoader, instance, cores)
-    for name, value in (("instance", instance), ("cores", cores)):
-        if value is not None:
-            raise OptionError(
-                f"{name} is for target neuron, and this is for target {spec.plan.target}. Leave it "
-                "out."
-            )
-    return spec
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.manifest import read_manifest
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, make_plan
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.graphs.all import all_graphs
@@ -29,6 +29,7 @@ from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.media_cases import IMAGE, audio, text, user
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
+from testing.specs import plan_of
 from testing.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -216,7 +217,7 @@ def test_the_manifest_has_the_rows_of_every_graph(
 ) -> None:
     """Those that the unit tests of graphs hold against the modules."""
     manifest = read_manifest(tree)
-    plan = make_plan(checkpoint, config, **manifest.plan)
+    plan = plan_of(checkpoint, config, **manifest.plan)
     rows = [row for row in all_graphs(config, plan) if row.part in GRAPH_PARTS[graph]]
     assert rows
     for call, row in zip(manifest.graphs[graph].calls, rows, strict=True):
@@ -237,15 +238,15 @@ PEAK_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from peak_memory import watched
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.compile import compile_graph, expected_bytes
-from qwen3_omni_neuron.plan import graphs_of
-from qwen3_omni_neuron.planning import make_plan
+from testing.peak_memory import watched
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
+from qwen3_omni_neuron.compilation.plan import graphs_of
+from qwen3_omni_neuron.compilation.plan import plan_of
 
 small, tiny, out = map(Path, sys.argv[1:])
 config = read_config(small)
-plan = make_plan(small, config, dtype="float32")
+plan = plan_of(small, config, dtype="float32")
 (out / "warm").mkdir()  # what the libraries themselves take
 compile_graph(replace(plan, model=tiny), "thinker", out / "warm")
 

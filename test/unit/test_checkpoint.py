@@ -171,10 +171,10 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from peak_memory import watched
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.loading import load_models
+from testing.peak_memory import watched
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.modules import load_models
 
 folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])
 load_models(Checkpoint(tiny), read_config(tiny), dtype)  # what the libraries themselves take

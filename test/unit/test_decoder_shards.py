@@ -12,12 +12,11 @@ from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.application import decoder_files
 from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts, expert_widths
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.shards import held_parameters, write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights, nxdi_pieces
-from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.part_files import decoder_files, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.peak_memory import needs_proc
 from testing.released import TALKER, THINKER
@@ -145,12 +144,12 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from peak_memory import watched
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.weights import thinker_pieces
+from testing.peak_memory import watched
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.checkpoint.parameters import thinker_pieces
 
 small, tiny, out = map(Path, sys.argv[1:])
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
+from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 BUCKETS = (48, 96)
 DECODE_BUCKETS = (64, 128)
@@ -50,7 +49,7 @@ def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
     ) -> BothEngines:
         spec = nxdi_spec(of, **changes)
         spec = spec if config is None else replace(spec, config=config)
-        return build_engines(spec), build_cpu_mode_engines(spec)
+        return cpu_engines(spec), build_cpu_mode_engines(spec)
 
     return make
 

@@ -14,8 +14,6 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
-from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from testing.media_cases import CASES
 from testing.neuron.alike import (
     CLOSE,
@@ -23,8 +21,9 @@ from testing.neuron.alike import (
     assert_speaks_alike,
     assert_steps_alike,
 )
+from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 
 def main(checkpoint: Path) -> None:
@@ -46,7 +45,7 @@ def main(checkpoint: Path) -> None:
         patch_buckets=(64, 256),
         batches=(1, 3),
     )
-    ours, theirs = build_engines(spec), build_cpu_mode_engines(spec)
+    ours, theirs = cpu_engines(spec), build_cpu_mode_engines(spec)
     prompts = [
         conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
         for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,19 @@ from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.compilation.plan import (
     DEFAULT_CONCURRENCY,
     GRAPHS,
-    TARGETS,
+    Limits,
     flag_of,
     make_plan,
 )
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import GraphRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
     from qwen3_omni_neuron.compilation.runner import Outcome
 
+DRY_RUN_TARGET = "neuron"
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 _SIZES = {
     "prompt_buckets": "rows of a prompt",
@@ -44,15 +46,21 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="compile nothing; print what each graph takes on a trn2, and the least time of a call",
     )
+    limits = [target.limits for target in TARGETS.values()]
     parser.add_argument(
-        "--target", help=f"{' or '.join(TARGETS)}; default: cpu, and neuron for a --dry-run"
+        "--target",
+        help=f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {DRY_RUN_TARGET} for a "
+        "--dry-run",
     )
-    parser.add_argument("--tp", type=int, help="cores that share a graph; cpu: 1, neuron: 8")
-    parser.add_argument("--lnc", type=int, help="physical cores a logical one; cpu: 1, neuron: 2")
+    degrees = ", ".join(f"{limit.target}: {limit.degrees[0]}" for limit in limits)
+    parser.add_argument("--tp", type=int, help=f"cores that share a graph; {degrees}")
+    core_sizes = ", ".join(f"{limit.target}: {limit.core_sizes[0]}" for limit in limits)
+    parser.add_argument("--lnc", type=int, help=f"physical cores a logical one; {core_sizes}")
     parser.add_argument(
         "--profile", default="safe", help="safe, or fast: NxDI's kernels for the experts"
     )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    dtypes = dict.fromkeys(dtype for limit in limits for dtype in limit.dtypes)
+    parser.add_argument("--dtype", default="auto", help=f"auto, {', '.join(dtypes)}")
     parser.add_argument(
         "--max-concurrency",
         type=int,
@@ -67,16 +75,19 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--talker-context-length", type=int, metavar="N", help="the talker's; default: 4105 more"
     )
     parser.add_argument(
-        "--predictor-top-k", type=int, metavar="K", help="largest of a request; neuron: 50"
+        "--predictor-top-k",
+        type=int,
+        metavar="K",
+        help=f"largest of a request; {_top_ks(limits)}",
     )
     for name, what in _SIZES.items():
-        default = ",".join(map(str, TARGETS["neuron"].sizes[name]))
+        defaults = _defaults(limits, name)
         parser.add_argument(
             flag_of(name),
             type=sizes,
             dest=name,
             metavar="N,N,...",
-            help=f"{what}; neuron: {default}",
+            help=f"{what}; {defaults}",
         )
     parser.add_argument(
         "--only",
@@ -92,22 +103,31 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _top_ks(limits: Sequence[Limits]) -> str:
+    return ", ".join(f"{limit.target}: {limit.predictor_top_k or 'any'}" for limit in limits)
+
+
+def _defaults(limits: Sequence[Limits], name: str) -> str:
+    """Return every target's default of a list of sizes, where it has one."""
+    sizes = {limit.target: limit.sizes.get(name, ()) for limit in limits}
+    return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in sizes.items() if of)
+
+
 def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
     from qwen3_omni_neuron.compilation.runner import compile_tree
-    from qwen3_omni_neuron.targets import COMPILERS
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        plan = _plan(parsed, model, parsed.target or "neuron")
+        plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGET)
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
-    plan = _plan(parsed, model, parsed.target or "cpu")
+    plan = _plan(parsed, model, parsed.target or DEFAULT_TARGET)
     bar = _Bar()
     try:
-        outcome = compile_tree(plan, parsed.out, COMPILERS[plan.target], parsed.only, bar)
+        outcome = compile_tree(plan, parsed.out, find_target(plan.target), parsed.only, bar)
     finally:
         bar.close()
     print(_table(outcome))
@@ -125,7 +145,7 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
         *("talker_context_length", "predictor_top_k"),
     )
     settings: dict[str, Any] = {name: getattr(parsed, name) for name in (*names, *_SIZES)}
-    return make_plan(model, read_config(model), target, **settings)
+    return make_plan(model, read_config(model), find_target(target).limits, **settings)
 
 
 def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:

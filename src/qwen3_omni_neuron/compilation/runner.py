@@ -25,7 +25,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 )
 from qwen3_omni_neuron.compilation.plan import GRAPHS, CompilePlan, graphs_of
 from qwen3_omni_neuron.compilation.target import Target
-from qwen3_omni_neuron.compilation.versions import decisive_versions, installed_versions
+from qwen3_omni_neuron.compilation.versions import installed_versions
 from qwen3_omni_neuron.compilation.worker import run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
@@ -108,7 +108,7 @@ def _compile(
     progress: Progress,
     lock: int,
 ) -> Outcome:
-    checkpoint, versions = fingerprint(plan.model), decisive_versions(plan.target)
+    checkpoint, versions = fingerprint(plan.model), target.versions()
     origins = {g: Origin(checkpoint, plan.graph_settings(g), versions) for g in graphs}
     records: dict[str, GraphRecord] = {}
     missing: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """Which versions are installed, and which of Neuron's are supported; nothing is imported for it."""
 
 import platform
+from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from importlib import metadata
 
@@ -18,8 +19,6 @@ SUPPORTED_NEURON = {
     "transformers": "4.57.*",
     "python": "3.11, 3.12, 3.13",
 }
-# A CPU's graphs are weights in the layout of this package's modules: no other version shapes them.
-_DECISIVE = {"cpu": (), "neuron": ("torch", *SUPPORTED_NEURON)}
 
 
 def installed_versions() -> dict[str, str]:
@@ -38,9 +37,9 @@ def installed_version(name: str) -> str | None:
         return None
 
 
-def decisive_versions(target: str) -> dict[str, str]:
-    """Those that a compiled graph depends on: where one differs, it is compiled again."""
-    found = {name: installed_version(name) or "not installed" for name in _DECISIVE[target]}
+def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
+    """Return the versions of this package and of others, "not installed" where one is missing."""
+    found = {name: installed_version(name) or "not installed" for name in packages}
     return {PACKAGE: PACKAGE_VERSION} | found
 
 

@@ -1,7 +1,10 @@
 """From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
+from collections.abc import Sequence
+
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
@@ -9,30 +12,27 @@ from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
 
 
-def build_engines(spec: EngineSpec) -> Engines:
-    """All engines in this process. Raises CheckpointError (see weights.load_parts), and
-    ArtifactError (see compiled)."""
-    models = _models(spec, STAGES)
-    thinker = _thinker(models, spec)
-    if models.talker is None or models.code2wav is None:
-        return Engines(thinker, None, None)
-    return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
+def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
+    """Build the engines of some stages in this process, with the weights of those stages alone.
+
+    stages: of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
+    Raises CheckpointError (see checkpoint.parameters.load_parts), ArtifactError (see cpu.weights).
+    """
+    models, built = _models(spec, stages), StageEngines()
+    if models.thinker is not None:
+        built["thinker"] = _thinker(models, spec)
+    if models.talker is not None:
+        built["talker"] = _talker(models, spec)
+    if models.code2wav is not None:
+        built["vocoder"] = vocoder_engine(models, spec)
+    return built
 
 
-def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | TalkerEngine | CpuVocoder:
-    """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
-    models = _models(spec, (stage,))
-    if stage == "thinker":
-        return _thinker(models, spec)
-    return _talker(models, spec) if stage == "talker" else vocoder_engine(models, spec)
-
-
-def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
+def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
     if spec.compiled is not None:
         return load_compiled_models(spec.compiled, spec.config, spec.dtype, stages)
     return load_models(Checkpoint(spec.plan.model), spec.config, spec.dtype, stages)

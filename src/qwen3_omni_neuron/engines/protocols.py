@@ -10,7 +10,7 @@ may make it again with fewer slots, to find the one that is at fault.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
 import torch
@@ -116,6 +116,14 @@ class Vocoder(Protocol):
         ...
 
 
+class StageEngines(TypedDict, total=False):
+    """The engines that were built in one process, by stage."""
+
+    thinker: Thinker
+    talker: Talker
+    vocoder: Vocoder
+
+
 @dataclass(frozen=True)
 class Engines:
     """What a pipeline drives. talker and vocoder are None where the checkpoint can't speak.
@@ -127,6 +135,11 @@ class Engines:
     talker: Talker | None
     vocoder: Vocoder | None
     enter_thread: Callable[[], None] = lambda: None
+
+    @staticmethod
+    def of(built: StageEngines, enter_thread: Callable[[], None] = lambda: None) -> "Engines":
+        """Make one of engines by stage, of which the thinker is there."""
+        return Engines(built["thinker"], built.get("talker"), built.get("vocoder"), enter_thread)
 
 
 class Numbers:

@@ -30,7 +30,7 @@ from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, sha
 from qwen3_omni_neuron.graphs.parallel.heads import key_heads, query_heads
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.neuron.nxdi.weights import ranks_of, stack_shape
-from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
 
 _LAYER = re.compile(r"layers\.\d+\.")
 _RENAMED = re.compile(r"self_attn\.([qkvo])_proj\.weight")
