@@ -6,7 +6,12 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from qwen3_omni_neuron.compilation.manifest import Call, GraphRecord, TensorSpec, record_files
+from qwen3_omni_neuron.compilation.manifest import (
+    CallRecord,
+    GraphRecord,
+    TensorRecord,
+    record_files,
+)
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.cpu.target import CPU
 
@@ -24,8 +29,8 @@ def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
             for part in range(2):
                 file.write(f"{graph} {number} {part} {plan.dtype}\n".encode() * (FILE_BYTES // 40))
                 time.sleep(0.01)
-    spec = {"x": TensorSpec(("rows", 3), plan.dtype)}
-    calls = (Call("run", {}, spec, spec, {}), Call("run", {"rows": 8}, spec, spec, {}))
+    spec = {"x": TensorRecord(("rows", 3), plan.dtype)}
+    calls = (CallRecord("run", {}, spec, spec, {}), CallRecord("run", {"rows": 8}, spec, spec, {}))
     return GraphRecord(calls, record_files(folder), time.monotonic() - started)
 
 

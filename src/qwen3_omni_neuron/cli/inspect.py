@@ -6,9 +6,9 @@ from pathlib import Path
 
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.compilation.manifest import (
-    Call,
+    CallRecord,
     Manifest,
-    TensorSpec,
+    TensorRecord,
     check_files,
     read_manifest,
     verify_files,
@@ -53,13 +53,13 @@ def _shown(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def _call(call: Call) -> str:
+def _call(call: CallRecord) -> str:
     sizes = ",".join(f"{name}={size}" for name, size in call.bucket.items())
     state = f", state of {len(call.state)} tensors" if call.state else ""
     return f"{call.name}[{sizes}]: {_tensors(call.inputs)}{state} -> {_tensors(call.outputs)}"
 
 
-def _tensors(specs: Mapping[str, TensorSpec]) -> str:
+def _tensors(specs: Mapping[str, TensorRecord]) -> str:
     return ", ".join(
         f"{name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for name, spec in specs.items()
     )

@@ -1,4 +1,4 @@
-"""The compile plan: what is compiled, for what, in which sizes."""
+"""The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ _BY_GRAPH = {
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """Made by `planning.make_plan`, which checks it.
+    """Settings of a compile, made and checked by `make_plan`.
 
     model: the checkpoint's folder; where it lies is no part of what is compiled. tp: cores that
     share a graph's weights. lnc: physical cores a logical one. profile: "safe" or "fast", see
@@ -76,18 +76,23 @@ class CompilePlan:
     predictor_top_k: int
 
     @property
+    def is_static(self) -> bool:
+        """All sizes are fixed: every graph has static shapes."""
+        return bool(self.decode_buckets)
+
+    @property
     def settings(self) -> dict[str, Any]:
-        """All but where the checkpoint lies, as JSON has it: what `make_plan` takes."""
+        """All settings but the checkpoint's folder, in the types of JSON."""
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del settings["model"]
         return settings
 
     def graph_settings(self, graph: str) -> dict[str, Any]:
-        """The part that one graph depends on. graph: one of GRAPHS."""
+        """Return the settings that one graph depends on. graph: one of GRAPHS."""
         return {name: self.settings[name] for name in (*_EVERY_GRAPH, *_BY_GRAPH[graph])}
 
     def command(self, out: Path) -> str:
-        """The command line that compiles this plan into the folder `out`."""
+        """Return the command line that compiles this plan into the folder `out`."""
         words = ["qwen3-omni-neuron", "compile", "--model", str(self.model), "--out", str(out)]
         for name, value in self.settings.items():
             if value not in ([], 0):
@@ -99,13 +104,13 @@ class CompilePlan:
 
 
 def graphs_of(config: OmniConfig) -> tuple[str, ...]:
-    """The graphs of a checkpoint; one without a talker has fewer."""
+    """Return the names of a checkpoint's graphs; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
     return GRAPHS if speaks else HEARING_GRAPHS
 
 
 def flag_of(setting: str) -> str:
-    """A setting's name on the command line."""
+    """Return a setting's flag on the command line."""
     return "--buckets" if setting == "prompt_buckets" else f"--{setting.replace('_', '-')}"
 
 
@@ -248,7 +253,7 @@ def _context_length(config: OmniConfig, given: int | None) -> int:
 
 
 def _talker_context_length(config: OmniConfig, given: int | None, context_length: int) -> int:
-    """0 for a checkpoint that can't speak."""
+    """Check or choose the talker's context length; 0 for a checkpoint that can't speak."""
     if config.talker is None:
         return 0
     limit = config.talker.text.max_positions
@@ -268,7 +273,7 @@ def _sizes(
     config: OmniConfig,
     context_length: int,
 ) -> dict[str, Any]:
-    """Every list of sizes, checked."""
+    """Check or choose every list of sizes."""
     chosen: dict[str, tuple[int, ...]] = {}
     for name, named in given.items():
         chosen[name] = tuple(limits.sizes.get(name, ()) if named is None else named)
@@ -276,7 +281,7 @@ def _sizes(
             raise OptionError(
                 f"{name} is not for target {limits.target}, which takes any size. Leave it out."
             )
-        # What is empty by default need not be there.
+        # A list that is empty by default may stay empty.
         if not chosen[name] and limits.sizes.get(name):
             raise OptionError(f"{name} names no size. Target {limits.target} needs one or more.")
         for before, size in zip((0, *chosen[name]), chosen[name], strict=False):

@@ -1,4 +1,4 @@
-"""A compiled tree as it is loaded: does it fit this checkpoint, this installation, and the call?"""
+"""Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -66,11 +66,11 @@ def _plan(
     targets: Mapping[str, Target],
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
-    """The plan of a manifest, as strictly as one of a caller's arguments."""
+    """Make the plan of a manifest, checked as a caller's settings are."""
     wanted = {field.name for field in fields(CompilePlan)} - {"model"}
-    if strange := sorted(wanted ^ manifest_plan.keys()):
+    if differing := sorted(wanted ^ manifest_plan.keys()):
         raise ArtifactError(
-            f"{folder} has a plan of another version: {', '.join(strange)} is missing or unknown. "
+            f"{folder} has a plan of another version: {', '.join(differing)} is missing or unknown. "
             "Compile into another folder."
         )
     settings = dict(manifest_plan)

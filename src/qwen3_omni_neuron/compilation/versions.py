@@ -22,13 +22,13 @@ SUPPORTED_NEURON = {
 
 
 def installed_versions() -> dict[str, str]:
-    """Of Python, this package, and the libraries that are installed, by name."""
+    """Return the versions of Python, this package and its libraries, by name, where installed."""
     found = {"python": platform.python_version(), PACKAGE: PACKAGE_VERSION}
     return found | {name: v for name in LIBRARIES if (v := installed_version(name)) is not None}
 
 
 def installed_version(name: str) -> str | None:
-    """Of one package, "python" included; None where it is not installed."""
+    """Return the installed version of a package, or of "python"; None where it is not installed."""
     if name == "python":
         return platform.python_version()
     try:
@@ -44,8 +44,8 @@ def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
 
 
 def is_supported(version: str, supported: str) -> bool:
-    """Whether a version is one of a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
+    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
     wanted = [pattern.strip() for pattern in supported.split(",")]
-    # "2.9.0.2.15.3+abc": what follows a + is a build's name.
+    # "2.9.0.2.15.3+abc": the part after + names a build.
     plain = version.split("+", maxsplit=1)[0]
     return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)

@@ -1,7 +1,7 @@
-"""One graph's compile in a process of its own.
+"""The worker process that compiles one graph.
 
-What the compile took of memory goes back with it, whatever a compiler does to its process ends
-there, and it has an environment of its own to give.
+A process of its own returns its memory when it ends, can crash without ending the run, and can
+change its environment variables.
 """
 
 import os
@@ -39,9 +39,9 @@ def run_worker(
 ) -> GraphRecord:
     """Compile one graph into `folder` in a new process, and wait for it.
 
-    lock: a descriptor that the process keeps as long as it lives. tick: called while waiting.
-    Whatever ends the wait ends the process.
-    Raises what compiling raised, and CompileError where the process ended by itself.
+    lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
+    The process is killed when this function ends in any way.
+    Raises the exception of the compile, and CompileError where the process ended without one.
     """
     results, answers = os.pipe()
     last_words = LastWords()
@@ -78,9 +78,9 @@ def run_worker(
 
 
 def main(answers: int, lock: int, parent: int) -> None:
-    """What the process runs. answers: a descriptor that takes the pickled outcome."""
+    """Run one compile in the worker process. answers: descriptor for the pickled outcome."""
     obey_parent(parent)
-    for descriptor in (answers, lock):  # not for what a compiler starts
+    for descriptor in (answers, lock):  # a compiler's own child processes must not inherit them
         os.set_inheritable(descriptor, False)
     compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)
     outcome: tuple[bool, Any]
@@ -95,7 +95,7 @@ def main(answers: int, lock: int, parent: int) -> None:
 def _exchange(
     process: "subprocess.Popen[bytes]", job: bytes, results: int, tick: Callable[[], None]
 ) -> bytes:
-    """Send the job, and collect what comes back until the process has closed its end or ended."""
+    """Send the job, and read the answer until the process closes its end of the pipe or ends."""
     assert process.stdin is not None
     try:
         with process.stdin as pipe:
@@ -112,6 +112,6 @@ def _exchange(
                 return answer
             answer += block
         elif process.poll() is not None:
-            # Something that it has forked holds the pipe open after it.
+            # A process that it forked still holds the pipe open.
             return answer
         tick()

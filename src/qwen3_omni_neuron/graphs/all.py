@@ -9,8 +9,7 @@ from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, fill, lay_out
 from qwen3_omni_neuron.compilation.buckets import buckets_within
-from qwen3_omni_neuron.compilation.manifest import Call
-from qwen3_omni_neuron.compilation.manifest import TensorSpec as Recorded
+from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
 from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
@@ -40,9 +39,9 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     c, dtype = config.thinker, getattr(torch, plan.dtype)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
-    pictures: Axis = "frames" if plan.target == "cpu" else 1
+    frames: Axis = 1 if plan.is_static else "frames"
     for patches in plan.patch_buckets or ("patches",):
-        yield vision_graph(c.vision, pictures, patches, dtype)
+        yield vision_graph(c.vision, frames, patches, dtype)
     yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
     if config.talker is None or config.code2wav is None:
         return
@@ -115,20 +114,20 @@ def _decoder_graphs(
         yield decode_graph(config, part, slots, window, plan)
 
 
-def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[Call, ...]:
+def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
     """Every way to call one of plan.GRAPHS, at every bucket of a plan."""
     return tuple(
-        Call(
+        CallRecord(
             row.name,
             row.bucket,
-            _recorded(row.inputs),
-            _recorded(row.outputs),
-            _recorded(row.state),
+            _records(row.inputs),
+            _records(row.outputs),
+            _records(row.state),
         )
         for row in all_graphs(config, plan)
         if row.part in GRAPH_PARTS[graph]
     )
 
 
-def _recorded(specs: Sequence[TensorSpec]) -> dict[str, Recorded]:
-    return {s.name: Recorded(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}
+def _records(specs: Sequence[TensorSpec]) -> dict[str, TensorRecord]:
+    return {s.name: TensorRecord(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}
