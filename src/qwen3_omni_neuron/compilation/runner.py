@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation.fingerprint import fingerprint
@@ -32,8 +31,8 @@ from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, O
 MB = 1e6
 
 
-class Progress(Protocol):
-    """Receiver of a run's progress. Bytes are the size of a graph's folder."""
+class Progress:
+    """Receiver of a run's progress, which ignores it. Bytes are the size of a graph's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
         """Receive the graphs that will be compiled: their expected sizes and the reasons."""
@@ -43,10 +42,6 @@ class Progress(Protocol):
 
     def compiled(self, graph: str, record: GraphRecord) -> None:
         """Receive the record of a graph that is finished."""
-
-
-class NoProgress(Progress):
-    """A Progress that ignores what it receives."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +82,7 @@ def compile_tree(
         tree.mkdir(parents=True, exist_ok=True)
         with tree_lock(tree) as lock:
             _sweep(tree)
-            return _compile(plan, tree, target, graphs, only, progress or NoProgress(), lock)
+            return _compile(plan, tree, target, graphs, only, progress or Progress(), lock)
     except OSError as error:
         if isinstance(error, OutputError):
             raise

@@ -70,8 +70,8 @@ def _plan(
     wanted = {field.name for field in fields(CompilePlan)} - {"model"}
     if differing := sorted(wanted ^ manifest_plan.keys()):
         raise ArtifactError(
-            f"{folder} has a plan of another version: {', '.join(differing)} is missing or unknown. "
-            "Compile into another folder."
+            f"{folder} has a plan of another version: {', '.join(differing)} is missing or "
+            "unknown. Compile into another folder."
         )
     settings = dict(manifest_plan)
     target = targets.get(settings.pop("target"))

@@ -39,9 +39,9 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     c, dtype = config.thinker, getattr(torch, plan.dtype)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
-    frames: Axis = 1 if plan.is_static else "frames"
+    vision_frames: Axis = 1 if plan.is_static else "frames"
     for patches in plan.patch_buckets or ("patches",):
-        yield vision_graph(c.vision, frames, patches, dtype)
+        yield vision_graph(c.vision, vision_frames, patches, dtype)
     yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
     if config.talker is None or config.code2wav is None:
         return
