@@ -15,13 +15,13 @@ from qwen3_omni_neuron.compilation.plan import (
     flag_of,
     make_plan,
 )
+from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import GraphRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
-    from qwen3_omni_neuron.compilation.runner import Outcome
 
 DRY_RUN_TARGET = "neuron"
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
@@ -116,7 +116,6 @@ def _defaults(limits: Sequence[Limits], name: str) -> str:
 def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
-    from qwen3_omni_neuron.compilation.runner import compile_tree
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
@@ -158,7 +157,7 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     return 0
 
 
-class _Bar:
+class _Bar(Progress):
     """Serves compiling.runner.Progress on stderr: bytes written, elapsed and remaining time."""
 
     def __init__(self) -> None:
@@ -200,7 +199,7 @@ class _Bar:
         self._bar.update(self._done + written_bytes - self._bar.n)
 
 
-def _table(outcome: "Outcome") -> str:
+def _table(outcome: Outcome) -> str:
     rows = [("graph", "bucket", "seconds", "MB")]
     for graph, record in outcome.records.items():
         seconds = f"{record.seconds:.2f}" if graph in outcome.compiled else "kept"

@@ -4,7 +4,6 @@ import argparse
 import os
 import platform
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.versions import (
@@ -23,7 +22,6 @@ NEURON_VARIABLES = (
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_CC_FLAGS",
 )
-NATIVE_LIBRARY = "qwen3_omni_neuron.cpu.native._library"
 GB = 1e9
 
 
@@ -66,11 +64,20 @@ def _machine() -> list[str]:
         ("CPU", _cpu()),
         ("memory", _memory()),
         ("disk here", _disk()),
-        ("steps in C", "compiled" if find_spec(NATIVE_LIBRARY) else "not compiled"),
+        ("steps in C", _native_library()),
         ("Neuron devices", str(devices) if devices else "none"),
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]
     return ["| machine | |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _native_library() -> str:
+    """Say whether the C runs; it is checked by code that imports torch, which may be broken."""
+    try:
+        from qwen3_omni_neuron.cpu.native.installed import library_verdict
+    except (ImportError, OSError) as error:
+        return f"unknown, as torch can't be imported ({error})"
+    return library_verdict()
 
 
 def _cpu() -> str:

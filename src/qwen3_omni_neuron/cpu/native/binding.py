@@ -1,9 +1,6 @@
-"""The compiled library, and what its calls take."""
+"""What the calls of the compiled library take. installed.py loads it."""
 
 import ctypes
-from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,24 +20,18 @@ class UnsuitedError(ValueError):
     """These weights are not what the C takes; torch's operations take them."""
 
 
-@cache
-def find_library() -> ctypes.CDLL | None:
-    """What the installation compiled; None where it could not."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_library{suffix}")
-        if path.exists():
-            library = ctypes.CDLL(str(path))  # its calls let other threads of Python run
-            library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
-            library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
-            library.predict_frame.argtypes = [
-                Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3
-            ]  # fmt: skip
-            library.run_wave.argtypes = [
-                Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer
-            ]  # fmt: skip
-            library.wave_state_size.restype = Number
-            return library
-    return None
+class MismatchError(Exception):
+    """The compiled library does not belong to these sources."""
+
+
+def declare_calls(library: ctypes.CDLL) -> None:
+    """Set the argument types of the library's calls. Raises AttributeError where one is missing."""
+    library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
+    library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.run_wave.argtypes = [Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer]
+    library.wave_state_size.argtypes = [Pointer]
+    library.wave_state_size.restype = Number
 
 
 class Weights:
@@ -104,6 +95,18 @@ class NativeDecoder(ctypes.Structure):
         ("layer", ctypes.POINTER(_Layer)),
         ("norm", Pointer),
     ]  # fmt: skip
+
+
+class NativeLines(ctypes.Structure):
+    """KV cache, as Lines of decoder.h has it."""
+
+    _fields_ = [
+        *((name, Pointer) for name in ("keys", "values")),
+        *((name, Number) for name in ("slots", "positions")),
+    ]
+
+
+STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "Lines": NativeLines}
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:

@@ -5,7 +5,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from qwen3_omni_neuron.cpu.native.binding import UnsuitedError, find_library
+from qwen3_omni_neuron.cpu.native.binding import UnsuitedError
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
@@ -38,7 +39,7 @@ def native_wave(code2wav: Code2Wav) -> NativeWave | None:
 def _native(name: str, make: Callable[[ctypes.CDLL], Native]) -> Native | None:
     library = find_library()
     if library is None:
-        logger.info("%s: torch's operations, as the C was not compiled", name)
+        logger.info("%s: torch's operations, as the C was not compiled or does not fit", name)
         return None
     try:
         return make(library)

@@ -6,6 +6,42 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "layout.h"
+
+const LayoutEntry decoder_layout[] = {
+    SIZE(Layer),
+    OFFSET(Layer, attention_norm),
+    OFFSET(Layer, qkv),
+    OFFSET(Layer, qk_norm),
+    OFFSET(Layer, out),
+    OFFSET(Layer, ffn_norm),
+    OFFSET(Layer, gate_up),
+    OFFSET(Layer, down),
+    OFFSET(Layer, router),
+    OFFSET(Layer, shared_gate_up),
+    OFFSET(Layer, shared_down),
+    OFFSET(Layer, shared_gate),
+    SIZE(Decoder),
+    OFFSET(Decoder, layers),
+    OFFSET(Decoder, hidden),
+    OFFSET(Decoder, heads),
+    OFFSET(Decoder, kv_heads),
+    OFFSET(Decoder, head_dim),
+    OFFSET(Decoder, ffn),
+    OFFSET(Decoder, experts),
+    OFFSET(Decoder, chosen),
+    OFFSET(Decoder, shared_ffn),
+    OFFSET(Decoder, normalized),
+    OFFSET(Decoder, norm_eps),
+    OFFSET(Decoder, layer),
+    OFFSET(Decoder, norm),
+    SIZE(Lines),
+    OFFSET(Lines, keys),
+    OFFSET(Lines, values),
+    OFFSET(Lines, slots),
+    OFFSET(Lines, positions),
+    END_OF_LAYOUT,
+};
 
 /* Floats of each array of `Rows`, in its order. */
 enum { ARRAYS = 9 };

@@ -246,7 +246,7 @@ void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, cons
                           bias + o, 1, 4, into, taps, dilation, add);
 }
 
-/* sin(x)^2, whose period is pi, within 2e-7 up to |x| of some thousands. */
+/* sin(x)^2, whose period is pi, within 4e-7 up to |x| of some thousands. */
 INLINE Lanes squared_sines(Lanes x)
 {
     Lanes n = (x * 0.318309886f + 12582912.0f) - 12582912.0f; /* rounded: see exponentials */

@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "draw.h"
 #include "kernels.h"
+#include "layout.h"
 #include "status.h"
 
 typedef struct {
@@ -18,6 +19,20 @@ typedef struct {
     const float *embedding;       /* [steps, vocab, hidden] */
     const float *head;            /* [steps, vocab, hidden] */
 } Predictor;
+
+const LayoutEntry predictor_layout[] = {
+    SIZE(Predictor),
+    OFFSET(Predictor, decoder),
+    OFFSET(Predictor, steps),
+    OFFSET(Predictor, vocab),
+    OFFSET(Predictor, code0_vocab),
+    OFFSET(Predictor, cosine),
+    OFFSET(Predictor, sine),
+    OFFSET(Predictor, code0_embedding),
+    OFFSET(Predictor, embedding),
+    OFFSET(Predictor, head),
+    END_OF_LAYOUT,
+};
 
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {

@@ -29,6 +29,9 @@ class _Predictor(ctypes.Structure):
     ]
 
 
+STRUCTS = {"Predictor": _Predictor}
+
+
 class NativePredictor:
     """CodePredictor.forward over the module's own weights, in float32.
 

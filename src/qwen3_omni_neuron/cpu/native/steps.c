@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "layout.h"
 #include "status.h"
 
 typedef struct {
@@ -17,6 +18,17 @@ typedef struct {
     const float *frequencies; /* [head_dim / 2] */
     const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width, which it follows */
 } Stepper;
+
+const LayoutEntry steps_layout[] = {
+    SIZE(Stepper),
+    OFFSET(Stepper, decoder),
+    OFFSET(Stepper, lines),
+    OFFSET(Stepper, vocab),
+    OFFSET(Stepper, head),
+    OFFSET(Stepper, frequencies),
+    OFFSET(Stepper, axis),
+    END_OF_LAYOUT,
+};
 
 /* What the rows of a call work in. */
 typedef struct {

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
     NativeDecoder,
+    NativeLines,
     Number,
     Pointer,
     Weights,
@@ -23,14 +24,17 @@ from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class _Stepper(ctypes.Structure):
-    """As steps.c has it: the decoder, its lines (see decoder.h), and what stands around them."""
+    """As steps.c has it: decoder, KV cache, head and rotary table."""
 
     _fields_ = [
         ("decoder", NativeDecoder),
-        *((name, Pointer) for name in ("keys", "values")),
-        *((name, Number) for name in ("slots", "positions", "vocab")),
+        ("lines", NativeLines),
+        ("vocab", Number),
         *((name, Pointer) for name in ("head", "frequencies", "axis")),
     ]
+
+
+STRUCTS = {"Stepper": _Stepper}
 
 
 class NativeSteps:
@@ -54,10 +58,12 @@ class NativeSteps:
         half = c.head_dim // 2
         self._stepper = _Stepper(
             decoder=native_decoder(c, model.decoder, weights),
-            keys=weights(cache.keys, *lines),
-            values=weights(cache.values, *lines),
-            slots=slots,
-            positions=self._positions,
+            lines=NativeLines(
+                keys=weights(cache.keys, *lines),
+                values=weights(cache.values, *lines),
+                slots=slots,
+                positions=self._positions,
+            ),
             vocab=self._vocab,
             head=weights(head.weight, self._vocab, c.hidden_size),
             frequencies=weights(model.rotary.frequencies[:half], half),
@@ -117,8 +123,9 @@ class NativeSteps:
         return logits, hidden if self._thinker is None else accepted
 
     def _check_lines(self, slots: Sequence[int], filled: int) -> None:
-        if filled > self._positions or max(slots) >= self._stepper.slots or min(slots) < 0:
+        count = self._stepper.lines.slots
+        if filled > self._positions or max(slots) >= count or min(slots) < 0:
             raise IndexError(
                 f"{filled} positions of slots {list(slots)}, and there are {self._positions} of "
-                f"{self._stepper.slots}"
+                f"{count}"
             )

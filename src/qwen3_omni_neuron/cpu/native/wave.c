@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "layout.h"
 #include "status.h"
 
 enum { UNITS = 3, UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
@@ -39,6 +40,36 @@ typedef struct {
     Snake act;
     const float *conv, *bias; /* [1, channels, 7], [1] */
 } Wave;
+
+const LayoutEntry wave_layout[] = {
+    SIZE(Snake),
+    OFFSET(Snake, frequency),
+    OFFSET(Snake, inverse_magnitude),
+    SIZE(Unit),
+    OFFSET(Unit, dilation),
+    OFFSET(Unit, first),
+    OFFSET(Unit, second),
+    OFFSET(Unit, conv),
+    OFFSET(Unit, conv_bias),
+    OFFSET(Unit, point),
+    OFFSET(Unit, point_bias),
+    SIZE(Block),
+    OFFSET(Block, into),
+    OFFSET(Block, out),
+    OFFSET(Block, rate),
+    OFFSET(Block, act),
+    OFFSET(Block, up),
+    OFFSET(Block, up_bias),
+    OFFSET(Block, units),
+    SIZE(Wave),
+    OFFSET(Wave, count),
+    OFFSET(Wave, inputs),
+    OFFSET(Wave, block),
+    OFFSET(Wave, act),
+    OFFSET(Wave, conv),
+    OFFSET(Wave, bias),
+    END_OF_LAYOUT,
+};
 
 /* Floats of what a stream leaves: of every block the last activated input, then of every unit the
  * inputs that its taps reach back to, and those of the last convolution. */

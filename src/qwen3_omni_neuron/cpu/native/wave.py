@@ -53,6 +53,9 @@ class _Wave(ctypes.Structure):
     ]
 
 
+STRUCTS = {"Snake": _Snake, "Unit": _Unit, "Block": _Block, "Wave": _Wave}
+
+
 class NativeWave:
     """Code2Wav.wave over the module's own weights, in float32.
 
