@@ -380,6 +380,6 @@ def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> N
 def test_quiet_inputs_give_numbers(graphs: dict[str, Graph], static: Models) -> None:
     """Where nothing is attended to there would be none."""
     for graph in graphs.values():
-        quiet = [spec.quiet() for spec in (*graph.inputs, *graph.state)]
+        quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]
         for given in graph.module(getattr(static, graph.part))(*quiet):
             assert given.isfinite().all(), graph.label

@@ -1,4 +1,4 @@
-"""The command line: `qwen3-omni-neuron VERB`, a file a verb."""
+"""The command line, `qwen3-omni-neuron VERB`: each verb has a file of its own."""
 
 import argparse
 import os
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader has gone. What is left in stdout's buffer must not be flushed at exit.
+        # The reader is gone. The rest of stdout's buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
         return 1

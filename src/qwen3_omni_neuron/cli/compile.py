@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron compile`: a checkpoint in, a compiled tree out."""
+"""`qwen3-omni-neuron compile`: compiles a checkpoint into a tree."""
 
 import argparse
 import sys
@@ -37,7 +37,7 @@ _SIZES = {
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
+    """Add the verb's arguments."""
     parser.set_defaults(run=_compile)
     add_checkpoint_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
@@ -148,8 +148,10 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 
 
 def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
-    """Print what the plan would come to on a trn2. degrees: of tensor parallelism; None: 4 and 8,
-    what one chip and two make of it."""
+    """Print the sizes and least times of a plan on a trn2.
+
+    degrees: of tensor parallelism; None: 4 and 8, for one chip and for two.
+    """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
@@ -158,7 +160,7 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
 
 
 class _Bar(Progress):
-    """Serves compiling.runner.Progress on stderr: bytes written, elapsed and remaining time."""
+    """Progress bar on stderr: bytes written, elapsed and remaining time."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -34,8 +34,11 @@ PARTS = (
 
 
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
-    """A row for every graph and bucket of a plan, as one of its `tp` cores runs it: inputs and
-    outputs are whole, the KV cache is the core's own heads. What is of any length has a name."""
+    """Yield every graph of a plan at every bucket, as one of its `tp` cores runs it.
+
+    Inputs and outputs are whole; a KV cache has the core's own heads. An axis of any length has a
+    name instead of a number.
+    """
     c, dtype = config.thinker, getattr(torch, plan.dtype)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
@@ -59,9 +62,11 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
 
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
-    """The modules that graphs are traced from, on the meta device: those of the CPU, but for the
-    experts of long prompts, which are computed in blocks of fixed shape, and for the norms, which
-    are spelled out."""
+    """Lay out the modules that graphs are traced from, on the meta device.
+
+    They are those of model/, with the experts of long prompts computed in blocks of fixed shape,
+    and with norms written in basic operations.
+    """
     models, _ = lay_out(static_config(config))
     for name in PARTS:
         module = getattr(models, name)
@@ -72,14 +77,14 @@ def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Mo
 
 
 def spell_out_norms(module: nn.Module) -> None:
-    """In operations that every compiler has: see model.norm."""
+    """Let norms compute in basic operations, which every compiler has; see model.layers.RmsNorm."""
     for layer in module.modules():
         if isinstance(layer, RmsNorm):
             layer.spelled_out = True
 
 
 def with_weights(models: Models, weights: Models) -> Models:
-    """`models`, laid out by static_models, over the very parameters of loaded ones: no copy."""
+    """Fill modules laid out by `static_models` with the parameters of loaded ones, not copied."""
     for name in PARTS:
         module, loaded = getattr(models, name), getattr(weights, name)
         if module is not None:
@@ -89,7 +94,7 @@ def with_weights(models: Models, weights: Models) -> Models:
 
 
 def static_config(config: OmniConfig) -> OmniConfig:
-    """The config with experts in blocks: see model.moe."""
+    """Return the config whose experts are computed in blocks of fixed shape; see model.moe."""
     thinker = replace(config.thinker, text=_in_blocks(config.thinker.text))
     if config.talker is None:
         return replace(config, thinker=thinker)
@@ -115,7 +120,7 @@ def _decoder_graphs(
 
 
 def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
-    """Every way to call one of plan.GRAPHS, at every bucket of a plan."""
+    """Describe the calls of one of compilation.plan.GRAPHS, at every bucket of a plan."""
     return tuple(
         CallRecord(
             row.name,

@@ -1,12 +1,15 @@
-"""What the vendor publishes of the chips: none of it measured here."""
+"""Published figures of Neuron chips; none of them was measured here."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Chip:
-    """cores: logical ones, which share memory and engines evenly. memory_bytes, bytes_per_s (of
-    memory), flops_per_s (bfloat16, dense): of the whole chip."""
+    """Published figures of one chip.
+
+    cores: logical cores at LNC=2, which share memory and engines evenly. memory_bytes,
+    bytes_per_s (memory bandwidth), flops_per_s (bfloat16, dense): of the whole chip.
+    """
 
     name: str
     cores: int
@@ -15,7 +18,7 @@ class Chip:
     flops_per_s: float
 
     def floor_s(self, flops: float, nbytes: float) -> float:
-        """The least time in which one core computes and reads so much, both at once."""
+        """Return the least time in which one core computes and reads so much, both at once."""
         return max(flops / self.flops_per_s, nbytes / self.bytes_per_s) * self.cores
 
 

@@ -1,4 +1,4 @@
-"""Which layers of a module become parallel ones, and how its weights are cut."""
+"""Replacing a module's layers by parallel ones, and the cuts of its weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,15 +25,15 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
-    """Put parallel layers in place of plain ones, in a module laid out on the meta device.
+    """Replace plain layers by parallel ones in a module that is laid out on the meta device.
 
-    What is whole at every rank: embeddings, norms, routers, the convolutions, the code predictor's
-    heads. Returns how each parameter is cut that is not: `cut.shard_state` of the plain module's
-    parameters is what a rank fills this one with.
+    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
+    rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
+    module, cut by `graphs.parallel.cut.shard_state`.
     Raises OptionError where the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
-    experts: list[str] = []  # prefixes of those already replaced, whole
+    experts: list[str] = []  # prefixes of the experts that were replaced already
     with torch.device("meta"):
         for name, layer in list(module.named_modules()):
             prefix = f"{name}." if name else ""
@@ -68,7 +68,10 @@ def _rows(layer: Any, name: str, cut: Cut, group: Group) -> dict[str, Cut]:
 
 
 def _mlp(up: str, down: str, blocks: int = 1) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """Two matrices with something elementwise between them. blocks: 2 where up is gate and up."""
+    """Make the rule for two matrices with an elementwise operation between them.
+
+    blocks: 2 where `up` holds gate and up.
+    """
 
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         width = getattr(layer, down).weight.shape[1]
@@ -118,7 +121,7 @@ def _decoder_attention(layer: Attention, tp: int, group: Group) -> dict[str, Cut
 
 
 def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """A matrix of logits: some columns a rank, gathered."""
+    """Make the rule for a matrix of logits: some columns a rank, gathered."""
 
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         weight = getattr(layer, name).weight
