@@ -86,8 +86,8 @@ class PatchMaker:
     def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Patches:
         """Make the patches of uint8 frames [n, height, width, 3].
 
-        grid[0] is n / temporal_patch_size; where that is not whole the last frame is repeated. The limits count the pixels
-        of a frame; their defaults are 131,072 and 786,432.
+        grid[0] is n / temporal_patch_size; where that is not whole the last frame is repeated. The
+        limits count the pixels of a frame; their defaults are 131,072 and 786,432.
         Pillow resizes the frames, torchvision those of the reference: both are bicubic with
         antialiasing, and a pixel differs by at most one of 256 levels.
         Raises VideoError and PromptTooLongError in the cases of `image`.
