@@ -111,7 +111,7 @@ def decoder_rows(
     for count in options.prompts:
         rows = torch.randn(count, c.hidden_size)
         at = torch.arange(count).float().expand(3, -1).contiguous()
-        line = cache.lines(0, 1)
+        line = cache.slots(0, 1)
 
         def prefill(rows: Tensor, at: Tensor, last: Tensor, *line: Tensor) -> Any:
             return model.prefill(rows, at, last, PromptCache(KvCache(*line)))

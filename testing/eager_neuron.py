@@ -108,7 +108,7 @@ class EagerDecoder:
         assert bucket in self.plan.prompt_buckets
         self.called.append(("prefill", bucket))
         last = mask.sum().long().view(1) - 1
-        cache = PromptCache(self._kv.lines(int(slot), int(slot) + 1))
+        cache = PromptCache(self._kv.slots(int(slot), int(slot) + 1))
         positions = inputs[21].view(3, bucket)
         if isinstance(self._model, Talker):
             logits, hidden = self._model.prefill(

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SingleSlotCache
 from testing.media_cases import IMAGE, audio, text, user, video
 from testing.prompts import prompt_of
 from testing.specs import cpu_engines, engine_spec
@@ -104,7 +104,9 @@ def test_nothing_in_the_padding_of_a_prompt_matters(
         at = torch.tensor([step])
         stepped = [
             model.decode(
-                inputs[step - 12 : step - 11], at.float(), LineCache(cache.window(step + 1), at)
+                inputs[step - 12 : step - 11],
+                at.float(),
+                SingleSlotCache(cache.window(step + 1), at),
             )
             for cache in (clean, dirty)
         ]

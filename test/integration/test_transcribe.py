@@ -44,7 +44,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     soundfile.write(folder / "long.wav", np.zeros(16000 * 30), 16000)
     return {
         "does not exist": folder / "missing.wav",
-        "can't be read as sound": folder / "broken.wav",
+        "can't be read as audio": folder / "broken.wav",
         "lasts 0.000 s": folder / "empty.wav",
         "larger context_length": folder / "long.wav",
     }

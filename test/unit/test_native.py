@@ -157,7 +157,7 @@ def test_a_prompt_is_the_modules(
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(count, c.hidden_size, generator=generator)
     positions = torch.randint(0, 90, (count, 3), generator=generator).float().t()  # not dense
-    line = copied(cache).lines(1, 2)
+    line = copied(cache).slots(1, 2)
     last = torch.tensor([count - 1])
     expected = model.prefill(rows, positions, last, PromptCache(line))
     steps = NativeSteps(c, model, cache, library)

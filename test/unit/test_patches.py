@@ -199,7 +199,7 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
     monkeypatch.setattr(maker, "_run", never)
     with pytest.raises(
         PromptTooLongError,
-        match=r"^here is a picture of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
+        match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
         r"most. Lower its max_pixels \(now 12845056\)",
     ):
         maker.image(picture, "here", SizeLimits(most_tokens=199))

@@ -1,4 +1,4 @@
-"""Messages as a caller writes them, checked; their media read by a loader."""
+"""Messages of a caller -> checked messages for a chat template, and their media."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -10,16 +10,16 @@ MEDIA_KINDS = ("audio", "image", "video")
 Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
-"""(kind, item, where) -> what the item holds. where: names the item in errors."""
+"""Function (kind, item, where) that reads a media item. where: names the item in errors."""
 
 
 def read_messages(
     messages: Messages, reserved: Sequence[str], load: Loader[Media]
 ) -> tuple[list[dict[str, Any]], list[Media]]:
-    """Messages as a chat template takes them, and what their media items hold, in order.
+    """Check messages; return them for a chat template, and their media in order.
 
     reserved: tokens that stand for media in a prompt, which no text may contain.
-    Raises MessageError, which says which message or item is at fault, and what `load` raises.
+    Raises MessageError, which names the message or item at fault, and the errors of `load`.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         kind = type(messages).__name__
@@ -36,7 +36,7 @@ def read_messages(
 
 
 class _Reader:
-    """Gathers the media while it goes through the messages."""
+    """Checker of messages, which collects their media."""
 
     def __init__(self, reserved: Sequence[str], load: Loader[Any]):
         self._reserved, self._load = reserved, load
@@ -73,7 +73,7 @@ class _Reader:
                 f"{where} has type {kind!r}; text, {', '.join(MEDIA_KINDS)} are understood."
             )
         if role != "user":
-            raise MessageError(f"{where} is {kind} of role {role}; users alone send it.")
+            raise MessageError(f"{where} is {kind} of role {role}; only user messages may hold it.")
         self.media.append(self._load(kind, item, where))
         return {"type": kind}
 
@@ -82,6 +82,6 @@ class _Reader:
             if token in text:
                 raise MessageError(
                     f"{where} contains {token}, which stands for media in a prompt. Leave it out, "
-                    "or write it otherwise."
+                    "or spell it differently."
                 )
         return text

@@ -76,7 +76,7 @@ class Slots:
             cache = PromptCache(KvCache(keys, values))
             return model.prefill(rows, positions, last, cache, *extra)
 
-        line = self._cache.lines(0, 1)
+        line = self._cache.slots(0, 1)
         # More rows than the experts' decode step takes: see model.moe.
         rows = torch.zeros(FEW_ROWS + 1, config.hidden_size, dtype=dtype)
         positions = torch.zeros(3, len(rows))
@@ -117,7 +117,7 @@ class Slots:
     def _padded_prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        length, line = len(rows), self._cache.lines(slot, slot + 1)
+        length, line = len(rows), self._cache.slots(slot, slot + 1)
         padding = bucket_of(length, self._buckets, "prompt rows") - length
         if padding:  # even no padding would be a copy
             rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.engines.protocols import Numbers
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, SingleSlotCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
@@ -62,14 +62,14 @@ class DecodeGraphs:
         self._cache, self._number = cache, Numbers(positions)
 
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
-            return model.decode(row, position, LineCache(KvCache(*cache), length))
+            return model.decode(row, position, SingleSlotCache(KvCache(*cache), length))
 
         def decode_many(
             rows: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, *cache: Tensor
         ) -> Any:
             return model.decode(rows, positions, SlotCache(KvCache(*cache), slots, lengths))
 
-        window = cache.lines(0, 1).window(2)
+        window = cache.slots(0, 1).window(2)
         self._one = trace_graph(
             model, decode_one, example, torch.ones(1), self._number(1), window.keys, window.values
         )
@@ -91,7 +91,7 @@ class DecodeGraphs:
         where = torch.tensor(positions)
         if len(slots) == 1:
             slot, length = slots[0], lengths[0]
-            window = self._cache.lines(slot, slot + 1).window(length + 1)
+            window = self._cache.slots(slot, slot + 1).window(length + 1)
             return self._one(inputs, where, self._number(length), window.keys, window.values)
         window = self._cache.window(max(lengths) + 1)
         return self._many(

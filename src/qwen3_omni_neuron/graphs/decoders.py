@@ -106,7 +106,7 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
     assert isinstance(owner, Thinker | Talker)
     rows, positions, last, slot, *visual = inputs
     cache = PromptState(state, slot)
-    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.left)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
 
 
 def _decode(
@@ -117,4 +117,4 @@ def _decode(
     rows, positions, slots, lengths = inputs
     cache = StepState(state, slots, lengths, window)
     outputs = owner.decode(rows, positions, cache)
-    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.left)
+    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.new_state)

@@ -1,4 +1,4 @@
-"""A video as the caller has it -> frames, their rate, and sound, checked."""
+"""Video of a message item -> frames, their rate, and audio, checked."""
 
 import math
 import numbers
@@ -32,47 +32,47 @@ def load_video(
     audio_rate: int | None,
     check: Check = accept_all,
 ) -> Video:
-    """The video of one video item of a message.
+    """Read a video item of a message.
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of what an image item takes.
-    item["fps"]: of frames, their rate, which has to be said. Of a file, how many frames a second
-    are seen (2), at most item["max_frames"] (768) in all; see read_video_file for which.
-    item["audio"], item["sampling_rate"]: the sound, as an audio item has it, instead of a file's.
-    audio_rate: in Hz, of the sound; None where it isn't wanted.
-    where: names the item in errors, e.g. "messages[0].content[1]". check: is told how many frames
-    of what height and width a file will give before they are decoded, and may raise.
-    Raises VideoError, or AudioError for its sound.
+    item["fps"]: for frames their rate, which is required. For a file, how many frames are sampled
+    a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for which.
+    item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
+    audio_rate: sampling rate of the result's audio in Hz; None where it isn't wanted.
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the number,
+    height and width of a file's frames before they are decoded; may raise.
+    Raises VideoError, or AudioError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
     """
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    sound = _own_sound(item, where, audio_rate)
+    audio = _given_audio(item, where, audio_rate)
     if isinstance(source, str | Path | bytes | bytearray):
-        return _with_sound(
+        return _with_audio(
             read_video_file(
                 source,
                 where,
                 fps=_rate(item.get("fps"), _FPS, where),
                 max_frames=_max_frames(item.get("max_frames"), where),
-                audio_rate=audio_rate if sound is None else None,
+                audio_rate=audio_rate if audio is None else None,
                 check=check,
             ),
-            sound,
+            audio,
         )
     fps = _rate(item.get("fps"), None, where)
-    return Video(_frames(source, where), fps, sound)
+    return Video(_frames(source, where), fps, audio)
 
 
-def _own_sound(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
+def _given_audio(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
     if audio_rate is None or item.get("audio") is None:
         return None
     return load_waveform(item, audio_rate, where)
 
 
-def _with_sound(video: Video, sound: Waveform | None) -> Video:
-    return video if sound is None else Video(video.frames, video.fps, sound)
+def _with_audio(video: Video, audio: Waveform | None) -> Video:
+    return video if audio is None else Video(video.frames, video.fps, audio)
 
 
 def _rate(fps: Any, usual: float | None, where: str) -> float:
@@ -100,7 +100,7 @@ def _max_frames(value: Any, where: str) -> int:
 
 
 def _frames(source: Any, where: str) -> Frames:
-    """Frames of one size as uint8 [n, height, width, 3]."""
+    """Return frames of one size as uint8 [n, height, width, 3]."""
     try:
         n = len(source)
         shape = None if isinstance(source, list | tuple) else list(source.shape)
