@@ -93,3 +93,23 @@ class EngineDiedError(Qwen3OmniError):
 
 class OutputError(Qwen3OmniError, OSError):
     """An output file can't be written."""
+
+
+_LONGEST_SAID = 100  # characters
+
+
+def said(value: object) -> str:
+    """Return a value as a message shows it: short, printable, whatever its own repr does."""
+    try:
+        text = repr(value)
+    except Exception:  # too deep, too many digits, or the object's own
+        return f"a {type(value).__name__}"
+    return printable(text, _LONGEST_SAID)
+
+
+def printable(text: str, longest: int) -> str:
+    """Return the beginning of a text, with escapes for what no terminal or file could show: halves
+    of surrogate pairs, control characters, marks that reverse the direction of writing."""
+    kept = text[:longest]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
+    return shown if len(text) <= longest else f"{shown}..."

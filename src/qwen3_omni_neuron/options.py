@@ -5,9 +5,14 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.errors import OptionError, said
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.sampling import SamplingParams
+
+_LARGEST_TOP_K = 2**31 - 1  # more than any vocabulary; engines keep it in a fixed width
+# Samplers compute in float32, in which a score over both a temperature and a penalty has to be
+# finite; and no lock waits longer than a few thousand million seconds.
+_LEAST, _MOST = 1e-9, 1e9
 
 
 @dataclass(frozen=True)
@@ -57,11 +62,12 @@ class RequestOptions:
             if name not in known:
                 close = get_close_matches(name, known, 1)
                 hint = f" Did you mean {close[0]}?" if close else ""
-                raise OptionError(f"unknown option {name!r}.{hint} Options: {', '.join(known)}.")
-        options = RequestOptions(**given)
-        for name in known:
-            _check(name, getattr(options, name))
-        return options
+                raise OptionError(
+                    f"unknown option {said(name)}.{hint} Options: {', '.join(known)}."
+                )
+        for name, value in given.items():
+            _check(name, value)
+        return RequestOptions(**given)
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """The thinker's sampling, from the options or else the checkpoint's generation_config."""
@@ -105,7 +111,7 @@ class RequestOptions:
         speakers = config.talker.speaker_ids
         if self.speaker.lower() not in speakers:
             names = ", ".join(name.capitalize() for name in sorted(speakers))
-            raise OptionError(f"unknown speaker {self.speaker!r}. This checkpoint has {names}.")
+            raise OptionError(f"unknown speaker {said(self.speaker)}. This checkpoint has {names}.")
         return speakers[self.speaker.lower()]
 
 
@@ -115,7 +121,7 @@ def _or(value: Any, default: Any) -> Any:
 
 def _check(name: str, value: Any) -> None:
     """One rule a kind of option, by the name's ending."""
-    if value is None:
+    if value is None and getattr(RequestOptions, name) is None:
         return
     problem = ""
     if name == "speaker":
@@ -127,24 +133,36 @@ def _check(name: str, value: Any) -> None:
         problem = "" if _all_integers(value, least=1) else "must be a list of sizes in frames"
     elif name.endswith(("do_sample", "use_audio_in_video")):
         problem = "" if isinstance(value, bool) else "must be True or False"
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        problem = "must be a number"
-    elif name.endswith(("max_new_tokens", "top_k", "seed")):
+    else:
+        problem = _number_problem(name, value)
+    if problem:
+        raise OptionError(f"{name} {problem}, got {said(value)}.")
+
+
+def _number_problem(name: str, value: Any) -> str:
+    """Return what is wrong with the value of an option that is a number, or nothing."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "must be a number"
+    if name.endswith(("max_new_tokens", "top_k", "seed")):
         least = 1 if name.endswith("max_new_tokens") else 0
         if not isinstance(value, int) or value < least:
-            problem = f"must be an integer of {least} or more"
-    elif name.endswith("top_p"):
-        problem = "" if 0 < value <= 1 else "must be above 0 and at most 1"
-    elif not 0 < value < float("inf"):
-        problem = "must be above 0"
-    if problem:
-        raise OptionError(f"{name} {problem}, got {value!r}.")
+            return f"must be an integer of {least} or more"
+        too_large = name.endswith("top_k") and value > _LARGEST_TOP_K
+        return f"must be at most {_LARGEST_TOP_K}" if too_large else ""
+    if name.endswith("top_p") and not 0 < value <= 1:
+        return "must be above 0 and at most 1"
+    if not value > 0:
+        return "must be above 0"
+    if value < _LEAST and not name.endswith("timeout_s"):
+        return f"must be {_LEAST:g} or more"
+    return "" if value <= _MOST else f"must be at most {_MOST:g}"
 
 
 def _all_integers(values: Any, least: int) -> bool:
     """Whether it is a list, not empty, of integers of `least` or more."""
     return (
         isinstance(values, Sequence)
+        and not isinstance(values, bytes | bytearray | memoryview)
         and len(values) > 0
         and all(isinstance(i, int) and not isinstance(i, bool) and i >= least for i in values)
     )

@@ -44,7 +44,8 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="compile nothing; print what each graph takes on a trn2, and the least time of a call",
+        help="compile nothing; print what each graph takes on a trn2, whether all of it fits the "
+        "memory of a core, and the least time of a call",
     )
     limits = [target.limits for target in TARGETS.values()]
     parser.add_argument(
@@ -119,7 +120,12 @@ def _compile(parsed: argparse.Namespace) -> int:
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGET)
+        if parsed.target not in (None, DRY_RUN_TARGET):
+            raise OptionError(
+                "--dry-run counts what graphs take on a trn2, which is no machine of target "
+                f"{parsed.target}. Give --target {DRY_RUN_TARGET}, or leave --target out."
+            )
+        plan = _plan(parsed, model, DRY_RUN_TARGET)
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")

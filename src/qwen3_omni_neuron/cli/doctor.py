@@ -8,13 +8,11 @@ from pathlib import Path
 
 from qwen3_omni_neuron.compilation.versions import (
     LIBRARIES,
-    NEURON_SDK,
     PACKAGE,
     PACKAGE_VERSION,
-    SUPPORTED_NEURON,
     installed_version,
-    is_supported,
 )
+from qwen3_omni_neuron.neuron.versions import NEURON_SDK, is_supported, supported_neuron
 
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",
@@ -47,13 +45,23 @@ def _neuron() -> list[str]:
         f"| for Neuron (SDK {NEURON_SDK}) | supported | installed | |",
         "| --- | --- | --- | --- |",
     ]
-    for name, supported in SUPPORTED_NEURON.items():
+    unknown = False
+    for name, supported in supported_neuron().items():
         version = installed_version(name)
-        if version is None:
+        if supported is None:
+            unknown = True
+            lines.append(f"| {name} | unknown | {version or 'not installed'} | |")
+        elif version is None:
             lines.append(f"| {name} | {supported} | not installed | |")
         else:
             verdict = "ok" if is_supported(version, supported) else "not supported"
             lines.append(f"| {name} | {supported} | {version} | {verdict} |")
+    if unknown:
+        lines += [
+            "",
+            f"Unknown: the metadata of {PACKAGE} says which versions are supported, and it runs "
+            "here without being installed. Install it: pip install .",
+        ]
     return lines
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
 from qwen3_omni_neuron.compilation.target import CoreRequest, EngineSpec, Target
-from qwen3_omni_neuron.compilation.versions import SUPPORTED_NEURON, decisive_versions
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import StageEngines
@@ -34,7 +35,7 @@ LIMITS = Limits(
 
 def versions() -> dict[str, str]:
     """Return the versions of torch and of all that the Neuron SDK consists of."""
-    return decisive_versions(("torch", *SUPPORTED_NEURON))
+    return decisive_versions(("torch", *NEURON_PACKAGES))
 
 
 def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:

@@ -7,7 +7,6 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,8 @@ import soxr
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
-from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
+from qwen3_omni_neuron.conversation.media.numbers import real_number
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, said
 
 Waveform = NDArray[np.float32]
 BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
@@ -169,7 +169,7 @@ def _numbers(source: Any, where: str) -> NDArray[Any]:
     """Return the source as an array of integers or floating point numbers."""
     try:
         samples = np.asarray(source)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # also what an object of the caller's raises on its own
         raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
     if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
         samples.dtype, np.floating
@@ -212,14 +212,15 @@ def _scaled(samples: NDArray[Any]) -> Waveform:
 
 
 def _checked_rate(rate: Any, where: str) -> float:
-    if not isinstance(rate, Real) or not 0 < float(rate) < math.inf:
+    hertz = real_number(rate)
+    if hertz is None or hertz <= 0:
         raise AudioError(
-            f"{where} is audio without its sampling_rate (got {rate!r}). "
+            f"{where} is audio without its sampling_rate (got {said(rate)}). "
             'Add "sampling_rate": 16000, or whatever its rate is, in Hz.'
         )
-    if not MIN_RATE <= float(rate) <= MAX_RATE:
+    if not MIN_RATE <= hertz <= MAX_RATE:
         raise AudioError(
-            f"{where} has a sampling_rate of {float(rate):g} Hz; {MIN_RATE} to {MAX_RATE} Hz are "
+            f"{where} has a sampling_rate of {hertz:g} Hz; {MIN_RATE} to {MAX_RATE} Hz are "
             "understood. Give the rate in Hz, not in kHz."
         )
-    return float(rate)
+    return hertz

@@ -5,7 +5,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.errors import InputError, printable
 
 Source = str | Path | bytes | bytearray
 _NAME_CHARACTERS = 200  # an error shows no more: the string may be a whole file in base64
@@ -15,8 +15,7 @@ def name_of(source: Source) -> str:
     """Return the name of a source for errors: its path, or its number of bytes."""
     if isinstance(source, bytes | bytearray):
         return f"{len(source)} bytes"
-    name = str(source)
-    return name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."
+    return printable(str(source), _NAME_CHARACTERS)
 
 
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:

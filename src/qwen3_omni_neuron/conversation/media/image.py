@@ -114,7 +114,7 @@ def _from_array(source: Any, where: str) -> "Image":
             source = source.detach().cpu()
             source = source.float() if source.is_floating_point() else source
         values = np.asarray(source)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # also what an object of the caller's raises on its own
         raise ImageError(
             f"{where} is neither a path, bytes, a PIL image nor an array: {error}"
         ) from error

@@ -5,7 +5,6 @@ preprocessor_config.json. This module adds what it can't do without torchvision 
 and what it doesn't do at all: count the tokens before it spends memory.
 """
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,14 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.image import load_image_processor
+from qwen3_omni_neuron.conversation.media.numbers import whole_number
 from qwen3_omni_neuron.conversation.prompt import Grid, Patches
 from qwen3_omni_neuron.errors import (
     ImageError,
     InputError,
     PromptTooLongError,
     VideoError,
+    said,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
 _CHANNELS = 3
+_MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
 # Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 _PAIRS_A_CALL = 4  # only a few frames at a time: in float32 they are large
@@ -120,16 +122,12 @@ class PatchMaker:
     def _limits(
         self, usual: Limits, asked: SizeLimits, where: str, error: type[InputError]
     ) -> Limits:
-        min_pixels, max_pixels = asked.min_pixels, asked.max_pixels
-        given: dict[str, Any] = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-        for name, value in given.items():
-            integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if value is not None and not (integer and value > 0):
-                raise error(f"{where} has {name} {value!r}; it is a whole number, 1 or more.")
+        min_pixels = _pixels(asked.min_pixels, "min_pixels", where, error)
+        max_pixels = _pixels(asked.max_pixels, "max_pixels", where, error)
         if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
             raise error(f"{where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}.")
-        low = usual[0] if min_pixels is None else int(min_pixels)
-        high = usual[1] if max_pixels is None else int(max_pixels)
+        low = usual[0] if min_pixels is None else min_pixels
+        high = usual[1] if max_pixels is None else max_pixels
         if low <= high:
             return low, high
         # Only one was given, and the other's default contradicts it. The minimum becomes 1, not
@@ -199,3 +197,13 @@ class PatchMaker:
             return_tensors="np",
         )
         return np.ascontiguousarray(done["pixel_values"], dtype=np.float32)
+
+
+def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
+    """Return a limit that an item has, None where it has none. Raises `error`."""
+    if value is None:
+        return None
+    pixels = whole_number(value)
+    if pixels is None or pixels < 1:
+        raise error(f"{where} has {name} {said(value)}; it is a whole number, 1 or more.")
+    return min(pixels, _MAX_PIXELS)

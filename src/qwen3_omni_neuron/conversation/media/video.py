@@ -1,7 +1,5 @@
 """Video of a message item -> frames, their rate, and audio, checked."""
 
-import math
-import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 
 from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.conversation.media.image import load_image
+from qwen3_omni_neuron.conversation.media.numbers import real_number, whole_number
 from qwen3_omni_neuron.conversation.media.video_file import (
     Check,
     Frames,
@@ -17,12 +16,14 @@ from qwen3_omni_neuron.conversation.media.video_file import (
     accept_all,
     read_video_file,
 )
-from qwen3_omni_neuron.errors import ImageError, VideoError
+from qwen3_omni_neuron.errors import ImageError, VideoError, said
 
 __all__ = ["Video", "load_video"]
 
 _FPS = 2.0
 _MAX_FRAMES = 768
+# A frame in 11 days is more of a time lapse than there is, and has positions that float32 holds.
+_LEAST_FPS, _MOST_FPS = 1e-6, 1e6
 
 
 def load_video(
@@ -82,21 +83,25 @@ def _rate(fps: Any, usual: float | None, where: str) -> float:
                 f'{where} is frames without their rate. Add "fps": 2.0, or whatever it is.'
             )
         return usual
-    number = isinstance(fps, numbers.Real) and not isinstance(fps, bool)
-    if not number or not math.isfinite(fps) or fps <= 0:
-        raise VideoError(f"{where} has fps {fps!r}; it is a number of frames a second, above 0.")
-    return float(fps)
+    rate = real_number(fps)
+    if rate is None or not _LEAST_FPS <= rate <= _MOST_FPS:
+        raise VideoError(
+            f"{where} has fps {said(fps)}; it is a number of frames a second, above 0: "
+            f"{_LEAST_FPS:g} to {_MOST_FPS:g}."
+        )
+    return rate
 
 
 def _max_frames(value: Any, where: str) -> int:
     if value is None:
         return _MAX_FRAMES
-    integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not integer or value < 2:
+    frames = whole_number(value)
+    if frames is None or frames < 2:
         raise VideoError(
-            f"{where} has max_frames {value!r}; it is a whole number, 2 or more: frames go by two."
+            f"{where} has max_frames {said(value)}; it is a whole number, 2 or more: frames go by "
+            "two."
         )
-    return int(value)
+    return frames
 
 
 def _frames(source: Any, where: str) -> Frames:
@@ -104,7 +109,7 @@ def _frames(source: Any, where: str) -> Frames:
     try:
         n = len(source)
         shape = None if isinstance(source, list | tuple) else list(source.shape)
-    except (TypeError, AttributeError) as error:
+    except Exception as error:  # also what an object of the caller's raises on its own
         kind = type(source).__name__
         raise VideoError(f"{where} is neither a path, bytes nor frames, but {kind}.") from error
     if shape is not None and len(shape) != 4:
@@ -115,8 +120,13 @@ def _frames(source: Any, where: str) -> Frames:
         raise VideoError(f"{where} is a video of no frames.")
     kept: Frames | None = None
     for index in range(n):
+        place = f"{where}.video[{index}]"
         try:
-            picture = load_image({"image": source[index]}, f"{where}.video[{index}]")
+            frame = source[index]
+        except Exception as error:  # the same
+            raise VideoError(f"{place} can't be had ({said(error)}).") from error
+        try:
+            picture = load_image({"image": frame}, place)
         except ImageError as error:
             raise VideoError(str(error)) from error
         pixels = np.asarray(picture)

@@ -32,6 +32,11 @@ Cuts = Mapping[str, Cut]
 """Cuts by parameter name; a parameter without one is whole at every rank."""
 
 
+def rank_width(width: int, tp: int, multiple: int = 1) -> int:
+    """Return the width of each of `tp` equal parts of `width`, rounded up to a multiple."""
+    return -(-width // (tp * multiple)) * multiple
+
+
 def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> Cut:
     """Cut each of several blocks along an axis into equal parts.
 
@@ -41,7 +46,7 @@ def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> C
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:
-        each = -(-block // (tp * multiple)) * multiple
+        each = rank_width(block, tp, multiple)
         for rank in range(tp):
             start = min(rank * each, block)
             real = min(each, block - start)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, rank_width
 from qwen3_omni_neuron.graphs.parallel.heads import PAD, Units, key_heads, query_heads
 from qwen3_omni_neuron.graphs.parallel.layers import ColumnParallel, Group, ParallelMoe, RowParallel
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, AudioEncoderLayer
@@ -24,9 +24,12 @@ from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
 M = TypeVar("M", bound=nn.Module)
 
 
-def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
+def parallelize(
+    module: nn.Module, tp: int, group: Group, expert_multiple: int = 1
+) -> dict[str, Cut]:
     """Replace plain layers by parallel ones in a module that is laid out on the meta device.
 
+    expert_multiple: a rank's part of a routed expert's width is padded to a multiple of it.
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
     rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
     module, cut by `graphs.parallel.cut.shard_state`.
@@ -44,7 +47,7 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
                 cuts |= {prefix + own: cut for own, cut in rule(layer, tp, group).items()}
             for child_name, child in list(layer.named_children()):
                 if type(child) is MoeFeedForward:
-                    parallel, own_cuts = _moe(child, tp, group)
+                    parallel, own_cuts = _moe(child, tp, group, expert_multiple)
                     setattr(layer, child_name, parallel)
                     experts.append(f"{prefix}{child_name}.")
                     cuts |= {f"{experts[-1]}{own}": cut for own, cut in own_cuts.items()}
@@ -134,9 +137,14 @@ def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
     return rule
 
 
-def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dict[str, Cut]]:
+def _moe(
+    layer: MoeFeedForward, tp: int, group: Group, multiple: int
+) -> tuple[ParallelMoe, dict[str, Cut]]:
     experts, width, hidden = layer.down.shape
-    cuts = {"gate_up": cut_width(1, [width, width], tp), "down": cut_width(1, [width], tp)}
+    cuts = {
+        "gate_up": cut_width(1, [width, width], tp, multiple),
+        "down": cut_width(1, [width], tp, multiple),
+    }
     shared = 0
     if layer.shared is not None:
         shared = layer.shared.ffn.down.weight.shape[1]
@@ -145,9 +153,9 @@ def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dic
     own = MoeConfig(
         experts,
         layer.experts_per_token,
-        -(-width // tp),
+        rank_width(width, tp, multiple),
         layer.normalize_weights,
-        -(-shared // tp),
+        rank_width(shared, tp),
         layer.block_rows,
     )
     return _like(ParallelMoe(hidden, own, group), layer.down), cuts
