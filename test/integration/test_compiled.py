@@ -237,11 +237,10 @@ PEAK_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from peak_memory import watched
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.compile import compile_graph, expected_bytes
-from qwen3_omni_neuron.plan import graphs_of
-from qwen3_omni_neuron.planning import make_plan
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.plan import graphs_of, make_plan
+from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
+from testing.peak_memory import watched
 
 small, tiny, out = map(Path, sys.argv[1:])
 config = read_config(small)
