@@ -10,6 +10,21 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+# Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
+_NOT_SPECIAL = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 # In the order of the released ids 151643..151675.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -26,18 +41,7 @@ SPECIAL_TOKENS = (
     "<|vision_pad|>",
     "<|image_pad|>",
     "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *_NOT_SPECIAL,
     "<|audio_start|>",
     "<|audio_end|>",
     "<tts_pad>",
@@ -46,21 +50,6 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 )
-# Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
-_NOT_SPECIAL = {
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-}
 _EXTRA_SPECIAL_TOKENS = {
     "image_token": "<|image_pad|>",
     "audio_token": "<|audio_pad|>",
