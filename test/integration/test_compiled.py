@@ -238,11 +238,11 @@ PEAK_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from testing.peak_memory import watched
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
 from qwen3_omni_neuron.compilation.plan import graphs_of
-from qwen3_omni_neuron.compilation.plan import plan_of
+from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
+from testing.peak_memory import watched
+from testing.specs import plan_of
 
 small, tiny, out = map(Path, sys.argv[1:])
 config = read_config(small)

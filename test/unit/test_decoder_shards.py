@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.names import talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard

@@ -51,7 +51,7 @@ def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
 
 
 def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
-    """The thinker's encoders, on the CPU."""
+    """Build the thinker's audio and vision encoder."""
     assert models.audio_encoder and models.vision_encoder
     audio = CpuAudio(models.audio_encoder)
     vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
@@ -73,7 +73,7 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
 
 
 def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
-    """The talker over its decoder, wherever that runs; all else is on the CPU."""
+    """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU."""
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
     assert models.text_projection and models.hidden_projection
@@ -89,6 +89,6 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
 
 
 def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
-    """The vocoder, on the CPU."""
+    """Build the vocoder."""
     assert models.code2wav
     return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)

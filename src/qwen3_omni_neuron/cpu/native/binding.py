@@ -1,4 +1,4 @@
-"""What the calls of the compiled library take. installed.py loads it."""
+"""Pointers, structures and call signatures of the compiled library. cpu.native.installed loads it."""
 
 import ctypes
 from typing import Any
@@ -17,11 +17,11 @@ Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class UnsuitedError(ValueError):
-    """These weights are not what the C takes; torch's operations take them."""
+    """The C can't take these weights; torch's operations can."""
 
 
 class MismatchError(Exception):
-    """The compiled library does not belong to these sources."""
+    """A library that was not compiled from these sources."""
 
 
 def declare_calls(library: ctypes.CDLL) -> None:
@@ -35,13 +35,13 @@ def declare_calls(library: ctypes.CDLL) -> None:
 
 
 class Weights:
-    """Pointers to weights, which it keeps from being freed."""
+    """Pointers to weights. The weights are not freed as long as this object exists."""
 
     def __init__(self) -> None:
         self._held: list[Tensor] = []
 
     def __call__(self, weight: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-        """Raises UnsuitedError for a weight of another type, shape or layout."""
+        """Return a pointer to a weight. Raises UnsuitedError for another type, shape or layout."""
         weight = weight.detach()
         try:
             pointer = pointer_to(weight, dtype, *shape)
@@ -52,7 +52,7 @@ class Weights:
 
 
 def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """Where a dense tensor of this type and shape begins. Raises ValueError for any other."""
+    """Return the address of a dense tensor. Raises ValueError for another type or shape."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
         raise ValueError(
             f"the C takes {dtype} {list(shape)} on the CPU here, "
@@ -64,7 +64,7 @@ def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
 
 
 def check(status: int) -> None:
-    """Raises MemoryError where a call found none."""
+    """Raise MemoryError where a call could not allocate memory."""
     if status == NO_MEMORY:
         raise MemoryError("no memory for the rows of a decode step")
 
@@ -73,6 +73,8 @@ WIDTHS_ARE_MULTIPLES_OF = 8
 
 
 class _Layer(ctypes.Structure):
+    """Layer of decoder.h."""
+
     _fields_ = [
         (name, Pointer)
         for name in (
@@ -83,7 +85,7 @@ class _Layer(ctypes.Structure):
 
 
 class NativeDecoder(ctypes.Structure):
-    """As decoder.h has it: made by `native_decoder`."""
+    """Decoder of decoder.h, made by `native_decoder`."""
 
     _fields_ = [
         *((name, Number) for name in (
@@ -110,7 +112,7 @@ STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "Lines": NativeLines}
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:
-    """Over the module's own weights. Raises UnsuitedError where the C can't take them."""
+    """Describe a decoder with its weights. Raises UnsuitedError where the C can't take them."""
     ffn_width = c.ffn_width if c.moe is None else c.moe.expert_width
     shared_width = 0 if c.moe is None else c.moe.shared_expert_width
     widths = {
@@ -144,7 +146,10 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Nati
 
 
 def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
-    """layer: a DecoderLayer, which an iterated ModuleList does not say."""
+    """Describe a layer.
+
+    layer: a DecoderLayer; the items of a ModuleList have no more precise type than Any.
+    """
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
     return _Layer(
         attention_norm=weights(layer.attention_norm.weight, hidden),
@@ -159,6 +164,7 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
 def _feed_forward(
     c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
 ) -> dict[str, int]:
+    """Return the pointers of a layer's feed-forward by their names in _Layer."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {

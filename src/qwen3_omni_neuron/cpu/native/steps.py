@@ -1,4 +1,7 @@
-"""Decode steps and short prompts of thinker and talker in C."""
+"""Decode steps and short prompts of thinker and talker in C.
+
+Their keys and values are written to the KV cache by write_kv_row in decoder.c.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -38,10 +41,11 @@ STRUCTS = {"Stepper": _Stepper}
 
 
 class NativeSteps:
-    """`decode` and `prefill` of a thinker or a talker over a KV cache, in float32.
+    """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
-    The results are the module's but for the order in which float32 sums are added up. What a slot
-    gets does not depend on the slots beside it. Several threads may call it for different slots.
+    The results differ from the module's only because float32 sums are added up in another order. A
+    slot's result does not depend on the other slots. Several threads may call it for different
+    slots.
     Raises UnsuitedError where the C can't take the weights or the cache.
     """
 
@@ -77,7 +81,7 @@ class NativeSteps:
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """See cpu.slots.Decode."""
+        """Append one row to each slot; see cpu.slots.Decode."""
         count = len(slots)
         rows = inputs
         if self._thinker is not None:
@@ -98,11 +102,15 @@ class NativeSteps:
         return (logits, hidden) if self._thinker is None else logits
 
     def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """A prompt without padding and without pictures. rows: [S, hidden]; positions: float32
-        [3, S]. Returns what the model's `prefill` does."""
+        """Fill a slot from position 0 with a prompt without padding, images and videos.
+
+        rows: [S, hidden]; positions: float32 [3, S]. Returns what the model's `prefill` returns.
+        """
         count = len(rows)
         self._check_lines((slot,), count)
-        positions = positions.contiguous()  # held here until the call is over
+        positions = (
+            positions.contiguous()
+        )  # a reference, so that it lives until the call has returned
         logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
         accept_layer, accepted = 0, torch.empty(0)
         if self._thinker is not None:

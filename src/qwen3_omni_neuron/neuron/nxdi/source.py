@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import Piece, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.names import Piece, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.tensor_file import layout_bytes
 from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
