@@ -1,4 +1,4 @@
-"""Pointers, structures and call signatures of the compiled library. cpu.native.installed loads it."""
+"""Pointers, structures and call signatures of the compiled library (see cpu.native.installed)."""
 
 import ctypes
 from typing import Any
