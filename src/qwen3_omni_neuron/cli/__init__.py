@@ -16,7 +16,7 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
-    parsed = _parser().parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
     )
