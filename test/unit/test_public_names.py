@@ -66,7 +66,8 @@ OPTIONS = [
     "wait_timeout_s",
 ]
 RESULTS = {
-    "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason talker_finish_reason timings seed",
+    "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
+    "talker_finish_reason timings seed",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
