@@ -82,7 +82,7 @@ class RequestArguments(TypedDict, total=False):
         int | None,
         OptionDoc("seed of every random number of the request", _FROM_0, "a new one each time"),
     ]
-    use_audio_in_video: Annotated[bool, OptionDoc("hear a video's audio track too", _FLAG)]
+    use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
     thinker_max_new_tokens: Annotated[
         int, OptionDoc("most tokens of text, the end token included", _FROM_1)
     ]

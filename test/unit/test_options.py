@@ -1,5 +1,6 @@
 """The declared options: one set of names and types, for Python's signatures, parsing and tables."""
 
+import argparse
 import inspect
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import (
     REQUEST_OPTIONS,
@@ -106,6 +108,19 @@ def test_a_default_is_in_range_and_none_only_where_it_is_the_default(option: Any
     else:
         with pytest.raises(OptionError, match=f"{option.name} must be .*, got None"):
             RequestOptions.parse({option.name: None})
+
+
+def test_the_command_line_has_a_flag_for_every_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_speak(parser)
+    values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
+    given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
+    given = given | {"chunk_frames": "1,2"}
+    del given["thinker_eos_token_id"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    parsed = vars(parser.parse_args(flags))
+    RequestOptions.parse({name: parsed[name] for name in given})
+    assert len(given) == len(REQUEST_OPTIONS) - 1 and parsed["chunk_frames"] == [1, 2]
 
 
 def test_the_tables_name_every_option_once() -> None:

@@ -1,5 +1,6 @@
 """Code that the engines of all targets share.
 
-`protocols` says what the runtime calls; `talker` is the one talker engine, over the parts of any
-target; `remote` is an engine in a process of its own; `media`, `chunks` and `inputs` prepare calls.
+engines.protocols declares what the runtime calls; engines.talker is the one talker engine, over the
+parts of any target; engines.remote has the engines that run in processes of their own;
+engines.media, engines.chunks and engines.inputs prepare calls.
 """
