@@ -50,14 +50,17 @@ def compare(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Both ways through the same requests, turn by turn. Times in seconds. Returns a row a round,
     and the summary."""
-    requests = [
+    requests: list[tuple[Any, dict[str, Any]]] = [
         (
             [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
             {"speaker": SPEAKERS[number % len(SPEAKERS)], "seed": number},
         )
         for number in range(count)
     ]
-    limits = {"thinker_max_new_tokens": TEXT_TOKENS, "talker_max_new_tokens": FRAMES + 1}
+    limits: dict[str, Any] = {
+        "thinker_max_new_tokens": TEXT_TOKENS,
+        "talker_max_new_tokens": FRAMES + 1,
+    }
     with Qwen3Omni.load(
         checkpoint, dtype="float32", max_concurrency=count, placement=placement
     ) as omni:

@@ -71,7 +71,7 @@ def main() -> None:
     # Under the module's name: the engine's process doesn't know this script as its __main__.
     from bench.process_calls import IdleEngine as Factory
 
-    process = EngineProcess("idle", Factory)  # type: ignore[arg-type]
+    process = EngineProcess("idle", Factory)
     process.wait_ready(60)
 
     def through_pipe(method: str, *arguments: object) -> Any:

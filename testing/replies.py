@@ -8,7 +8,11 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from testing.oracle import Reference, ReferenceResult
 
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+GREEDY: dict[str, Any] = {
+    "thinker_do_sample": False,
+    "talker_do_sample": False,
+    "predictor_do_sample": False,
+}
 
 
 def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:

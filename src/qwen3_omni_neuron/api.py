@@ -1,11 +1,10 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
-import inspect
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
@@ -18,12 +17,20 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.options import (
+    GenerateArguments,
+    LoadArguments,
+    RequestArguments,
+    RequestOptions,
+)
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
@@ -100,19 +107,24 @@ class Qwen3Omni:
             engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
-    def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:
+    def generate_audio(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechResult:
         """Answer a conversation in text and speech: the collected `stream`."""
         return _collect(self.stream(messages, **options))
 
-    def generate_text(self, messages: Messages, **options: Any) -> SpeechResult:
+    def generate_text(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechResult:
         """Answer a conversation in text alone: the same result, with no audio in it."""
         return _collect(self._start(messages, options, speak=False))
 
-    def stream(self, messages: Messages, **options: Any) -> SpeechStream:
+    def stream(self, messages: Messages, **options: "Unpack[RequestArguments]") -> SpeechStream:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
         messages: dicts with "role" and "content", a string or a list of text, audio, image and
-        video items (see conversation.Conversation.prompt). options: see options.RequestOptions.
+        video items (see conversation.template.Conversation.prompt). options: see
+        options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, the last one too where a limit cut the reply; the reference
         leaves that one out.
@@ -132,7 +144,7 @@ class Qwen3Omni:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, messages: Messages, given: dict[str, Any], speak: bool) -> SpeechStream:
+    def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         speaker_id = options.speaker_id(self._config) if speak else None
@@ -178,15 +190,19 @@ class Qwen3Omni:
             )
 
 
-def generate_audio(messages: Messages, model_path: str | Path, **options: Any) -> SpeechResult:
+def generate_audio(
+    messages: Messages, model_path: str | Path, **options: "Unpack[GenerateArguments]"
+) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close it.
 
     options: those of `Qwen3Omni.load`, and those of a request.
     """
-    load_names = tuple(inspect.signature(Qwen3Omni.load).parameters)
-    load_options = {name: options.pop(name) for name in load_names if name in options}
-    with Qwen3Omni.load(model_path, **load_options) as omni:
-        return omni.generate_audio(messages, **options)
+    load: dict[str, Any] = {}
+    request: dict[str, Any] = {}
+    for name, value in options.items():
+        (load if name in LoadArguments.__annotations__ else request)[name] = value
+    with Qwen3Omni.load(model_path, **load) as omni:
+        return omni.generate_audio(messages, **request)
 
 
 def _plan(

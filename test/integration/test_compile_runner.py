@@ -76,7 +76,7 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
-        f"from made_trees import {target}\n"
+        f"from testing.made_trees import {target}\n"
         "from qwen3_omni_neuron.compilation.runner import compile_tree\n"
         "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
         "from qwen3_omni_neuron.compilation.plan import \n"

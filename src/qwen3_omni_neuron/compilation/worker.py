@@ -17,13 +17,13 @@ from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import GraphCompiler
 from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.process.failure import Failure
-from qwen3_omni_neuron.process.interpreter import (
-    LastWords,
-    exit_words,
-    obey_parent,
-    start_interpreter,
+from qwen3_omni_neuron.process.child import (
+    OutputTail,
+    describe_exit,
+    follow_parent,
+    start_child,
 )
+from qwen3_omni_neuron.process.failure import Failure
 
 TICK_S = 0.2
 _PIPE_BYTES = 1 << 16
@@ -44,12 +44,12 @@ def run_worker(
     Raises the exception of the compile, and CompileError where the process ended without one.
     """
     results, answers = os.pipe()
-    last_words = LastWords()
+    output = OutputTail()
     try:
-        process = start_interpreter(
+        process = start_child(
             "qwen3_omni_neuron.compilation.worker",
             (answers, lock),
-            last_words,
+            output,
             stdin=subprocess.PIPE,
         )
         try:
@@ -63,8 +63,8 @@ def run_worker(
             process.wait()
         if not answer:
             raise CompileError(
-                f"{graph}: its compile {exit_words(status)}. Its last words:\n"
-                f"{last_words.tail() or '(none)'}"
+                f"{graph}: its compile {describe_exit(status)}. The end of its output:\n"
+                f"{output.read() or '(none)'}"
             )
         done, value = pickle.loads(answer)
         if not done:
@@ -74,12 +74,12 @@ def run_worker(
         os.close(results)
         if answers != -1:
             os.close(answers)
-        last_words.close()
+        output.close()
 
 
 def main(answers: int, lock: int, parent: int) -> None:
     """Run one compile in the worker process. answers: descriptor for the pickled outcome."""
-    obey_parent(parent)
+    follow_parent(parent)
     for descriptor in (answers, lock):  # a compiler's own child processes must not inherit them
         os.set_inheritable(descriptor, False)
     compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from qwen3_omni_neuron.errors import MessageError, said
+from qwen3_omni_neuron.errors import MessageError, format_value
 
 ROLES = ("system", "user", "assistant")
 MEDIA_KINDS = ("audio", "image", "video")
@@ -50,7 +50,8 @@ class _Reader:
         role = _name_in(ROLES, message.get("role"))
         if role is None:
             raise MessageError(
-                f"{where} has role {said(message.get('role'))}; it is one of {', '.join(ROLES)}."
+                f"{where} has role {format_value(message.get('role'))}; it is one of "
+                f"{', '.join(ROLES)}."
             )
         return {"role": role, "content": self._content(message.get("content"), role, where)}
 
@@ -74,8 +75,8 @@ class _Reader:
             return {"type": "text", "text": self._text(item["text"], role, where)}
         if kind is None:
             raise MessageError(
-                f"{where} has type {said(item.get('type'))}; text, {', '.join(MEDIA_KINDS)} are "
-                "understood."
+                f"{where} has type {format_value(item.get('type'))}; it is one of text, "
+                f"{', '.join(MEDIA_KINDS)}."
             )
         if role != "user":
             raise MessageError(f"{where} is {kind} of role {role}; only user messages may hold it.")

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.choice import native_predictor
 from qwen3_omni_neuron.cpu.traced import trace_graph
-from qwen3_omni_neuron.engines.protocols import PredictorSampling, draws
+from qwen3_omni_neuron.engines.inputs import sampling_inputs
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import TalkerConfig
 
@@ -59,7 +60,7 @@ class CpuPredictor:
         predict = self._function(_top_k(sampling[0]))
         if sampling[0].uniforms is None:
             return predict(hidden, code0)
-        return predict(hidden, code0, *draws(sampling))
+        return predict(hidden, code0, *sampling_inputs(sampling))
 
     def _function(self, top_k: int | None) -> Predict:
         """Return the function for a top_k; trace it if it is new."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.cpu.native.choice import native_steps
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
-from qwen3_omni_neuron.engines.protocols import Numbers
+from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS

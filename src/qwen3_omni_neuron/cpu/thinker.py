@@ -7,8 +7,8 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.engines.protocols import Numbers
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker

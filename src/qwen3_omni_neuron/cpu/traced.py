@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.engines.protocols import Numbers
+from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.model.kv_cache import KvCache, SingleSlotCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker

@@ -11,7 +11,7 @@ from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.native.choice import native_wave
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import trace_graph
-from qwen3_omni_neuron.engines.chunks import cut_sound, pad_chunks
+from qwen3_omni_neuron.engines.chunks import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 
 
@@ -79,7 +79,7 @@ class CpuVocoder:
         for slot in slots:
             self._states.pop(slot, None)
         self._states |= kept
-        return cut_sound(codes, samples, self.frame_samples, missing)
+        return cut_audio(codes, samples, self.frame_samples, missing)
 
 
 Start = Callable[[Tensor], tuple[Tensor, State]]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
 from qwen3_omni_neuron.conversation.media.numbers import real_number
-from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, said
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
 
 Waveform = NDArray[np.float32]
 BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
@@ -215,7 +215,7 @@ def _checked_rate(rate: Any, where: str) -> float:
     hertz = real_number(rate)
     if hertz is None or hertz <= 0:
         raise AudioError(
-            f"{where} is audio without its sampling_rate (got {said(rate)}). "
+            f"{where} is audio without its sampling_rate (got {format_value(rate)}). "
             'Add "sampling_rate": 16000, or whatever its rate is, in Hz.'
         )
     if not MIN_RATE <= hertz <= MAX_RATE:

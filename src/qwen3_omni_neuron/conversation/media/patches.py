@@ -22,7 +22,7 @@ from qwen3_omni_neuron.errors import (
     InputError,
     PromptTooLongError,
     VideoError,
-    said,
+    format_value,
 )
 
 if TYPE_CHECKING:
@@ -205,5 +205,5 @@ def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int |
         return None
     pixels = whole_number(value)
     if pixels is None or pixels < 1:
-        raise error(f"{where} has {name} {said(value)}; it is a whole number, 1 or more.")
+        raise error(f"{where} has {name} {format_value(value)}; it is a whole number, 1 or more.")
     return min(pixels, _MAX_PIXELS)

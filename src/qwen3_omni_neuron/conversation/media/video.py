@@ -16,7 +16,7 @@ from qwen3_omni_neuron.conversation.media.video_file import (
     accept_all,
     read_video_file,
 )
-from qwen3_omni_neuron.errors import ImageError, VideoError, said
+from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 
 __all__ = ["Video", "load_video"]
 
@@ -86,7 +86,7 @@ def _rate(fps: Any, usual: float | None, where: str) -> float:
     rate = real_number(fps)
     if rate is None or not _LEAST_FPS <= rate <= _MOST_FPS:
         raise VideoError(
-            f"{where} has fps {said(fps)}; it is a number of frames a second, above 0: "
+            f"{where} has fps {format_value(fps)}; it is a number of frames a second, above 0: "
             f"{_LEAST_FPS:g} to {_MOST_FPS:g}."
         )
     return rate
@@ -98,8 +98,8 @@ def _max_frames(value: Any, where: str) -> int:
     frames = whole_number(value)
     if frames is None or frames < 2:
         raise VideoError(
-            f"{where} has max_frames {said(value)}; it is a whole number, 2 or more: frames go by "
-            "two."
+            f"{where} has max_frames {format_value(value)}; it is an integer of 2 or more, since "
+            "frames are taken in pairs."
         )
     return frames
 
@@ -124,7 +124,7 @@ def _frames(source: Any, where: str) -> Frames:
         try:
             frame = source[index]
         except Exception as error:  # the same
-            raise VideoError(f"{place} can't be had ({said(error)}).") from error
+            raise VideoError(f"{place} can't be had ({format_value(error)}).") from error
         try:
             picture = load_image({"image": frame}, place)
         except ImageError as error:
