@@ -24,7 +24,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     Qwen3OmniError,
     VideoError,
-    said,
+    format_value,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
@@ -243,7 +243,7 @@ def at_every_place(value: Any) -> Iterator[tuple[str, Any]]:
         "item": value,
         "type": {"type": value},
         "text": {"type": "text", "text": value},
-        "key": {"type": "text", "text": "x", said(value): value},
+        "key": {"type": "text", "text": "x", format_value(value): value},
         "audio": {"type": "audio", "audio": value},
         "audio with a rate": {"type": "audio", "audio": value, **rate},
         "a block of arriving sound": {"type": "audio", "audio": iter([value]), **rate},
@@ -286,7 +286,7 @@ def assert_answered_at_every_place(
         except InputError as error:
             assert_sayable(error)
         except Exception as error:
-            raise AssertionError(f"{said(value)} as {place}") from error
+            raise AssertionError(f"{format_value(value)} as {place}") from error
         else:
             assert_whole(prompt, config)
 
