@@ -161,7 +161,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
-        "target is one of cpu, neuron, got 'gpu'",
+        "was compiled for target gpu, and this version has cpu, neuron",
     ),
     "a setting": (
         edit_manifest(lambda m: m["plan"].update(colour=1)),
@@ -362,7 +362,7 @@ def test_there_is_a_script_for_every_graph() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--target", "gpu"], "target is one of cpu, neuron, got 'gpu'"),
+        (["--target", "gpu"], "was compiled for target gpu, and this version has cpu, neuron"),
         (["--tp", "8"], "tp is 1 for target cpu"),
         (["--lnc", "2"], "lnc is 1 for target cpu"),
         (["--buckets", "96,48"], "prompt_buckets is a list of ascending sizes.* got 96, 48"),

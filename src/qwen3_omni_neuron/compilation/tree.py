@@ -74,10 +74,11 @@ def _plan(
             "unknown. Compile into another folder."
         )
     settings = dict(manifest_plan)
-    target = targets.get(settings.pop("target"))
+    name = settings.pop("target")
+    target = targets.get(name) if isinstance(name, str) else None
     if target is None:
         raise ArtifactError(
-            f"{folder} was compiled for target {manifest_plan['target']}, and this version has "
+            f"{folder} was compiled for target {name}, and this version has "
             f"{', '.join(targets)}. Compile again for one of them."
         )
     try:
