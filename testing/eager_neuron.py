@@ -5,7 +5,7 @@ compiled, and a call after the memory was given back.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -54,7 +54,7 @@ class EagerPart:
     """Serves neuron.part.LoadedPart. called: the labels so far. broken: a label that raises."""
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
-        self.graphs = {graph.label: graph for graph in graphs}
+        self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
         self.called: list[str] = []
         self.broken = ""
         self.closed = False

@@ -1,6 +1,6 @@
 """Ranks as threads: the collectives of parallel.layers, with sums in the order of the ranks."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -22,7 +22,7 @@ class Ranks:
     def rank(self, number: int) -> "Rank":
         return Rank(self, number)
 
-    def run(self, functions: list[Callable[[], Outputs]]) -> list[Outputs]:
+    def run(self, functions: Sequence[Callable[[], Outputs]]) -> list[Outputs]:
         """Call one function a rank, all at once. Returns what each gives."""
 
         def call(function: Callable[[], Outputs]) -> Outputs:

@@ -11,7 +11,7 @@ from qwen3_omni_neuron.engines.spec import EngineSpec
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:
     """settings: those of `make_plan`; float32, two slots and 256 positions unless said."""
-    usual = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
+    usual: dict[str, Any] = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     config = read_config(checkpoint)
     plan = make_plan(checkpoint, config, target, **(usual | settings))
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id)

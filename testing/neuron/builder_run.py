@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,7 +27,8 @@ from testing.neuron import eager_part_device
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
 
-CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: a bias is added after its product
+# float64: a bias is added after its product
+assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
 
 
 def main(checkpoint: Path, folder: Path) -> None:
@@ -56,7 +58,7 @@ def main(checkpoint: Path, folder: Path) -> None:
             plain = PlainPart(part.graphs, getattr(models, name))
             for label, inputs in calls_of(part.graphs):
                 given, expected = part.call(label, *inputs), plain.call(label, *inputs)
-                torch.testing.assert_close(given, expected, **CLOSE)
+                assert_close(given, expected)
                 calls += 1
         routes = NxDModel.load(str(own / MODEL_FILE)).input_shape_map.values()
         ways = max(map(len, routes))

@@ -15,7 +15,7 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -210,7 +210,9 @@ KERNELS: dict[str, Any] = {
 class KernelModule(ModuleType):
     """A module of a kernel package: any name can be taken from it."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):

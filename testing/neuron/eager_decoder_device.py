@@ -103,7 +103,9 @@ def generate_hlo(
 def build_nxd_model(builder: Any) -> Any:
     from neuronx_distributed.trace.spmd import NxDModelExecutor
 
-    graphs, routes, example = {}, {}, None
+    graphs: dict[str, Any] = {}
+    routes: dict[str, str] = {}
+    example = None
     for key, held in builder.model_collection.items():
         for bucket, inputs in enumerate(held.example_inputs):
             name = f"{key}_{bucket}"

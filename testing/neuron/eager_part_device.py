@@ -140,7 +140,7 @@ class SpmdModel:
 
     def initialize(
         self, states: list[dict[str, Tensor]], weights: list[dict[str, Tensor]], first: int
-    ):
+    ) -> None:
         """states: the tensors are shared by all models that are given them."""
         self.weights = weights[first]
         self.state = states[first] if len(states) > 0 else self.state
@@ -159,7 +159,7 @@ class SpmdModel:
 class LayoutTransformation:
     """Named by NxDModel, and not made where no graph has priority."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.unused = 0
 
     def forward(self, weights: list[dict[str, Tensor]], on_cpu: bool) -> list[dict[str, Tensor]]:
@@ -212,11 +212,12 @@ def install() -> None:
     ):
         library.define(schema)
         library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
-    torch.classes.neuron = SimpleNamespace(
+    classes = SimpleNamespace(
         SPMDModel=torch.jit.script(SpmdModel),
         LayoutTransformation=torch.jit.script(LayoutTransformation),
         SPMDBucketModel=type("SPMDBucketModel", (), {}),
     )
+    vars(torch.classes)["neuron"] = classes
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from testing.media_cases import CASES
 from testing.neuron.alike import (
-    CLOSE,
+    ATOL,
     assert_prefills_alike,
     assert_speaks_alike,
     assert_steps_alike,
@@ -63,7 +63,7 @@ def main(checkpoint: Path) -> None:
             tokens[slot] = token
     assert_speaks_alike(ours, theirs, 1, prompts[0], frames=3)
     # In one write, so that lines of several ranks stay whole.
-    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {CLOSE['atol']}\n")
+    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {ATOL}\n")
 
 
 if __name__ == "__main__":
