@@ -31,6 +31,7 @@ from testing.eager_neuron import (
     eager_spec,
 )
 from testing.media_cases import CASES, audio, text, user
+from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.neuron.alike import (
     SPEAKER,
     assert_close,
@@ -38,7 +39,6 @@ from testing.neuron.alike import (
     assert_speaks_alike,
     assert_steps_alike,
 )
-from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.prompts import prompt_of
 from testing.replies import GREEDY
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-
 from bench.replaying.player import listen
+
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
