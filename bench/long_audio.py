@@ -16,10 +16,19 @@ from typing import Any
 
 import numpy as np
 import soundfile
+import torch
+from transformers import WhisperFeatureExtractor
 
 from bench.common.command_line import Figures, Row, parser_of, run
 from bench.common.measure import in_new_process
 from bench.common.memory import peak_mb
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_models
+from qwen3_omni_neuron.conversation.media.audio import load_waveform
+from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.cpu.encoders import CpuAudio
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
 FILE_RATE = 48000
 
@@ -63,15 +72,11 @@ def measured(work: Callable[[], Any]) -> dict[str, float]:
 
 def read_file(folder: Path, seconds: int) -> dict[str, float]:
     """Measure reading and resampling the file."""
-    from qwen3_omni_neuron.conversation.media.audio import load_waveform
-
     return measured(lambda: load_waveform({"audio": folder / "audio.wav"}, 16000, "audio"))
 
 
 def features(folder: Path, seconds: int) -> dict[str, float]:
     """Measure our log-mel features."""
-    from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
-
     settings, waveform = MelSettings.of(extractor(folder)), noise(seconds)
     return measured(lambda: log_mel([waveform], settings)[0])
 
@@ -85,19 +90,11 @@ def features_of_transformers(folder: Path, seconds: int) -> dict[str, float]:
 
 def encode(folder: Path, seconds: int) -> dict[str, float]:
     """Measure the audio encoder."""
-    import torch
-
-    from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.checkpoint.files import Checkpoint
-    from qwen3_omni_neuron.checkpoint.modules import load_models
-    from qwen3_omni_neuron.cpu.encoders import CpuAudio
-
-    checkpoint = tiny_checkpoint(folder)
-    models = load_models(
-        Checkpoint(checkpoint), read_config(checkpoint), torch.float32, ("thinker",)
-    )
-    assert models.audio_encoder is not None
-    audio, mel = CpuAudio(models.audio_encoder), torch.rand(128, 100 * seconds)
+    checkpoint = write_tiny_checkpoint(folder / "checkpoint")
+    files, config = Checkpoint(checkpoint), read_config(checkpoint)
+    encoder = load_models(files, config, torch.float32, ("thinker",)).audio_encoder
+    assert encoder is not None
+    audio, mel = CpuAudio(encoder), torch.rand(128, 100 * seconds)
     with torch.inference_mode():
         return measured(lambda: audio.encode([mel]))
 
@@ -108,18 +105,9 @@ def noise(seconds: int) -> np.ndarray:
     return np.random.default_rng(0).random(16000 * seconds, dtype=np.float32) * np.float32(0.3)
 
 
-def tiny_checkpoint(folder: Path) -> Path:
-    """Write a tiny checkpoint beside the audio file."""
-    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-
-    return write_tiny_checkpoint(folder / "checkpoint")
-
-
 def extractor(folder: Path) -> Any:
     """Load transformers' feature extractor of a tiny checkpoint."""
-    from transformers import WhisperFeatureExtractor
-
-    return WhisperFeatureExtractor.from_pretrained(tiny_checkpoint(folder))
+    return WhisperFeatureExtractor.from_pretrained(write_tiny_checkpoint(folder / "checkpoint"))
 
 
 STEPS = {

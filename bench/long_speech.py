@@ -153,9 +153,10 @@ def windows(part: str, calls: Iterator[Frame], frames: int, chunk: int = 1) -> l
 
 def summary_of(rows: Sequence[Row], here: bool) -> dict[str, Any]:
     """Return ratios and verdicts. here: whether the engines run in the measured process."""
-    decoded = [row for row in rows if row["part"] == CODE2WAV]
-    spoken = [row for row in rows if row["part"] == TALKER]
-    ratio, growth_mb = time_ratio(decoded), peak_growth_mb(decoded) if here else None
+    decoded, spoken = ([r for r in rows if r["part"] == part] for part in (CODE2WAV, TALKER))
+    settled = [row["peak_mb"] for row in decoded if row["to_frame"] >= SETTLED]
+    growth_mb = settled[-1] - settled[0] if here and len(settled) > 1 else None
+    ratio = time_ratio(decoded)
     return {
         "code2wav_ratio": ratio,
         "code2wav_time_a_frame_does_not_grow": verdict(ratio, MOST_RATIO),
@@ -170,12 +171,6 @@ def time_ratio(rows: Sequence[Row]) -> float | None:
     """Return a late frame's time over an early one's; None where the run ended before."""
     by_end = {row["to_frame"]: row["median_frame_s"] for row in rows}
     return by_end[LATE] / by_end[EARLY] if {EARLY, LATE} <= by_end.keys() else None
-
-
-def peak_growth_mb(rows: Sequence[Row]) -> float | None:
-    """Return how much the peak grew after frame SETTLED; None where the run ended there."""
-    settled = [row["peak_mb"] for row in rows if row["to_frame"] >= SETTLED]
-    return settled[-1] - settled[0] if len(settled) > 1 else None
 
 
 def verdict(value: float | None, most: float) -> str:

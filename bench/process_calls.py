@@ -4,13 +4,11 @@
 
 The engine computes nothing, so what is timed is the transfer: of a talker's step (one token id in,
 float32 logits [1, 3072] out), of 600 KB out and of 8 MB in. torch.multiprocessing's pipe passes
-descriptors of the tensors' memory. `socket` is the floor: 100 bytes there and back.
-A row is one request by one way: deciles of its seconds.
+descriptors of the tensors' memory. A row is one request by one way: deciles of its seconds.
 """
 
 import argparse
 import multiprocessing.connection
-import socket
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -63,12 +61,6 @@ def serve_pipe(pipe: multiprocessing.connection.Connection) -> None:
         pipe.send(getattr(engine, method)(*arguments))
 
 
-def serve_socket(end: socket.socket) -> None:
-    """Send back what comes."""
-    while data := end.recv(4096):
-        end.sendall(data)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     return run("process_calls", parser_of("process_calls", __doc__), measure, arguments)
@@ -78,9 +70,7 @@ def measure(options: argparse.Namespace) -> Figures:
     """Make the same requests in every way, in turn."""
     spawn = torch.multiprocessing.get_context("spawn")
     pipe, far_pipe = spawn.Pipe()
-    end, far_end = socket.socketpair()
     spawn.Process(target=serve_pipe, args=(far_pipe,), daemon=True).start()
-    spawn.Process(target=serve_socket, args=(far_end,), daemon=True).start()
     # Under the module's name: the engine's process doesn't know this script as its __main__.
     from bench.process_calls import IdleEngine as Factory
 
@@ -90,10 +80,6 @@ def measure(options: argparse.Namespace) -> Figures:
     def through_pipe(method: str, *arguments: object) -> Any:
         pipe.send((method, arguments))
         return pipe.recv()
-
-    def through_socket() -> None:
-        end.sendall(b"x" * 100)
-        end.recv(4096)
 
     requests: dict[str, tuple[Any, ...]] = {
         "step": ("step", [0], [5]),
@@ -107,10 +93,8 @@ def measure(options: argparse.Namespace) -> Figures:
                 seconds.setdefault(f"{name}, {way}", []).extend(
                     seconds_of(call, request, CALLS[name])
                 )
-        seconds.setdefault("socket", []).extend(seconds_of(through_socket, (), CALLS["step"]))
     process.close()
     pipe.send(None)
-    end.close()
     found = {way: deciles_us(values) for way, values in seconds.items()}
     summary = {way: deciles["p50_us"] for way, deciles in found.items()}
     return [{"way": way, **deciles} for way, deciles in found.items()], summary

@@ -18,12 +18,11 @@ import dataclasses
 import statistics
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.common.command_line import natural, parser_of, positive, sizes
+from bench.common.command_line import Row, natural, parser_of, positive, sizes
 from bench.common.results import results_of, save
 from bench.replaying.device import PLACEMENTS, Behaviour
 from bench.replaying.load import RequestLengths, make_load
@@ -35,31 +34,6 @@ PROFILES = Path(__file__).parent / "profiles"
 PUBLISHED_TTFB_S = 1.759  # port #167's own measurement of PORT
 PORT = Behaviour("port's", (25,), (25,), 5, inline_frames=25, context_frames=5, driver=True)
 OURS = Behaviour("ours, adaptive")
-
-
-@dataclass(frozen=True)
-class Case:
-    """Figures of one replay, times in seconds.
-
-    underruns, silent_s: of all requests together. first_chunks: sizes of the last request's first
-    chunks, in frames.
-    """
-
-    kind: str
-    profile: str
-    driven: str
-    placement: str
-    concurrency: int
-    requests: int
-    ttft_mean_s: float
-    ttfb_mean_s: float
-    ttfb_p50_s: float
-    ttfb_p95_s: float
-    rtf_mean: float
-    rtf_p95: float
-    underruns: int
-    silent_s: float
-    first_chunks: tuple[int, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -107,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join([*table(rows), "", *against_the_port(rows)]))
     if options.json:
         options.first_chunk = [behaviour.name for behaviour in behaviours]
-        found = [asdict(row) for row in rows]
-        save(results_of("replay", arguments, options, found, {}), options.json)
+        save(results_of("replay", arguments, options, rows, {}), options.json)
 
 
 def case(
@@ -117,29 +90,33 @@ def case(
     placement: str,
     concurrency: int,
     load: Sequence[RequestLengths],
-) -> Case:
-    """Replay the load, and return its figures."""
+) -> Row:
+    """Replay the load, and return its figures, times in seconds.
+
+    underruns, silent_s: of all requests together. first_chunks: sizes of the last request's first
+    chunks, in frames.
+    """
     replies = replay(profile, behaviour, placement, concurrency, load).replies
     timings = [reply.result.timings for reply in replies]
     ttfb_s = [t.ttfb_s for t in timings if t.ttfb_s is not None]
     rtf = [t.rtf for t in timings if t.rtf is not None]
-    return Case(
-        kind="replay",
-        profile=profile.name,
-        driven=behaviour.name,
-        placement=placement,
-        concurrency=concurrency,
-        requests=len(replies),
-        ttft_mean_s=statistics.mean(t.ttft_s for t in timings),
-        ttfb_mean_s=statistics.mean(ttfb_s),
-        ttfb_p50_s=statistics.median(ttfb_s),
-        ttfb_p95_s=p95(ttfb_s),
-        rtf_mean=statistics.mean(rtf),
-        rtf_p95=p95(rtf),
-        underruns=sum(reply.underruns for reply in replies),
-        silent_s=sum(reply.silent_s for reply in replies),
-        first_chunks=replies[-1].chunks[:6],
-    )
+    return {
+        "kind": "replay",
+        "profile": profile.name,
+        "driven": behaviour.name,
+        "placement": placement,
+        "concurrency": concurrency,
+        "requests": len(replies),
+        "ttft_mean_s": statistics.mean(t.ttft_s for t in timings),
+        "ttfb_mean_s": statistics.mean(ttfb_s),
+        "ttfb_p50_s": statistics.median(ttfb_s),
+        "ttfb_p95_s": p95(ttfb_s),
+        "rtf_mean": statistics.mean(rtf),
+        "rtf_p95": p95(rtf),
+        "underruns": sum(reply.underruns for reply in replies),
+        "silent_s": sum(reply.silent_s for reply in replies),
+        "first_chunks": replies[-1].chunks[:6],
+    }
 
 
 def p95(values: Sequence[float]) -> float:
@@ -163,36 +140,31 @@ def ramp(first: int) -> Behaviour:
     return Behaviour(f"ours, fixed {first}, ...", chunk_frames=chunk_frames)
 
 
-def table(rows: Sequence[Case]) -> list[str]:
+def table(rows: Sequence[Row]) -> list[str]:
     """Format the rows as a Markdown table, every line labelled a replay."""
     titles = "replay | stages driven | cores | at once | TTFT ms | TTFB ms mean, p50, p95"
     titles += " | RTF mean, p95 | underruns | silent ms | first chunks"
     lines = [f"| {titles} |", "| --- | --- | --- |" + " ---: |" * 6 + " --- |"]
     for r in rows:
-        ttfb = ", ".join(f"{1e3 * s:.0f}" for s in (r.ttfb_mean_s, r.ttfb_p50_s, r.ttfb_p95_s))
-        cells = [
-            f"replay of {r.profile}",
-            r.driven,
-            r.placement,
-            str(r.concurrency),
-            f"{1e3 * r.ttft_mean_s:.0f}",
-            ttfb,
-            f"{r.rtf_mean:.2f}, {r.rtf_p95:.2f}",
-            str(r.underruns),
-            f"{1e3 * r.silent_s:.0f}",
-            ", ".join(map(str, r.first_chunks)),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
+        ms = {name: f"{1e3 * value:.0f}" for name, value in r.items() if name.endswith("_s")}
+        lines.append(
+            f"| replay of {r['profile']} | {r['driven']} | {r['placement']} | {r['concurrency']} "
+            f"| {ms['ttft_mean_s']} "
+            f"| {ms['ttfb_mean_s']}, {ms['ttfb_p50_s']}, {ms['ttfb_p95_s']} "
+            f"| {r['rtf_mean']:.2f}, {r['rtf_p95']:.2f} | {r['underruns']} | {ms['silent_s']} "
+            f"| {', '.join(map(str, r['first_chunks']))} |"
+        )
     return lines
 
 
-def against_the_port(rows: Sequence[Case]) -> list[str]:
+def against_the_port(rows: Sequence[Row]) -> list[str]:
     """Compare the port's way with its published time, where the latencies are its own."""
     return [
-        f"replay: driven the port's way, mean TTFB {1e3 * r.ttfb_mean_s:.0f} ms; the port measured "
-        f"{1e3 * PUBLISHED_TTFB_S:.0f} ({100 * (r.ttfb_mean_s / PUBLISHED_TTFB_S - 1):+.1f} %)."
+        f"replay: driven the port's way, mean TTFB {1e3 * r['ttfb_mean_s']:.0f} ms; the port "
+        f"measured {1e3 * PUBLISHED_TTFB_S:.0f} "
+        f"({100 * (r['ttfb_mean_s'] / PUBLISHED_TTFB_S - 1):+.1f} %)."
         for r in rows
-        if (r.profile, r.driven, r.placement) == ("port-167", PORT.name, "shared")
+        if (r["profile"], r["driven"], r["placement"]) == ("port-167", PORT.name, "shared")
     ]
 
 

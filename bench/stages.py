@@ -206,17 +206,10 @@ def vocoder_rows(
                 yield row_of(f"code2wav {name}", times, batch=batch, frames=frames)
 
 
-def row_of(
-    stage: str,
-    times: Sequence[float],
-    batch: int,
-    rows: int | None = None,
-    frames: int | None = None,
-    patches: int | None = None,
-) -> Row:
+def row_of(stage: str, times: Sequence[float], **size: int) -> Row:
     """Return a row; see the module's docstring."""
-    size = {"batch": batch, "rows": rows, "frames": frames, "patches": patches}
-    return {"stage": stage, **size, **median_row(times)}
+    sizes_of_all = dict.fromkeys(("batch", "rows", "frames", "patches"))
+    return {"stage": stage, **sizes_of_all, **size, **median_row(times)}
 
 
 if __name__ == "__main__":

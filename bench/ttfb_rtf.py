@@ -19,32 +19,21 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from bench.common.manifests import SHIPPED, Conversation, read_conversations
-from bench.common.metrics import RequestMetrics, request_metrics, summarize
+from bench.common.metrics import request_metrics, summarize
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import Observed, Recorder, Span, observe
-from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
+from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError, SpeechResult
 from qwen3_omni_neuron.cli.wav import WavFile
 from qwen3_omni_neuron.options import RequestOptions
 
 WARM_UP_TOKENS, WARM_UP_FRAMES = 8, 16
-
-
-@dataclass(frozen=True)
-class Answered:
-    """A request with its observation, or with its error."""
-
-    number: int
-    conversation: Conversation
-    seed: int
-    observed: Observed | None
-    error: str | None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -97,35 +86,40 @@ def measure(options: argparse.Namespace) -> Figures:
     ):
         warm_up(omni, conversations, options.warm_up, asked)
 
-        def ask(number: int) -> Answered:
+        def ask(number: int) -> tuple[Row, Observed | None]:
             conversation = conversations[number % len(conversations)]
             seed = options.seed + number
+            row = {"request": number, "conversation": conversation.name, "seed": seed}
             try:
                 observed = observe(omni, conversation.messages, {**asked, "seed": seed})
             except Qwen3OmniError as error:
-                return Answered(number, conversation, seed, None, str(error))
-            answered = Answered(number, conversation, seed, observed, None)
+                return {**row, "error": str(error)}, None
+            file = None
             if options.save_audio:
-                # A reply without speech leaves an empty file.
-                path = options.save_audio / audio_name(answered)
-                with WavFile(path, observed.result.sample_rate) as file:
-                    file.write(observed.result.audio)
-            return answered
+                file = f"{number:04}-{conversation.name}.wav"
+                save(options.save_audio / file, observed.result)
+            return {**row, "error": None, "audio_file": file}, observed
 
         start_s = time.perf_counter()
         with ThreadPoolExecutor(options.concurrency, "caller") as callers:
             answers = list(callers.map(ask, range(count)))
         wall_s = time.perf_counter() - start_s
-    figures = {a.number: request_metrics(a.observed.events) for a in answers if a.observed}
-    rows = [row_of(answer, figures.get(answer.number), options, recorder) for answer in answers]
-    audio_s = sum(f.audio_s for f in figures.values())
+    rows, figures = [], []
+    for asked_row, observed in answers:
+        rows.append(row := dict(asked_row))
+        if observed is not None:
+            figures.append(request_metrics(observed.events))
+            row |= asdict(figures[-1]) | reply_of(observed)
+            if recorder and row["request"] < options.timeline:
+                row["timeline"] = timeline_of(observed, recorder)
+    audio_s = sum(f.audio_s for f in figures)
     summary = {
-        "failed_requests": sum(answer.error is not None for answer in answers),
+        "failed_requests": len(rows) - len(figures),
         "wall_s": wall_s,
         "audio_s": audio_s,
         "audio_s_per_s": audio_s / wall_s,
         "requests_per_s": len(figures) / wall_s,
-        **summarize(list(figures.values())),
+        **summarize(figures),
     }
     return rows, summary
 
@@ -143,35 +137,17 @@ def warm_up(
         observe(omni, messages, {**asked, **limits, "seed": 0})
 
 
-def row_of(
-    answer: Answered,
-    figures: RequestMetrics | None,
-    options: argparse.Namespace,
-    recorder: Recorder | None,
-) -> Row:
-    """Return a row; see the module's docstring."""
-    row = {
-        "request": answer.number,
-        "conversation": answer.conversation.name,
-        "seed": answer.seed,
-        "error": answer.error,
-    }
-    if answer.observed is None or figures is None:
-        return row
-    observed, result = answer.observed, answer.observed.result
-    row |= {
-        **asdict(figures),
+def reply_of(observed: Observed) -> Row:
+    """Return a row's columns on a reply; see the module's docstring."""
+    result = observed.result
+    return {
         "preprocessing_s": observed.submitted_s - observed.events.arrived_s,
         "admitted_s": result.timings.queued_s,
         "prompt_tokens": result.timings.prompt_tokens,
         "text": result.text,
         "codes_sha256": hashlib.sha256(result.codes.astype("<i8").tobytes()).hexdigest(),
-        "audio_file": audio_name(answer) if options.save_audio else None,
         "chunks": chunks_of(observed),
     }
-    if recorder and answer.number < options.timeline:
-        row["timeline"] = timeline_of(observed, recorder)
-    return row
 
 
 def chunks_of(observed: Observed) -> list[dict[str, Any]]:
@@ -208,9 +184,10 @@ def timeline_of(observed: Observed, recorder: Recorder) -> list[dict[str, Any]]:
     ]
 
 
-def audio_name(answer: Answered) -> str:
-    """Return the name of a request's audio file."""
-    return f"{answer.number:04}-{answer.conversation.name}.wav"
+def save(path: Path, result: SpeechResult) -> None:
+    """Write the audio as a WAV file, an empty one for a reply without speech."""
+    with WavFile(path, result.sample_rate) as file:
+        file.write(result.audio)
 
 
 if __name__ == "__main__":

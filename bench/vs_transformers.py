@@ -93,15 +93,15 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     return [{**row, "frames": len(ours.codes), "audio_s": audio_s} for row in rows]
 
 
-def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of our requests."""
-    return {**GREEDY, **limits(options, options.text_tokens)}
-
-
-def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, int]:
+def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, Any]:
     """Return the limits that give this many text tokens, and --frames frames."""
     # The talker token that meets its limit is never decoded: one more than frames.
     return {"thinker_max_new_tokens": text_tokens, "talker_max_new_tokens": options.frames + 1}
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of our requests."""
+    return {**GREEDY, **limits(options, options.text_tokens)}
 
 
 def answer(
@@ -112,8 +112,7 @@ def answer(
     text_tokens: int,
 ) -> ReferenceResult:
     """Answer with transformers, from the conversation on."""
-    prompt = conversation.prompt(messages)
-    return reference.generate(prompt, **limits(options, text_tokens))
+    return reference.generate(conversation.prompt(messages), **limits(options, text_tokens))
 
 
 def check_equal(

@@ -5,9 +5,8 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
@@ -39,9 +38,7 @@ def median_row(seconds: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def in_new_process(
-    function: Callable[Arguments, Result], *arguments: Arguments.args, **options: Arguments.kwargs
-) -> Result:
+def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function of a module in a process of its own, for its memory to be measured."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(function, *arguments, **options).result()
+        return pool.submit(function, *arguments).result()

@@ -1,6 +1,8 @@
 """The measuring scripts, run small over the tiny checkpoint; what they read and what they write."""
 
+import importlib
 import json
+import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,10 @@ import pytest
 import soundfile
 import torch
 
+import bench
 from bench import (
     graph_or_c,
     long_speech,
-    make_conversations,
     stages,
     thinker_ttft,
     ttfb_rtf,
@@ -67,6 +69,27 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
     return results
 
 
+SCRIPTS = sorted(file.stem for file in Path(bench.__path__[0]).glob("*.py"))
+
+
+def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """All in this process; `python -m bench.NAME --help` calls the same function."""
+    assert "ttfb_rtf" in SCRIPTS
+    for name in SCRIPTS:
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(f"bench.{name}").main(["--help"])
+        assert ended.value.code == 0, name
+        assert "usage: " in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize("document", ["BENCHMARK.md", "README.md", "Makefile"])
+def test_a_document_names_scripts_that_exist(document: str) -> None:
+    text = (Path(bench.__path__[0]).parent / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"\bbench\.(\w+)", text)) | set(re.findall(r"\bbench/(\w+)\.py", text))
+    assert named
+    assert named <= set(SCRIPTS)
+
+
 # What they read
 
 
@@ -79,35 +102,6 @@ def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
     assert sounds
     assert all(sound.is_file() for sound in sounds)
     assert any(m["role"] == "system" for c in found for m in c.messages)
-
-
-def test_conversations_are_made_by_a_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        make_conversations.main([str(tmp_path / name), "--count", "25", "--seed", str(seed)])
-    a, b, c = (Path(line) for line in capsys.readouterr().out.split())
-    files = sorted(file.name for file in a.parent.iterdir())
-    assert files == sorted(file.name for file in b.parent.iterdir())
-    for name in files:
-        assert (a.parent / name).read_bytes() == (b.parent / name).read_bytes(), name
-    assert a.read_text() != c.read_text()
-    made = read_conversations(a)
-    assert len(made) == 25
-    assert len({len(conversation.messages) for conversation in made}) > 2
-    seconds = [soundfile.info(file).duration for file in a.parent.glob("*.wav")]
-    assert min(seconds) < 2
-    assert max(seconds) > 8
-    assert any(m["role"] == "system" for conversation in made for m in conversation.messages)
-
-
-def test_every_made_conversation_is_a_prompt(tmp_path: Path, omni: Qwen3Omni) -> None:
-    lengths = set()
-    for conversation in read_conversations(
-        make_conversations.write_conversations(tmp_path, 8, seed=1)
-    ):
-        lengths.add(len(omni.conversation.prompt(conversation.messages)))
-    assert len(lengths) > 5
 
 
 @pytest.mark.parametrize(
