@@ -1,4 +1,4 @@
-"""Specs of engines over a checkpoint, with what a test says of their plan."""
+"""Specs of engines over a checkpoint, with a test's settings of their plan."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from qwen3_omni_neuron.engines.spec import EngineSpec
 
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:
-    """settings: those of `make_plan`; float32, two slots and 256 positions unless said."""
+    """Return a spec. settings: of make_plan; float32, two slots and 256 positions by default."""
     usual: dict[str, Any] = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     config = read_config(checkpoint)
     plan = make_plan(checkpoint, config, target, **(usual | settings))

@@ -1,5 +1,7 @@
-"""The model that a benchmark runs: a named checkpoint, or one of random weights made for the run;
-its engines; and inputs for them."""
+"""The model that a benchmark runs, its engines, and inputs for them.
+
+The checkpoint is a named one, or one of random weights that is made for the run.
+"""
 
 import bisect
 import tempfile

@@ -1,5 +1,4 @@
-"""The package's real runtime over engines that only take time: requests from clients on a virtual
-clock, and the audio as each of them hears it."""
+"""A replay: the package's runtime over timed engines, and clients on a virtual clock."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""The same calls to two engines, and what they must agree on."""
+"""The same calls to two engines, whose outputs must agree."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ SPEAKER = 5
 
 
 def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Prompt) -> int:
-    """Logits and accepted hidden states. Returns the likeliest token."""
+    """Compare logits and accepted hidden states. Returns the likeliest token."""
     logits, accepted = theirs.prefill(slot, prompt)
     expected, expected_accepted = ours.prefill(slot, prompt)
     assert_close(logits, expected)
@@ -27,7 +27,7 @@ def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Pro
 def assert_steps_alike(
     ours: Thinker, theirs: Thinker, slots: Sequence[int], tokens: Sequence[int], steps: int
 ) -> list[int]:
-    """Greedy steps from `tokens` on. Returns the last ones."""
+    """Compare greedy steps after `tokens`. Returns the last tokens."""
     for step in range(steps):
         logits, expected = theirs.step(slots, tokens), ours.step(slots, tokens)
         assert_close(logits, expected)
@@ -39,7 +39,7 @@ def assert_steps_alike(
 def assert_speaks_alike(
     ours: Engines, theirs: Engines, slot: int, prompt: Prompt, frames: int
 ) -> None:
-    """The talker's frames after a prompt, each engine's talker fed by its own thinker."""
+    """Compare the talkers' frames after a prompt, each with its own thinker's hidden states."""
     spoken = []
     for engines in (ours, theirs):
         assert engines.talker is not None

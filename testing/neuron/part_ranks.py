@@ -1,9 +1,9 @@
-"""One rank of parts that share their weights over NxD's collectives, for torchrun to start.
+"""One rank of parts whose weights are sharded, over NxD's collectives; torchrun starts it.
 
     torchrun --nproc-per-node 2 testing/neuron/part_ranks.py CHECKPOINT FOLDER
 
 Every rank writes the weight files into a folder of its own, takes its share, and compares its
-graphs' outputs with those of the plain modules. Prints one line a rank when all agree.
+graphs' outputs with those of the plain modules. Each rank prints one line when all agree.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""One rank of engines over NxDI's CPU mode that share their weights, for torchrun to start.
+"""One rank of engines with sharded weights over NxDI's CPU mode; torchrun starts it.
 
     torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT
 
-Every rank runs the CPU engines beside them and compares. Prints one line a rank when all agree.
+Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
 """
 
 import logging
