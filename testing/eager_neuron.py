@@ -1,7 +1,7 @@
-"""A Neuron machine made of torch on the CPU: loaded parts and decoders that run our own modules.
+"""A simulated Neuron machine: loaded parts and decoders that run our own modules on the CPU.
 
-What it does not forgive is what a device would not: an input of another shape or type than was
-compiled, and a call after the memory was given back.
+As on a device, an input of a shape or type that was not compiled is an error, and so is a call
+after the memory was freed.
 """
 
 import os
@@ -55,7 +55,7 @@ REPORT = "EAGER_NEURON_REPORT"  # names a folder that takes the cores of each pr
 
 
 class EagerPart:
-    """Serves neuron.part.LoadedPart. called: the labels so far. broken: a label that raises."""
+    """A LoadedPart over a plain module. called: the labels so far. broken: a label that raises."""
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
         self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
@@ -93,7 +93,7 @@ class EagerPart:
 
 
 class EagerDecoder:
-    """Serves neuron.slots.DecoderGraphs, as NxDI's graphs take their inputs."""
+    """DecoderGraphs over a plain module, with the inputs of NxDI's graphs."""
 
     def __init__(self, plan: DecoderPlan, model: Thinker | Talker, kv: KvCache):
         self.plan, self._model, self._kv = plan, model, kv
@@ -117,7 +117,7 @@ class EagerDecoder:
             return logits, hidden[None]
         media, filled, deepstack = inputs[22:25]
         rows = torch.where(filled[0] != 0, media[0], self._model.embedding(ids[0].long()))
-        everywhere = torch.arange(bucket)  # zeros are added where there is nothing to be seen
+        everywhere = torch.arange(bucket)  # rows without media have zeros to add
         logits, accepted = self._model.prefill(
             rows, positions, last, cache, everywhere, deepstack[:, 0]
         )
@@ -136,7 +136,7 @@ class EagerDecoder:
         self.called.append((f"decode {batch}", bucket))
         busy = (lines != IDLE).nonzero().flatten()
         lengths = places[busy, 0].long()
-        assert mask[busy].sum(1).tolist() == lengths.tolist(), "all that the bucket holds is seen"
+        assert mask[busy].sum(1).tolist() == lengths.tolist(), "the mask has all earlier rows"
         cache = SlotCache(self._kv.window(int(lengths.max()) + 1), lines[busy].long(), lengths)
         positions = inputs[21][0, busy, 0]
         if isinstance(self._model, Talker):
@@ -144,7 +144,7 @@ class EagerDecoder:
         else:
             given = self._model.decode(ids[busy, 0].long(), positions, cache)
             hidden = torch.zeros(len(busy), 1)
-        # What an idle row gives is not to be read.
+        # The engines must not read the outputs of an idle row.
         logits = torch.full((len(lines), given.shape[1]), float("nan"), dtype=given.dtype)
         states = torch.full((len(lines), 1, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
         logits[busy], states[busy, 0] = given, hidden
@@ -214,7 +214,7 @@ def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDeco
 
 @lru_cache(maxsize=2)
 def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
-    """Those of the CPU, and those that graphs are traced from, over the same weights."""
+    """Load the CPU's models, and the models that graphs are traced from, over the same weights."""
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, dtype)
     return weights, with_weights(static_models(config, dtype), weights)

@@ -1,4 +1,4 @@
-"""A target of nothing: graphs of a few lines of text, compiled in a moment and without torch."""
+"""A target whose graphs are a few lines of text, compiled quickly and without torch."""
 
 import errno
 import os
@@ -20,7 +20,7 @@ FILES = 3
 
 
 def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """A few files, one of them in a folder, with pauses in the middle of each."""
+    """Write a few files, one of them in a folder, with a pause in the middle of each."""
     started = time.monotonic()
     (folder / "deep").mkdir()
     for number in range(FILES):
@@ -35,7 +35,7 @@ def compile_slowly(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
 
 
 def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """The second graph crashes as a compiler would."""
+    """Crash at the second graph as a compiler would."""
     if graph == "vision":
         os.write(1, b"internal compiler error: the wheels came off\n")
         os.abort()
@@ -43,14 +43,14 @@ def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
 
 
 def compile_for_ever(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """A long compile, which says that it has begun."""
+    """Compile for ten minutes, after a file that shows that it has begun."""
     (folder / "begun").touch()
     time.sleep(600)
     return compile_slowly(plan, graph, folder)
 
 
 def compile_without_room(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """The third graph meets a full disk."""
+    """Fail at the third graph because the disk is full."""
     record = compile_slowly(plan, graph, folder)
     if graph == "audio":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

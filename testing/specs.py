@@ -21,7 +21,7 @@ def plan_of(model: Path, config: OmniConfig, target: str = "cpu", **settings: An
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:
     """Make a spec. settings: float32, two slots and 256 positions unless given."""
-    usual = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
+    usual: dict[str, Any] = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     config = read_config(checkpoint)
     plan = plan_of(checkpoint, config, target, **(usual | settings))
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id)

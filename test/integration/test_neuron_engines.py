@@ -33,14 +33,14 @@ from testing.eager_neuron import (
     eager_target,
 )
 from testing.media_cases import CASES, audio, text, user
+from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.neuron.alike import (
-    CLOSE,
     SPEAKER,
+    assert_close,
     assert_prefills_alike,
     assert_speaks_alike,
     assert_steps_alike,
 )
-from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.prompts import prompt_of
 from testing.replies import GREEDY
 from testing.specs import cpu_engines
@@ -169,7 +169,7 @@ def test_slots_in_any_order_with_others_idle(
             logits |= dict(zip(turn, stepped.split(1), strict=True))
         spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
     assert spoken[1][0] == spoken[0][0]
-    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
+    assert_close(spoken[1][1], spoken[0][1])
     assert toolchain.decoders["talker"].called[-1][0] == f"decode {SLOTS}"
 
 

@@ -16,13 +16,12 @@ from bench.common.metrics import (
     request_metrics,
     summarize,
 )
-from bench.common.observed import observe
+from bench.common.observed import Recorder, Span, observe
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
-from testing.traced_engines import Recorder, Span
 
 RATE = 24000
 RANKS = ("p50", "p90", "p95", "p99")

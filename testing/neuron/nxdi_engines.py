@@ -1,4 +1,4 @@
-"""Engines over NxDI's CPU mode, and the CPU engines that they are held against."""
+"""Engines over NxDI's CPU mode, and the CPU engines that they are compared with."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ BothEngines = tuple[Engines, Engines]
 
 @pytest.fixture(scope="session")
 def nxdi() -> Iterator[None]:
-    """Skips, with the reason, where NxDI can't be imported: see nxdi_sources."""
+    """Skip, with the reason, where NxDI can't be imported: see make_importable."""
     reason = make_importable()
     if reason is not None:
         pytest.skip(reason)
@@ -41,8 +41,10 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 @pytest.fixture(scope="session")
 def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
-    """Makes engines of the CPU and of NxDI, with settings of their plan replaced. config: in the
-    place of the checkpoint's."""
+    """Return a function that makes engines of the CPU and of NxDI.
+
+    changes: settings of their plan. config: in place of the checkpoint's.
+    """
 
     def make(
         of: Path = checkpoint, config: OmniConfig | None = None, **changes: Any
@@ -55,7 +57,7 @@ def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
 
 
 def nxdi_spec(checkpoint: Path, **changes: Any) -> EngineSpec:
-    """changes: of its plan."""
+    """Return a spec. changes: settings of its plan."""
     settings = {
         "tp": 1,
         "max_concurrency": SLOTS,

@@ -1,8 +1,8 @@
-"""One rank of engines over NxDI's CPU mode that share their weights, for torchrun to start.
+"""One rank of engines with sharded weights over NxDI's CPU mode; torchrun starts it.
 
     torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT
 
-Every rank runs the CPU engines beside them and compares. Prints one line a rank when all agree.
+Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
 """
 
 import logging
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
 from testing.media_cases import CASES
 from testing.neuron.alike import (
-    CLOSE,
+    ATOL,
     assert_prefills_alike,
     assert_speaks_alike,
     assert_steps_alike,
@@ -62,7 +62,7 @@ def main(checkpoint: Path) -> None:
             tokens[slot] = token
     assert_speaks_alike(ours, theirs, 1, prompts[0], frames=3)
     # In one write, so that lines of several ranks stay whole.
-    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {CLOSE['atol']}\n")
+    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {ATOL}\n")
 
 
 if __name__ == "__main__":
