@@ -36,7 +36,6 @@ from bench.replaying.measured_profile import measured_profile
 from qwen3_omni_neuron import Qwen3OmniError
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_host_models
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
@@ -44,6 +43,7 @@ from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
+from testing.host_models import load_host_models
 
 Row = dict[str, Any]
 TOKEN = 1  # any; what a token is costs nothing

@@ -18,8 +18,8 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_engines
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.nxdi.build import build_engines
+from qwen3_omni_neuron.neuron.part import PartSpec
 from qwen3_omni_neuron.placement import load_engines, set_environment
 from testing.eager_neuron import (
     CONTEXT_LENGTH,

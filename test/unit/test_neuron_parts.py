@@ -32,9 +32,7 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
     _, static = eager_models(checkpoint, torch.float32)
     graphs = [
-        g
-        for g in all_graphs(config, replace(eager_spec(checkpoint).engine.plan, tp=1))
-        if g.part == name
+        g for g in all_graphs(config, replace(eager_spec(checkpoint).plan, tp=1)) if g.part == name
     ]
     return EagerPart(getattr(static, name), graphs)
 

@@ -17,10 +17,11 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
-from qwen3_omni_neuron.neuron.part.group import NxdGroup
-from qwen3_omni_neuron.neuron.part.part import CheckedPart
-from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
-from qwen3_omni_neuron.neuron.part.traced import TracedPart
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
+from qwen3_omni_neuron.neuron.nxdi.part_weights import read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
+from qwen3_omni_neuron.neuron.part import LoadedPart
+from testing.neuron.cpu_mode import join_ranks
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec
 from testing.simulated_toolchain import run_with_state, zero_state
@@ -34,8 +35,6 @@ def main(checkpoint: Path, folder: Path) -> None:
     assert reason is None, reason
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    from qwen3_omni_neuron.neuron.nxdi.application import join_ranks
-
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join_ranks(ranks)
     group = NxdGroup()
@@ -49,12 +48,12 @@ def main(checkpoint: Path, folder: Path) -> None:
     for name in ("audio_encoder", "code_predictor", "code2wav"):
         spec, own_folder = plain_spec(config, name, ranks), folder / f"{name}-{rank}"
         own_folder.mkdir()
-        write_shards(spec, Checkpoint(checkpoint), own_folder)
+        write_part_shards(spec, Checkpoint(checkpoint), own_folder)
         traced = TracedPart(spec, group)
-        traced.load(read_shard(own_folder, rank, traced.weights))
+        traced.load(read_part_shard(own_folder, rank, traced.weights))
         states = zero_state(spec)
-        part = CheckedPart(
-            spec,
+        part = LoadedPart(
+            spec.graphs,
             lambda label, inputs, t=traced, s=states: run_with_state(t.graphs[label], s, inputs),
         )
         whole = {graph.label: graph for graph in plain_graphs(config, name, 1, torch.float64)}

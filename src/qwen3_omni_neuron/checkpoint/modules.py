@@ -71,21 +71,6 @@ def load_models(
     return models
 
 
-def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
-    """As load_models, without the decoders of thinker and talker: for engines that run those
-    elsewhere."""
-    models = Models()
-    with torch.device("meta"), _NoInit():
-        parts = _encoder_parts(models, config) | _embedding_parts(models, config)
-        if config.talker is not None:
-            parts |= _codec_embedding_parts(models, config.talker)
-            parts |= _beside_talker_parts(models, config.talker)
-        if config.code2wav is not None:
-            parts |= _vocoder_parts(models, config.code2wav)
-    load_parts(parts.values(), checkpoint, dtype)
-    return models
-
-
 def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
     """The token and codec embeddings alone: what the talker's rows are looked up in."""
     models = Models()
