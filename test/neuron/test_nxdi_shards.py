@@ -66,7 +66,7 @@ def test_each_core_gets_what_nxdi_would_give_it(
 def test_the_kernels_padding_is_that_of_nxdis_own_model(
     as_on_a_device: None, tmp_path: Path
 ) -> None:
-    """As NxDI's Qwen3-MoE: gate and up each padded at the end, then cut."""
+    """NxDI's Qwen3-MoE pads gate and up each at its end, then cuts."""
     from testing.neuron.cpu_mode_decoder import WholeWeights
 
     tp, padded = 2, 2 * 256

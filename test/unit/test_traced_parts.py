@@ -60,7 +60,7 @@ def loaded(spec: PartSpec, checkpoint: Path, folder: Path) -> LoadedPart:
 
 
 def bytes_of_data(path: Path) -> int:
-    """Of a safetensors file behind its header, whose length is its first 8 bytes."""
+    """Size of a safetensors file without its header, whose length is in its first 8 bytes."""
     stored = path.read_bytes()
     return len(stored) - 8 - int.from_bytes(stored[:8], "little")
 

@@ -56,7 +56,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def shard_weights(self, *_args: object, **_options: object) -> None:
         """Write nothing at the end of NxDI's compile.
 
-        NxDI's own method holds all cores' shares in memory beside the whole checkpoint.
+        NxDI's own method keeps the whole checkpoint and all cores' shares in memory.
         """
 
     def compile_to(self, folder: Path) -> None:

@@ -20,80 +20,6 @@ from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfi
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE
 
 
-class DecoderAttention(NeuronAttentionBase):
-    """Grouped-query attention with q/k norm per head and rotary positions over three axes."""
-
-    def __init__(self, config: DecoderInferenceConfig):
-        c = config.decoder
-        norm = get_rmsnorm_cls()
-        super().__init__(
-            config=config,
-            hidden_size=c.hidden_size,
-            num_attention_heads=c.heads,
-            num_key_value_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            rotary_emb=AxisRotary(c.rope, c.head_dim),
-            rms_norm_eps=c.norm_eps,
-            q_layernorm=norm(c.head_dim, c.norm_eps),
-            k_layernorm=norm(c.head_dim, c.norm_eps),
-        )
-
-
-class GatedSharedExpert(SharedExperts):
-    """The talker's shared expert: of another width than the routed ones, times sigmoid(gate(x)).
-
-    Its output is this core's part of a sum: NxDI's MoE adds it to that of the routed experts, and
-    sums both over the cores at once.
-    """
-
-    def __init__(self, c: DecoderConfig, dtype: torch.dtype):
-        assert c.moe is not None
-        super().__init__(
-            hidden_size=c.hidden_size,
-            intermediate_size=c.moe.shared_expert_width,
-            num_shared_experts=1,
-            hidden_act="silu",
-            dtype=dtype,
-            reduce_dtype=dtype,
-        )
-        self.gate = nn.Linear(c.hidden_size, 1, bias=False, dtype=dtype)
-
-    def forward(self, x: Tensor, seq_len: int) -> Tensor:
-        """Return the gated output of the expert. x: [rows, hidden] -> [rows, hidden]."""
-        return torch.sigmoid(self.gate(x)) * super().forward(x, seq_len)
-
-
-class DecoderLayer(nn.Module):
-    """Attention, then experts, each on normed inputs and with a residual connection."""
-
-    def __init__(self, config: DecoderInferenceConfig):
-        super().__init__()
-        c = config.decoder
-        assert c.moe is not None
-        norm = get_rmsnorm_cls()
-        self.input_layernorm = norm(c.hidden_size, eps=c.norm_eps)
-        self.self_attn = DecoderAttention(config)
-        self.post_attention_layernorm = norm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = initialize_moe_module(config)
-        if c.moe.shared_expert_width:
-            self.mlp.shared_experts = GatedSharedExpert(c, config.neuron_config.torch_dtype)
-
-    def forward(
-        self, hidden_states: Tensor, padding_mask: Tensor | None = None, **attention: object
-    ) -> tuple[Tensor, object, object, object, None]:
-        """Run the layer.
-
-        hidden_states: [B, S, hidden]. Returns the new ones, the new keys and values, cos and sin
-        for the next layer, and None for the residual, which is added here.
-        """
-        mixed, new_key_values, cos, sin = self.self_attn(
-            hidden_states=self.input_layernorm(hidden_states), **attention
-        )
-        x = hidden_states + mixed
-        x = x + self.mlp(self.post_attention_layernorm(x), padding_mask)[0]
-        return x, new_key_values, cos, sin, None
-
-
 class DecoderModel(NeuronBaseModel):
     """The module that NxDI traces: layers, norm and head, and the thinker's embedding."""
 
@@ -102,9 +28,8 @@ class DecoderModel(NeuronBaseModel):
     def setup_attr_for_model(self, config: DecoderInferenceConfig) -> None:
         """Set the sizes that NxDI's base class reads."""
         c = config.decoder
-        self.on_device_sampling = (
-            False  # sampling on the host has penalties, a seed, suppressed ids
-        )
+        # Sampling is on the host: it has penalties, a seed, suppressed ids.
+        self.on_device_sampling = False
         self.tp_degree = config.neuron_config.tp_degree
         self.hidden_size = c.hidden_size
         self.num_attention_heads = c.heads
@@ -172,6 +97,100 @@ class DecoderModel(NeuronBaseModel):
             )
 
 
+class DecoderLayer(nn.Module):
+    """Attention, then experts, each on normed inputs and with a residual connection."""
+
+    def __init__(self, config: DecoderInferenceConfig):
+        super().__init__()
+        c = config.decoder
+        assert c.moe is not None
+        norm = get_rmsnorm_cls()
+        self.input_layernorm = norm(c.hidden_size, eps=c.norm_eps)
+        self.self_attn = DecoderAttention(config)
+        self.post_attention_layernorm = norm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = initialize_moe_module(config)
+        if c.moe.shared_expert_width:
+            self.mlp.shared_experts = GatedSharedExpert(c, config.neuron_config.torch_dtype)
+
+    def forward(
+        self, hidden_states: Tensor, padding_mask: Tensor | None = None, **attention: object
+    ) -> tuple[Tensor, object, object, object, None]:
+        """Run the layer.
+
+        hidden_states: [B, S, hidden]. Returns the new ones, the new keys and values, cos and sin
+        for the next layer, and None for the residual, which is added here.
+        """
+        mixed, new_key_values, cos, sin = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states), **attention
+        )
+        x = hidden_states + mixed
+        x = x + self.mlp(self.post_attention_layernorm(x), padding_mask)[0]
+        return x, new_key_values, cos, sin, None
+
+
+class DecoderAttention(NeuronAttentionBase):
+    """Grouped-query attention with q/k norm per head and rotary positions over three axes."""
+
+    def __init__(self, config: DecoderInferenceConfig):
+        c = config.decoder
+        norm = get_rmsnorm_cls()
+        super().__init__(
+            config=config,
+            hidden_size=c.hidden_size,
+            num_attention_heads=c.heads,
+            num_key_value_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            rotary_emb=AxisRotary(c.rope, c.head_dim),
+            rms_norm_eps=c.norm_eps,
+            q_layernorm=norm(c.head_dim, c.norm_eps),
+            k_layernorm=norm(c.head_dim, c.norm_eps),
+        )
+
+
+class AxisRotary(nn.Module):
+    """cos and sin of positions over time, height and width, see model.rotary.Rotary.
+
+    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision. A
+    frequency in bfloat16 is off by up to 1 in 256: at position 1000, an error of several radians.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int):
+        super().__init__()
+        ours = Rotary(rope, head_dim)
+        self._constants = ours.frequencies, ours.axis
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [B, S, head_dim] in x's type. positions: float32 [3, B, S]."""
+        frequencies, axis = (constant.to(positions.device) for constant in self._constants)
+        of_axis = positions.float().index_select(0, axis)  # [head_dim, B, S]
+        angles = of_axis.permute(1, 2, 0) * frequencies
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class GatedSharedExpert(SharedExperts):
+    """The talker's shared expert: of another width than the routed ones, times sigmoid(gate(x)).
+
+    Its output is this core's part of a sum: NxDI's MoE adds it to that of the routed experts, and
+    sums both over the cores at once.
+    """
+
+    def __init__(self, c: DecoderConfig, dtype: torch.dtype):
+        assert c.moe is not None
+        super().__init__(
+            hidden_size=c.hidden_size,
+            intermediate_size=c.moe.shared_expert_width,
+            num_shared_experts=1,
+            hidden_act="silu",
+            dtype=dtype,
+            reduce_dtype=dtype,
+        )
+        self.gate = nn.Linear(c.hidden_size, 1, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor, seq_len: int) -> Tensor:
+        """Return the gated output of the expert. x: [rows, hidden] -> [rows, hidden]."""
+        return torch.sigmoid(self.gate(x)) * super().forward(x, seq_len)
+
+
 class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
@@ -236,26 +255,6 @@ class SlotKvCache(KVCacheManager):
             torch.index_put(keys, indices, new_keys),
             torch.index_put(values, indices, new_values),
         )
-
-
-class AxisRotary(nn.Module):
-    """cos and sin of positions over time, height and width, see model.rotary.Rotary.
-
-    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision. A
-    frequency in bfloat16 is off by up to 1 in 256: at position 1000, an error of several radians.
-    """
-
-    def __init__(self, rope: RopeConfig, head_dim: int):
-        super().__init__()
-        ours = Rotary(rope, head_dim)
-        self._constants = ours.frequencies, ours.axis
-
-    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [B, S, head_dim] in x's type. positions: float32 [3, B, S]."""
-        frequencies, axis = (constant.to(positions.device) for constant in self._constants)
-        of_axis = positions.float().index_select(0, axis)  # [head_dim, B, S]
-        angles = of_axis.permute(1, 2, 0) * frequencies
-        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
 
 
 def _readable_slots(seq_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What a decoder, of the thinker or of the talker, is compiled from."""
+"""Description of a decoder, the thinker's or the talker's, to be compiled or loaded."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
 
-NxDI's own way to these files holds the whole checkpoint in memory, and every core's share beside
-it. Here a parameter is read, cut and written to all files before the next is read; of a stack of
+NxDI itself keeps the whole checkpoint and every core's share of it in memory for these files.
+Here a parameter is read, cut and written to all files before the next is read; of a stack of
 experts, one expert. The files equal those of NxDI's get_sharded_checkpoint for our decoder.
 
 NxDI wants q, k and v as separate parameters, as they are stored, and experts in one stack with the

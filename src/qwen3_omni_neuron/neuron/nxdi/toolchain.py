@@ -21,8 +21,8 @@ Outputs = tuple[Tensor, Tensor]
 class DecoderGraphs(Protocol):
     """The graphs of one decoder on its cores, with its weights and its KV cache.
 
-    Part of this interface: the type that Toolchain.load_decoder returns. Inputs are laid out as
-    neuron.nxdi.inputs says.
+    Part of this interface: the type that Toolchain.load_decoder returns. The inputs are
+    those of neuron.nxdi.inputs.
     """
 
     plan: DecoderPlan
