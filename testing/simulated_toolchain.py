@@ -1,5 +1,8 @@
-"""A toolchain without a compiler: weights are written and cut as for Neuron, and the graphs of a
-loaded part run as modules on the CPU, a thread a rank, over a state that stays at its rank."""
+"""A toolchain without a compiler.
+
+Weights are cut and written as for Neuron. The graphs of a loaded part run as modules on the CPU, in
+a thread for each rank, over a state that stays with its rank.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
