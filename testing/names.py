@@ -10,6 +10,7 @@ dotted name (`checkpoint.parameters.load_parts`), a class name (`KvCache`), an i
 import ast
 import builtins
 import io
+import keyword
 import re
 import sys
 import tokenize
@@ -42,6 +43,7 @@ _TRANSFORMERS = re.compile(
     r"|\b(?:Qwen3OmniMoe|Qwen2|Whisper)\w*(?:\.\w+)*"
 )
 _TOKEN_NAMES = (("", "_id"), ("", "_token_id"), ("codec_", "_id"))
+_PIP = re.compile(r"\bpython -m pip .*")
 _DATA_SUFFIXES = ("json", "wav", "so", "mp4", "safetensors", "pt")
 
 
@@ -96,7 +98,7 @@ class Index:
     @cached_property
     def identifiers(self) -> frozenset[str]:
         """Every identifier in the code, and every string that could be one."""
-        found: set[str] = set(dir(builtins))
+        found: set[str] = {*dir(builtins), *keyword.kwlist}
         for name, tree in self.sources.items():
             found |= _identifiers(tree) if name != OWN_TEST else set()
         for name in self.paths:
@@ -270,7 +272,7 @@ def prose(name: str) -> Iterator[tuple[int, str]]:
     elif name.endswith(".md"):
         # Python blocks are run, and drawings name nothing.
         blank = re.sub(r"```(?:python|text|mermaid)\n.*?```", _keep_lines, text, flags=re.DOTALL)
-        yield 1, blank
+        yield 1, re.sub(r"\]\([^)\s]+\)", "]", blank)  # where links lead is another test's
     else:
         yield 1, "\n".join(line if "#" in line else "" for line in text.splitlines())
 
@@ -308,7 +310,7 @@ def unresolved(name: str) -> list[Found]:
 def unresolved_in(line: str, file: str) -> list[tuple[str, str]]:
     """Return kind and name of each name in a line of a file's prose that does not exist."""
     known = index()
-    for pattern in (_URL, _TRANSFORMERS):
+    for pattern in (_URL, _TRANSFORMERS, _PIP):
         line = pattern.sub(" ", line)
     missing = [("path", path) for path in _paths(line) if not known.has_path(path, file)]
     missing += [("name", name) for name in _DOTTED.findall(line) if not _dotted_exists(name, file)]

@@ -26,8 +26,10 @@ WORDS = {
 ELSEWHERE = {
     "malloc.h": "a header of glibc",
     "speak_lib.h": "a header of espeak-ng",
+    "to_cpu": "a method of NxDI's applications",
     "min_frames": "an argument of transformers' video processor",
     "--extra-index-url": "an option of pip",
+    "--help": "an option that argparse adds",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }

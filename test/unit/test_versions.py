@@ -7,11 +7,17 @@ import pytest
 
 from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION, SUPPORTED_NEURON, is_supported
 
-PYPROJECT = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_the_package_has_one_version() -> None:
-    assert f'\nversion = "{PACKAGE_VERSION}"\n' in PYPROJECT
+    """pyproject.toml reads it from the source, where it is a literal."""
+    attr = re.search(r'^version = { attr = "([\w.]+)[.](\w+)" }$', PYPROJECT, re.MULTILINE)
+    assert attr
+    assert '\ndynamic = ["version"]\n' in PYPROJECT
+    source = (ROOT / "src" / Path(*attr[1].split("."))).with_suffix(".py").read_text("utf-8")
+    assert f'\n{attr[2]} = "{PACKAGE_VERSION}"\n' in source
 
 
 def test_the_supported_versions_are_those_of_the_neuron_extra() -> None:
