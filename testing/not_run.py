@@ -1,6 +1,6 @@
 """A pytest plugin: which proofs a run has left out, and the commands that run them."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 
 import pytest
 
@@ -45,11 +45,15 @@ def summary(reasons: Iterable[str]) -> list[str]:
         proof = next(known, (reason, "no command: see testing/not_run.py"))
         counts[proof] = counts.get(proof, 0) + 1
     rows = sorted(counts.items(), key=lambda row: -row[1])
-    return [f"{number:5d} tests: {what}. To run: {command}" for (what, command), number in rows]
+    return [f"{number:5d} skipped: {what}. To run: {command}" for (what, command), number in rows]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own list of skipped tests
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
     """Print the summary at the end of a run."""
+    yield
     # A skipped test's report has (file, line, "Skipped: REASON").
     skipped = terminalreporter.stats.get("skipped", [])
     lines = summary(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)

@@ -17,8 +17,8 @@ HLO = "torch_xla is not installed: nothing was lowered"
 def test_skips_become_a_line_a_proof() -> None:
     lines = summary([HLO, HLO, "this is neuron/, which may", "the moon is full"])
     assert lines == [
-        "    2 tests: graphs lowered to HLO. To run: make test-hlo",
-        "    1 tests: the moon is full. To run: no command: see testing/not_run.py",
+        "    2 skipped: graphs lowered to HLO. To run: make test-hlo",
+        "    1 skipped: the moon is full. To run: no command: see testing/not_run.py",
     ]
 
 
@@ -47,7 +47,7 @@ def test_the_run_ends_with_it(tmp_path: Path) -> None:
         [sys.executable, "-m", "pytest", "-q", "-p", "testing.not_run", str(tmp_path)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert "1 tests: graphs lowered to HLO. To run: make test-hlo" in done.stdout, done.stdout
+    assert "1 skipped: graphs lowered to HLO. To run: make test-hlo" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("reason", [HLO, "no neuronx_distributed here: set NXDI_SOURCES"])
