@@ -8,9 +8,12 @@
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
+# make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
+# make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
+HLO_VENV := .venv-hlo
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
@@ -23,7 +26,8 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench speaking clean
+.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: speaking clean test-hlo lower docs
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -57,6 +61,22 @@ test-oracle: $(NXDI_VENV)/installed
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
 
+# torch_xla has wheels for Linux on x86-64 alone.
+test-hlo:
+	@if $(PYTHON) -c 'import platform as p; exit((p.system(), p.machine()) != ("Linux", "x86_64"))'; \
+	then $(MAKE) --no-print-directory lower; \
+	else echo "test-hlo: nothing was lowered, torch_xla 2.9 has no wheel for this machine."; fi
+
+# The import comes first: without torch_xla the tests would be skipped, and pass.
+lower: $(HLO_VENV)/installed
+	$(HLO_VENV)/bin/python -c 'import torch_xla'
+	$(if $(NXDI_SOURCES),$(HLO_VENV)/bin/pip install --quiet tenacity boto3)
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/pytest test/unit/test_hlo.py \
+	    $(if $(NXDI_SOURCES),test/neuron/test_nxdi_export.py)
+
+docs: $(VENV)/installed
+	$(VENV)/bin/python -m testing.generated
+
 bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
 	$(VENV)/bin/python -m bench.vs_transformers --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
@@ -80,11 +100,17 @@ speaking: $(VENV)/installed
 	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) build demo.wav $(NATIVE)/*.so
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) build demo.wav $(NATIVE)/*.so
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
+	touch $@
+
+# Not $(INSTALLED_FROM): what runs in C has no part in it.
+$(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
+	$(PYTHON) -m venv $(HLO_VENV)
+	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla pytest
 	touch $@
 
 nxdi-sources:

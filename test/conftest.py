@@ -14,8 +14,9 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.oracle import Reference
 
-# The engines of test/neuron, which can't have a conftest of its own beside this one.
-pytest_plugins = ["testing.neuron.nxdi_engines"]
+# The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
+# says at its end.
+pytest_plugins = ["testing.neuron.nxdi_engines", "testing.not_run"]
 
 # Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
 torch.set_num_threads(1)

@@ -7,50 +7,9 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[2] / "src" / "qwen3_omni_neuron"
-NAME = "qwen3_omni_neuron"
-# Lowest first. A module imports from its own layer or a lower one, never up.
-LAYERS = [
-    {"errors", "events"},
-    {"model"},
-    {"checkpoint", "conversation"},
-    {"runtime", "engines", "process", "compilation", "tiny"},
-    {"options"},
-    {"graphs"},
-    {"cpu"},
-    {"neuron"},
-    {"targets", "placement"},
-    {"api"},
-    {"transcription"},
-    {"__init__"},
-    {"cli"},
-]
-FILES = sorted(PACKAGE.rglob("*.py"))
+from testing.imports import NAME, PACKAGE, imports, layer, module_parts, package_files, room
 
-
-def room(parts: tuple[str, ...]) -> str:
-    """The file or folder directly under the package that a module lives in."""
-    return parts[0] if parts else "__init__"
-
-
-def module_parts(file: Path) -> tuple[str, ...]:
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts
-
-
-def imports(file: Path) -> set[str]:
-    """Every dotted name that a file imports, wherever it stands in it."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found.add(node.module or "")
-    return found
-
-
-def layer(name: str) -> int:
-    return next(i for i, rooms in enumerate(LAYERS) if name in rooms)
+FILES = package_files()
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))

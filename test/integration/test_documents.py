@@ -1,0 +1,201 @@
+"""Commands and Python of the documents: run, or refused as the page says, or at least parsed.
+
+A comment before a block says that it can't run here: after `<!-- not run here: REASON -->` the
+commands are only parsed, by the real parser; after `<!-- refused here: MESSAGE -->` they are run,
+and fail with that message.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from qwen3_omni_neuron import cli
+from testing.imports import ROOT
+from testing.made_videos import make_video
+from testing.names import index
+
+DOCUMENTS = sorted(
+    str(file.relative_to(ROOT))
+    for pattern in ("*.md", "docs/*.md", "examples/*.md")
+    for file in ROOT.glob(pattern)
+)
+BLOCK = re.compile(
+    r"^(?: *<!-- (?P<mark>not run|refused) here: (?P<said>.*?) -->\n)?"
+    r"(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^ *```$",
+    re.MULTILINE | re.DOTALL,
+)
+# A plan of few sizes: the default one takes a while to count.
+SMALL = ["--context-length", "64", "--buckets", "16", "--decode-buckets", "64"]
+SMALL += ["--patch-buckets", "64", "--chunk-frames", "4", "--max-concurrency", "1", "--tp", "1"]
+# Programs of others, which are not run here.
+FOREIGN = {"pip", "source", "git"}
+SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a document. mark: "", "not run" or "refused"; said: why, or the message."""
+
+    language: str
+    text: str
+    mark: str
+    said: str
+
+
+def blocks(document: str, language: str) -> list[Block]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    found = []
+    for match in BLOCK.finditer(text):
+        lines = [line.removeprefix(match["indent"]) for line in match["text"].splitlines()]
+        found.append(
+            Block(match["language"], "\n".join(lines), match["mark"] or "", match["said"] or "")
+        )
+    return [block for block in found if block.language == language]
+
+
+def commands(document: str) -> Iterator[tuple[list[str], Block]]:
+    """Every command of a document's shell blocks, without the program that it is piped into."""
+    for block in blocks(document, "sh"):
+        for line in block.text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words:
+                yield words[: words.index("|")] if "|" in words else words, block
+
+
+def ours(document: str) -> list[tuple[list[str], Block]]:
+    found = commands(document)
+    return [(words[1:], block) for words, block in found if words[0] == "qwen3-omni-neuron"]
+
+
+def test_the_documents_are_there() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "examples/README.md", "BENCHMARK.md"} < {*DOCUMENTS}
+    assert {f"docs/{name}.md" for name in ("options", "trn2", "architecture", "proof")} < {
+        *DOCUMENTS
+    }
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_python_runs(document: str) -> None:
+    """A document's blocks run one after the other, in one process."""
+    shown = blocks(document, "python")
+    for block in shown:
+        compile(block.text, document, "exec")
+    script = "\n".join(block.text for block in shown if block.mark != "not run")
+    if not script:
+        return
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    if document == "README.md":
+        assert_prints_what_it_says(done.stdout)
+
+
+def assert_prints_what_it_says(printed: str) -> None:
+    frames, groups = map(int, re.search(r"^\((\d+), (\d+)\)$", printed, re.MULTILINE).groups())  # type: ignore[union-attr]
+    assert printed.startswith("eight stop\n")
+    assert 0 < frames <= 99
+    assert groups == 16
+    assert f"({frames * 1920 - 555},) 24000" in printed
+    assert re.search(r"^\d+ frames of speech$", printed, re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if ours(name)])
+def test_our_commands_run(
+    document: str,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],  # one of them plays samples to stdout
+) -> None:
+    """Over a tiny checkpoint in the place of the released one, with few tokens."""
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.chdir(tmp_path)
+    Path("clip.mp4").write_bytes(make_video(audio="aac"))
+    for words, block in ours(document):
+        cli._parser().parse_args(words)
+        if block.mark == "not run":
+            continue
+        arguments = [str(checkpoint) if word.startswith("Qwen/") else word for word in words]
+        if words[0] == "speak":
+            arguments += ["--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4"]
+        elif words[0] == "transcribe":
+            arguments += ["--max-new-tokens", "3"]
+        elif "--dry-run" in words:
+            arguments += SMALL
+        status = cli.main(arguments)
+        errors = capsysbinary.readouterr().err.decode()
+        assert status == (1 if block.mark == "refused" else 0), f"{words}\n{errors}"
+        assert block.mark != "refused" or block.said in errors
+    for speech in SPEECH_FILES.get(document, ()):
+        assert (tmp_path / speech).stat().st_size > 44
+
+
+def test_every_verb_is_shown_somewhere() -> None:
+    shown = {words[0] for document in DOCUMENTS for words, _ in ours(document)}
+    assert shown == index().verbs
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_other_commands_exist(document: str) -> None:
+    """Targets of make, modules, and tests; other people's programs are listed."""
+    for words, _ in commands(document):
+        plain = [word for word in words if not re.match(r"[A-Z_]+=", word)]
+        if plain[0] == "make":
+            subprocess.run(
+                ["make", "--dry-run", *words[1:]], cwd=ROOT, check=True, capture_output=True
+            )
+        elif plain[:2] == ["python", "-m"]:
+            assert plain[2] == "pip" or index().has_dotted(plain[2]), words
+        elif Path(plain[0]).name == "pytest":
+            assert (ROOT / plain[1]).exists(), words
+        else:
+            assert plain[0] in {"qwen3-omni-neuron", *FOREIGN}, words
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, heading = link.partition("#")
+        if path.startswith("https:"):
+            continue
+        target = (ROOT / document).parent / path if path else ROOT / document
+        assert target.exists(), link
+        if heading:
+            headings = re.findall(r"^#+ (.*)", target.read_text(encoding="utf-8"), re.MULTILINE)
+            assert heading in {
+                re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings
+            }
+
+
+def test_readme_is_short_and_its_first_commands_are_make_targets() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+    found = [words[1] for words, _ in commands("README.md") if words[0] == "make"]
+    assert found == ["demo", "test"]
+
+
+def test_the_versions_that_they_name_are_the_pinned_ones() -> None:
+    proof = (ROOT / "docs" / "proof.md").read_text(encoding="utf-8")
+    newest = (ROOT / "requirements" / "newest.txt").read_text(encoding="utf-8")
+    nxdi = (ROOT / "requirements" / "nxdi-line.txt").read_text(encoding="utf-8")
+    assert f"transformers {re.search(r'transformers==(5[.][0-9]+)', newest)[1]}" in proof  # type: ignore[index]
+    assert re.search(r"transformers==([\d.]+)", nxdi)[1] in proof  # type: ignore[index]
+
+
+def test_the_errors_that_trn2_explains_are_in_the_code() -> None:
+    """Each quoted message's longest part that the code does not fill in."""
+    files = (ROOT / name for name in index().sources if name.startswith("src/"))
+    # Strings that stand side by side are one.
+    sources = [re.sub(r'"\s*f?"', "", file.read_text(encoding="utf-8")) for file in files]
+    table = (ROOT / "docs" / "trn2.md").read_text(encoding="utf-8").split("## When something")[1]
+    filled = r"\.\.\.|\b[NM]\b|prompt rows|neuronx-cc|torch_neuronx|NEURON_\w+"
+    for message in re.findall(r"^\| `(.*?)` \|", table, re.MULTILINE):
+        fixed = max(re.split(filled, message), key=len).strip()
+        assert any(fixed in text for text in sources), message

@@ -1,0 +1,126 @@
+"""Names in docstrings, comments and documents exist, and docstrings begin as sentences."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from testing.imports import PACKAGE, ROOT
+from testing.names import CODE_FOLDERS, Found, docstrings, index, unresolved, unresolved_in
+
+DOCUMENTS = "documents"
+ROOMS = sorted(
+    str(path.relative_to(ROOT))
+    for path in PACKAGE.iterdir()
+    if path.suffix == ".py" or (path / "__init__.py").exists()
+)
+SCOPES = [*ROOMS, *sorted(set(CODE_FOLDERS) - {"src"}), DOCUMENTS]
+SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
+
+# Words with capitals inside that are no class of this repository.
+WORDS = {
+    *("NxD", "TorchNeuron", "ModelBuilderV2", "PyTorch", "TorchScript", "OpenMP", "PyAV", "SoX"),
+    *("LibriSpeech", "ConvNeXt", "MoE", "MiB", "GiB"),
+}
+# Names that exist elsewhere, with the reason. In one file where the key has one.
+ELSEWHERE = {
+    "malloc.h": "a header of glibc",
+    "speak_lib.h": "a header of espeak-ng",
+    "to_cpu": "a method of NxDI's applications",
+    "min_frames": "an argument of transformers' video processor",
+    "--extra-index-url": "an option of pip",
+    "--help": "an option that argparse adds",
+    ".trans.txt": "how LibriSpeech's transcript files end",
+    "manifest.jsonl": "a file that the caller of bench/asr.py writes",
+}
+TREE = "a folder in a compiled tree"
+IN_ONE_FILE = {
+    ("src/qwen3_omni_neuron/compilation/manifest.py", name): TREE
+    for name in (
+        *("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/"),
+    )
+} | {
+    ("src/qwen3_omni_neuron/neuron/nxdi/toolchain.py", "weights/"): TREE,
+    ("src/qwen3_omni_neuron/conversation/media/video_file.py", "x.txt"): "an example of a name",
+}
+# A first line that begins so is no sentence and no noun phrase that stands alone.
+FORBIDDEN_BEGINNINGS = ("Of", "What", "As", "But", "So", "How", "Where", "Whether")
+
+
+def files_of(scope: str) -> Iterator[str]:
+    for name in sorted(index().paths):
+        folder = any(name == s or name.startswith(f"{s}/") for s in SCOPES)
+        inside = name == scope or name.startswith(f"{scope}/")
+        if name.endswith(SUFFIXES) and (inside or (scope == DOCUMENTS and not folder)):
+            yield name
+
+
+def is_known(found: Found) -> bool:
+    return found.name in WORDS or found.name in ELSEWHERE or (found.file, found.name) in IN_ONE_FILE
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_every_name_in_prose_exists(scope: str) -> None:
+    files = list(files_of(scope))
+    assert files
+    missing = [found for file in files for found in unresolved(file) if not is_known(found)]
+    assert not missing, f"{len(missing)} names of nothing:\n" + "\n".join(map(str, missing))
+
+
+def test_no_exception_is_left_over() -> None:
+    """Each stands in the prose, and would be reported."""
+    found = {(f.file, f.name) for s in SCOPES for file in files_of(s) for f in unresolved(file)}
+    names = {name for _, name in found}
+    assert not {*WORDS, *ELSEWHERE} - names
+    assert not set(IN_ONE_FILE) - found
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "See checkpoint.parameters.load_parts and `model/kv_cache.py`.",
+        "qwen3_omni_neuron.api.Qwen3Omni.load, Qwen3Omni.generate_audio, KvCache",
+        "`make test-nxdi`, `python -m bench.stages`, bench/common/results.py, cpu/native/",
+        "`qwen3-omni-neuron doctor`, --thinker-top-k 3, --chunk-frames, --dry-run",
+        "transformers Qwen3OmniMoeCode2Wav.forward, torch.export, np.ndarray, e.g. 2.31 or and/or",
+        "tts_eos, max_concurrency, `seed`, engines.protocols.Thinker.prefill",
+    ],
+)
+def test_a_name_that_exists_is_found(line: str) -> None:
+    assert unresolved_in(line, "README.md") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "name"),
+    [
+        ("See weights.load_parts.", "name", "weights.load_parts"),
+        ("See checkpoint.parameters.load_part.", "name", "checkpoint.parameters.load_part"),
+        ("api.Qwen3Omni.speak does it.", "name", "api.Qwen3Omni.speak"),
+        ("Qwen3Omni.speak does it.", "name", "Qwen3Omni.speak"),
+        ("A KvCaches holds rows.", "class", "KvCaches"),
+        ("In compiling/ it lies.", "path", "compiling/"),
+        ("`neuron/nxd_toolchain.py`", "path", "neuron/nxd_toolchain.py"),
+        ("`nxd_toolchain.py`", "path", "nxd_toolchain.py"),
+        ("It is load_all_parts that does.", "identifier", "load_all_parts"),
+        ("`loadings`", "identifier", "loadings"),
+        ("Run `make all-of-it`.", "make", "all-of-it"),
+        ("make all-of-it", "make", "all-of-it"),
+        ("Run `python -m bench.stage`.", "module", "bench.stage"),
+        ("Run `qwen3-omni-neuron say`.", "verb", "say"),
+        ("With --thinker-top-n 3.", "flag", "--thinker-top-n"),
+    ],
+)
+def test_a_name_of_nothing_is_reported(line: str, kind: str, name: str) -> None:
+    assert (kind, name) in unresolved_in(line, "README.md")
+
+
+@pytest.mark.parametrize("folder", sorted(CODE_FOLDERS))
+def test_no_docstring_begins_in_the_middle_of_a_sentence(folder: str) -> None:
+    wrong = [
+        f"{name}:{line}: {text.splitlines()[0]}"
+        for name, tree in index().sources.items()
+        if Path(name).parts[0] == folder
+        for line, text in docstrings(tree)
+        if text.split(maxsplit=1) and text.split(maxsplit=1)[0].rstrip(",:") in FORBIDDEN_BEGINNINGS
+    ]
+    assert not wrong, f"{len(wrong)} docstrings:\n" + "\n".join(wrong)

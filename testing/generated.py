@@ -1,0 +1,92 @@
+"""The parts of documents that are written from the code.
+
+    python -m testing.generated
+
+A block stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; a test compares each
+with what would be written today.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
+from testing.import_picture import draw
+from testing.imports import LAYERS, ROOT, room_imports
+
+PICTURE = Path("docs/imports.svg")
+
+
+def renewed(document: str, text: str) -> str:
+    """Return a document's text with each of its blocks written anew."""
+    for name, write in BLOCKS[document].items():
+        pattern = rf"(<!-- generated: {name} -->\n)(.*?)(<!-- end of {name} -->)"
+        found = re.search(pattern, text, re.DOTALL)
+        if found is None:
+            raise ValueError(f"{document} has no block {name!r}.")
+        text = text[: found.start(2)] + write() + text[found.end(2) :]
+    return text
+
+
+def layers_table() -> str:
+    """Write the layers, the highest first, with the rooms that each of their rooms imports."""
+    found = room_imports()
+    rows = ["| layer | room | imports |", "| ---: | --- | --- |"]
+    for number in range(len(LAYERS), 0, -1):
+        for name in sorted(LAYERS[number - 1]):
+            imported = ", ".join(f"`{other}`" for other in sorted(found[name])) or "-"
+            rows.append(f"| {number} | `{name}` | {imported} |")
+    return "\n".join(rows) + "\n"
+
+
+def request_option_table() -> str:
+    """Write every option of a request."""
+    return _option_table(REQUEST_OPTIONS)
+
+
+def load_option_table() -> str:
+    """Write every argument of Qwen3Omni.load but the checkpoint."""
+    parameters = inspect.signature(Qwen3Omni.load).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    return _option_table(options_of(LoadArguments, defaults))
+
+
+def _option_table(options: Sequence[Option]) -> str:
+    lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for option in options:
+        meaning = option.doc.help
+        if option.doc.values is not None:
+            meaning += f"; {option.doc.values.phrase}"
+        kind = _type_text(option.type)
+        lines.append(f"| `{option.name}` | {kind} | {option.default_text} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type_text(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if "Callable" in text:
+        return "function"
+    return re.sub(r"\b(?:\w+\.)+", "", text).replace(" | ", " or ")
+
+
+BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/options.md": {
+        "request options": request_option_table,
+        "load options": load_option_table,
+    },
+    "docs/architecture.md": {"imports": layers_table},
+}
+
+
+def main() -> None:
+    """Write every block, and the picture of the imports."""
+    for document in BLOCKS:
+        path = ROOT / document
+        path.write_text(renewed(document, path.read_text(encoding="utf-8")), encoding="utf-8")
+    (ROOT / PICTURE).write_text(draw(room_imports(), LAYERS), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

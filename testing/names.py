@@ -1,0 +1,456 @@
+"""Names of modules, classes, files and commands in prose, and whether they exist.
+
+Read from the source by AST and tokenize: nothing is imported, so NxDI need not be installed. Prose
+is docstrings, comments and Markdown. A name is a path (`bench/common/results.py`, `cpu/native/`), a
+dotted name (`checkpoint.parameters.load_parts`), a class name (`KvCache`), an identifier
+(backticked, or with an underscore), a flag, or a command of make, of `python -m` or of
+`qwen3-omni-neuron`.
+"""
+
+import ast
+import builtins
+import io
+import keyword
+import re
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+
+from testing.imports import NAME, ROOT
+
+CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
+FOLDERS = (*CODE_FOLDERS, "docs", "examples", "requirements")
+SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl")
+OWN_TEST = "test/unit/test_names.py"  # names what doesn't exist, on purpose
+_WORD = r"[A-Za-z_]\w*"
+_PATH = re.compile(r"(?<![\w./~$-])(?:[\w.-]+/)*[\w.*-]*[\w*](?:\.[a-z]+)?/?(?![\w-])")
+_DOTTED = re.compile(rf"(?<![\w./$@-])({_WORD}(?:\.{_WORD})+)(?![\w/-]|\.\w)")
+_CLASS = re.compile(r"(?<![\w./-])([A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+)(?![\w./-])")
+_SNAKE = re.compile(r"(?<![\w./$-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?![\w/*-]|\.\w)")
+_TICKED = re.compile(rf"`({_WORD})`")
+_FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*[a-z0-9])(?![\w-])")
+_MAKE = re.compile(r"`make ([a-z][\w-]*)")
+_MAKE_LINE = re.compile(r"^[#\s]*make ([a-z][\w-]*)")  # in a code block, or of the Makefile's head
+_MODULE = re.compile(r"python -m ([\w.]+)")
+_VERB = re.compile(r"(?:`|^\s*)qwen3-omni-neuron ([a-z][\w-]*)")
+_URL = re.compile(r"https?://\S+|`?[\w.-]+@[\w.]+|\be\.g\.|\bi\.e\.|\"[^\"]*\"")
+# The reference's own names: after its name, or by the prefixes of its classes.
+_TRANSFORMERS = re.compile(
+    r"transformers(?:'s?)?,? `?[\w.]+`?(?:(?:,| and) [\w.]+[._]\w+)*"
+    r"|\b(?:Qwen3OmniMoe|Qwen2|Whisper)\w*(?:\.\w+)*"
+)
+_TOKEN_NAMES = (("", "_id"), ("", "_token_id"), ("codec_", "_id"))
+_PIP = re.compile(r"\bpython -m pip .*")
+_DATA_SUFFIXES = ("json", "wav", "so", "mp4", "safetensors", "pt")
+
+
+@dataclass(frozen=True)
+class Found:
+    """A name in prose that does not exist: where, and of which kind."""
+
+    file: str
+    line: int
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.kind} {self.name}"
+
+
+@dataclass
+class _Scope:
+    """A module's or class's members; bases: a class's base names."""
+
+    members: dict[str, "_Scope | str | None"] = field(default_factory=dict)
+    bases: tuple[str, ...] = ()
+
+
+class Index:
+    """Every name that the repository defines, by kind."""
+
+    def __init__(self, root: Path = ROOT):
+        self.root = root
+        listed = [file for name in FOLDERS for file in (root / name).rglob("*")]
+        listed += [*root.glob("*"), *(root / ".ci").glob("*")]
+        self.paths = {
+            str(file.relative_to(root))
+            for file in listed
+            if file.is_file() and "__pycache__" not in file.parts
+        }
+        self.folders = {
+            str(parent) for name in self.paths for parent in Path(name).parents if parent.parts
+        }
+        self.sources = {
+            name: ast.parse((root / name).read_text(encoding="utf-8"))
+            for name in sorted(self.paths)
+            if name.endswith(".py")
+        }
+        self.modules: dict[str, _Scope] = {}
+        for name, tree in self.sources.items():
+            self.modules[_dotted(name)] = _module_scope(tree)
+        for name in list(self.modules):  # packages without an __init__.py
+            for end in range(1, name.count(".") + 1):
+                self.modules.setdefault(".".join(name.split(".")[:end]), _Scope())
+
+    @cached_property
+    def identifiers(self) -> frozenset[str]:
+        """Every identifier in the code, and every string that could be one."""
+        found: set[str] = {*dir(builtins), *keyword.kwlist}
+        for name, tree in self.sources.items():
+            found |= _identifiers(tree) if name != OWN_TEST else set()
+        for name in self.paths:
+            if name.endswith((".c", ".h", "Makefile", ".toml", ".json")) and "model-" not in name:
+                found |= set(re.findall(_WORD, (self.root / name).read_text(encoding="utf-8")))
+        return frozenset(found)
+
+    @cached_property
+    def classes(self) -> dict[str, list[_Scope]]:
+        """Class scopes by name, wherever they are defined."""
+        found: dict[str, list[_Scope]] = {}
+
+        def visit(scope: _Scope) -> None:
+            for name, member in scope.members.items():
+                if isinstance(member, _Scope):
+                    found.setdefault(name, []).append(member)
+                    visit(member)
+
+        for scope in self.modules.values():
+            visit(scope)
+        return found
+
+    @cached_property
+    def externals(self) -> frozenset[str]:
+        """Top-level modules of other distributions that the code imports, and their aliases."""
+        found: set[str] = set(sys.stdlib_module_names)
+        for tree in self.sources.values():
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import):
+                    found |= {n for a in node.names for n in (a.name.split(".")[0], a.asname) if n}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    first = (node.module or "").split(".")[0]
+                    if first not in (NAME, *CODE_FOLDERS):
+                        found |= {first, *(alias.asname or alias.name for alias in node.names)}
+        return frozenset(found - {NAME} - self.tops - set(CODE_FOLDERS))
+
+    @cached_property
+    def tops(self) -> frozenset[str]:
+        """Rooms of the package and folders of the repository."""
+        rooms = {name.split(".")[1] for name in self.modules if name.startswith(f"{NAME}.")}
+        return frozenset(rooms | {name.split("/")[0] for name in self.folders})
+
+    @cached_property
+    def attributes(self) -> frozenset[str]:
+        """Every attribute that the code takes, and every field and method of its classes."""
+        found: set[str] = set()
+        for tree in self.sources.values():
+            found |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for scopes in self.classes.values():
+            found |= {name for scope in scopes for name in scope.members}
+        return frozenset(found)
+
+    @cached_property
+    def strings(self) -> str:
+        """Every string of the code, without docstrings."""
+        found = []
+        for tree in self.sources.values():
+            texts = {text for _, text in docstrings(tree)}
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found += [node.value] if node.value not in texts else []
+        return "\n".join(found)
+
+    @cached_property
+    def base_names(self) -> frozenset[str]:
+        """The last name of every file and folder."""
+        return frozenset(Path(path).name for path in (*self.paths, *self.folders))
+
+    @cached_property
+    def stems(self) -> frozenset[str]:
+        """The last name of every module."""
+        return frozenset(name.rsplit(".", 1)[-1] for name in self.modules)
+
+    @cached_property
+    def flags(self) -> frozenset[str]:
+        """Every option of the command line and of the scripts."""
+        options = self.modules[f"{NAME}.options"].members["RequestOptions"]
+        assert isinstance(options, _Scope)
+        flags = {f"--{name.replace('_', '-')}" for name in options.members}
+        for name, tree in self.sources.items():
+            for node in ast.walk(tree) if name != OWN_TEST else ():
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    flags |= set(_FLAG.findall(node.value)) if node.value[:2] == "--" else set()
+        plan = self.modules[f"{NAME}.compilation.plan"].members["CompilePlan"]
+        assert isinstance(plan, _Scope)
+        flags |= {f"--{name.replace('_', '-')}" for name in plan.members}
+        flags |= {f"--{kind}" for kind in ("audio", "image", "video")}
+        return frozenset(flags)
+
+    @cached_property
+    def targets(self) -> frozenset[str]:
+        """Targets of the Makefile."""
+        text = (self.root / "Makefile").read_text(encoding="utf-8")
+        return frozenset(re.findall(r"^([a-z][\w-]*):", text, re.MULTILINE))
+
+    @cached_property
+    def verbs(self) -> frozenset[str]:
+        """Verbs of the command line."""
+        tree = self.sources[f"src/{NAME}/cli/__init__.py"]
+        return frozenset(
+            node.args[0].value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "add_parser"
+            and isinstance(node.args[0], ast.Constant)
+            and isinstance(node.args[0].value, str)
+        )
+
+    def has_path(self, name: str, beside: str) -> bool:
+        """Return whether a path exists from the root, from the package, or beside a file."""
+        plain = name.rstrip("/")
+        for base in (Path(), Path("src") / NAME, *Path(beside).parents):
+            there = str(base / plain)
+            if there in self.folders or (there in self.paths and not name.endswith("/")):
+                return True
+            if "*" in plain and any(Path(p).match(there) for p in self.paths):
+                return True
+        return plain in self.base_names
+
+    def has_dotted(self, name: str) -> bool:
+        """Return whether a dotted name is a module of the repository, or a member of one."""
+        return any(self._resolves(base + name) for base in ("", f"{NAME}."))
+
+    def _resolves(self, name: str) -> bool:
+        parts = name.split(".")
+        for end in range(len(parts), 0, -1):
+            scope = self.modules.get(".".join(parts[:end]))
+            if scope is not None:
+                return self._has_member(scope, parts[end:])
+        return False
+
+    def _has_member(self, scope: _Scope, parts: list[str], depth: int = 0) -> bool:
+        if not parts:
+            return True
+        if parts[0] not in scope.members:
+            bases = (b for name in scope.bases for b in self.classes.get(name, ()))
+            known = all(name in self.classes for name in scope.bases)
+            # A base of another library may define anything.
+            return depth < 8 and (
+                not known or any(self._has_member(base, parts, depth + 1) for base in bases)
+            )
+        member = scope.members[parts[0]]
+        if isinstance(member, _Scope):
+            return self._has_member(member, parts[1:])
+        if isinstance(member, str) and member.split(".")[0] in (NAME, *CODE_FOLDERS):
+            return self._resolves(".".join((member, *parts[1:])))
+        return True  # of another library, or a value whose type is not known here
+
+    def has_class_member(self, name: str) -> bool:
+        """Return whether a class of that name has the member."""
+        first, *rest = name.split(".")
+        return any(self._has_member(scope, rest) for scope in self.classes.get(first, ()))
+
+
+@cache
+def index() -> Index:
+    """Return the repository's index, made once."""
+    return Index()
+
+
+def prose(name: str) -> Iterator[tuple[int, str]]:
+    """Yield the first line's number and the text of each docstring and comment, or a document."""
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if name.endswith(".py"):
+        yield from docstrings(index().sources[name])
+        yield from _comments(text)
+    elif name.endswith((".c", ".h")):
+        for match in re.finditer(r"/\*.*?\*/|//[^\n]*", text, re.DOTALL):
+            yield text.count("\n", 0, match.start()) + 1, match[0]
+    elif name.endswith(".md"):
+        # Python blocks are run, and drawings name nothing.
+        blank = re.sub(r"```(?:python|text|mermaid)\n.*?```", _keep_lines, text, flags=re.DOTALL)
+        yield 1, re.sub(r"\]\([^)\s]+\)", "]", blank)  # where links lead is another test's
+    else:
+        yield 1, "\n".join(line if "#" in line else "" for line in text.splitlines())
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the first line's number and the text of every docstring."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                yield value.lineno, value.value
+
+
+def _comments(text: str) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def _keep_lines(match: re.Match[str]) -> str:
+    return "\n" * match[0].count("\n")
+
+
+def unresolved(name: str) -> list[Found]:
+    """Return the names in a file's prose that do not exist."""
+    found = []
+    for first, text in prose(name):
+        for offset, line in enumerate(text.splitlines()):
+            for kind, what in unresolved_in(line, name):
+                found.append(Found(name, first + offset, kind, what))
+    return found
+
+
+def unresolved_in(line: str, file: str) -> list[tuple[str, str]]:
+    """Return kind and name of each name in a line of a file's prose that does not exist."""
+    known = index()
+    for pattern in (_URL, _TRANSFORMERS, _PIP):
+        line = pattern.sub(" ", line)
+    missing = [("path", path) for path in _paths(line) if not known.has_path(path, file)]
+    missing += [("name", name) for name in _DOTTED.findall(line) if not _dotted_exists(name, file)]
+    missing += [("class", name) for name in _CLASS.findall(line) if name not in known.identifiers]
+    identifiers = [*_SNAKE.findall(line), *_TICKED.findall(line)]
+    missing += [("identifier", name) for name in identifiers if not _is_identifier(name)]
+    modules = [name.rstrip(".") for name in _MODULE.findall(line)]
+    missing += [("module", name) for name in modules if not _module_exists(name)]
+    make_lines = [] if file.endswith((".py", ".c", ".h")) else _MAKE_LINE.findall(line)
+    for kind, used, names in (
+        ("flag", _FLAG.findall(line), known.flags),
+        ("make", [*_MAKE.findall(line), *make_lines], known.targets),
+        ("verb", _VERB.findall(line), known.verbs),
+    ):
+        missing += [(kind, name) for name in used if name not in names]
+    return missing
+
+
+def _module_exists(name: str) -> bool:
+    return name.split(".", 1)[0] in index().externals or index().has_dotted(name)
+
+
+def _paths(line: str) -> Iterator[str]:
+    """Yield what is written as a path of this repository, whether it exists or not."""
+    tops = index().tops
+    for match in _PATH.findall(line):
+        head, _, suffix = match.rstrip("/").rpartition(".")
+        after_flag = re.search(rf"--[\w-]+ {re.escape(match)}", line)  # what a command writes
+        folder = match.endswith("/") and len(match) > 2 and not after_flag
+        source = bool(head) and suffix in SOURCE_SUFFIXES
+        inside = "/" in match.rstrip("/") and match.split("/")[0] in tops and "." in match
+        if folder or source or inside:
+            yield match
+
+
+def _is_identifier(name: str) -> bool:
+    """Return whether the code has it, or tts_eos_token_id for tts_eos."""
+    known = index()
+    here = known.identifiers | known.stems | known.tops | known.verbs
+    return not here.isdisjoint((name, *(f"{before}{name}{end}" for before, end in _TOKEN_NAMES)))
+
+
+def _dotted_exists(name: str, file: str) -> bool:
+    known = index()
+    first, *rest = name.split(".")
+    if rest[-1] in (*SOURCE_SUFFIXES, *_DATA_SUFFIXES):
+        return True  # a file's name, see _paths
+    if first[0].isupper() and first in known.classes:
+        return known.has_class_member(name)
+    if first in known.tops or first == NAME:
+        return known.has_dotted(name) or _is_value(first, rest, file)
+    if first in known.externals or _is_value(first, rest, file):
+        return True
+    if first in known.stems:  # a module, but not from the package's root
+        return False
+    # An attribute's attribute, or a parameter's name as the code has it.
+    return known.attributes.issuperset((first, *rest)) or name in known.strings
+
+
+def _is_value(first: str, rest: list[str], file: str) -> bool:
+    """Return whether the file's own code has a value of this name, and takes this attribute."""
+    if not file.endswith(".py"):
+        return False
+    names, attributes = _values(file)
+    return first in names and rest[0] in attributes
+
+
+@cache
+def _values(file: str) -> tuple[frozenset[str], frozenset[str]]:
+    names, attributes = {"self"}, set()
+    for node in ast.walk(index().sources[file]):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+            attributes.add(node.attr)
+        elif isinstance(node, ast.AnnAssign | ast.FunctionDef):
+            target = node.name if isinstance(node, ast.FunctionDef) else node.target
+            attributes.add(target if isinstance(target, str) else getattr(target, "id", ""))
+    return frozenset(names), frozenset(attributes)
+
+
+def _dotted(path: str) -> str:
+    parts = Path(path.removeprefix("src/")).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _module_scope(tree: ast.Module) -> _Scope:
+    return _Scope(_members(tree.body))
+
+
+def _members(body: list[ast.stmt]) -> dict[str, _Scope | str | None]:
+    found: dict[str, _Scope | str | None] = {}
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            members = _members(node.body) | dict.fromkeys(_set_on_self(node))
+            found[node.name] = _Scope(members, tuple(_base_name(base) for base in node.bases))
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            found[node.name] = None
+        elif isinstance(node, ast.ImportFrom):
+            found |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.asname or a.name.split(".")[0]: a.name for a in node.names}
+        elif isinstance(node, ast.If | ast.Try | ast.With | ast.For):
+            found |= _members([*node.body, *getattr(node, "orelse", [])])
+        else:
+            for child in ast.walk(node):
+                if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                    found[child.id] = None
+    return found
+
+
+def _set_on_self(node: ast.ClassDef) -> Iterator[str]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store):
+            if isinstance(child.value, ast.Name) and child.value.id == "self":
+                yield child.attr
+        elif (
+            isinstance(child, ast.Call)
+            and isinstance(child.func, ast.Attribute)
+            and child.func.attr in ("register_buffer", "register_parameter")
+        ):
+            yield str(getattr(child.args[0], "value", ""))
+
+
+def _base_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _identifiers(tree: ast.AST) -> set[str]:
+    found = set()
+    for node in ast.walk(tree):
+        for attribute in ("id", "attr", "arg", "name", "asname", "module"):
+            value = getattr(node, attribute, None)
+            if isinstance(value, str):
+                found |= set(value.split("."))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found |= set() if " " in node.value.strip() else set(re.findall(_WORD, node.value))
+    return found

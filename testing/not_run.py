@@ -1,0 +1,62 @@
+"""A pytest plugin: which proofs a run has left out, and the commands that run them."""
+
+from collections.abc import Generator, Iterable, Mapping
+
+import pytest
+
+# By a part of a skip's reason.
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "torch_xla is not installed": ("graphs lowered to HLO", "make test-hlo"),
+    "neuronx_distributed": ("NxDI's own code in its CPU mode", "make test-nxdi NXDI_SOURCES=..."),
+    "NxDI can't be imported": (
+        "NxDI's own code in its CPU mode",
+        "make test-nxdi NXDI_SOURCES=...",
+    ),
+    "train/ trains transformers 5's modules": ("training of the speaking checkpoint", "make test"),
+    "4.57": ("what transformers 4.57 can't do", "make test"),
+    "5.x takes": ("what transformers 5 can't do", "make test-oracle"),
+    "no C compiler": ("what runs in C", "install a C compiler, make clean, make test"),
+    "on PATH": ("the report's page in a browser", "install chromium, make test"),
+    "only root may mount": ("a disk that is really full", "make test, as root"),
+    "which Linux has": ("memory and files as Linux counts them", "make test, on Linux"),
+    "/proc": ("memory and files as Linux counts them", "make test, on Linux"),
+    "malloc is not glibc's": ("memory and files as Linux counts them", "make test, on Linux"),
+    "as Linux does": ("memory and files as Linux counts them", "make test, on Linux"),
+    "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
+}
+# Skips that leave nothing out: the case does not exist there.
+HARMLESS = (
+    "this is neuron/, which may",
+    "the Neuron SDK, or its sources, are here",
+    "the reference gives all videos of a prompt one frame rate",
+)
+
+
+def summary(reasons: Iterable[str]) -> list[str]:
+    """Return a line for each proof that skipped tests have left out, most tests first.
+
+    reasons: one for each skipped test. A reason without a command here is printed as it is.
+    """
+    counts: dict[tuple[str, str], int] = {}
+    for reason in reasons:
+        if any(text in reason for text in HARMLESS):
+            continue
+        known = (what for text, what in COMMANDS.items() if text in reason)
+        proof = next(known, (reason, "no command: see testing/not_run.py"))
+        counts[proof] = counts.get(proof, 0) + 1
+    rows = sorted(counts.items(), key=lambda row: -row[1])
+    return [f"{number:5d} skipped: {what}. To run: {command}" for (what, command), number in rows]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # after pytest's own list of skipped tests
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
+    """Print the summary at the end of a run."""
+    yield
+    # A skipped test's report has (file, line, "Skipped: REASON").
+    skipped = terminalreporter.stats.get("skipped", [])
+    lines = summary(str(report.longrepr[2]).removeprefix("Skipped: ") for report in skipped)
+    if lines:
+        terminalreporter.section("not run here")
+        terminalreporter.write("\n".join(lines) + "\n")
