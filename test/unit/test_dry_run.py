@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.dry_run import (
     CoreMemory,
     DryRun,
@@ -21,7 +21,6 @@ from qwen3_omni_neuron.graphs.dry_run import (
     dry_run_text,
 )
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.graphs.hardware import TRN2
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.graph_cases import TINY_PLAN
@@ -178,7 +177,7 @@ def test_the_memory_table_of_the_document_is_what_is_counted(safe: CoreMemory) -
 
 
 def test_profile_fast_is_counted_with_its_padding(safe: CoreMemory, fast: CoreMemory) -> None:
-    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8 (graphs.parallel.experts)."""
+    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8 (graphs.parallel.cut)."""
     for tp, thinker_gib, talker_gib in ((4, 72, 15), (8, 144, 30)):
         padding = (thinker_gib - 54 + talker_gib - 5.625) * 2**30 / tp
         assert fast.padding_bytes[tp] == padding
