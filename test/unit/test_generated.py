@@ -1,4 +1,4 @@
-"""What documents have from the code is today's."""
+"""The parts of documents that are made from the code are up to date."""
 
 from dataclasses import fields
 

@@ -93,7 +93,7 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
 def test_the_experts_of_the_cpu_are_no_static_graph(
     graphs: dict[str, Graph], models: Models
 ) -> None:
-    """So the test above does see what follows the data."""
+    """The test above sees operations whose sizes follow the data."""
     with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
         program = export_graph(graphs["thinker_prefill[rows=40]"], models.thinker)
         raise RuntimeError(f"unsupported: {open_shapes(program) or rejected_ops(program)[0]}")
@@ -278,12 +278,12 @@ def codes_of(streams: int, frames: int) -> Tensor:
 
 
 def garbage_state(graph: Graph) -> list[Tensor]:
-    """What streams long gone have left, in every line."""
+    """State that earlier streams left, in every slot."""
     return [*graph.example(7)[len(graph.inputs) :]]
 
 
 def test_code2wav_graphs_share_inputs_and_state(graphs: dict[str, Graph]) -> None:
-    """So a device holds the state once, and any graph renews it."""
+    """A device holds the state once, and any graph updates it."""
     alike = [g for g in graphs.values() if g.part == "code2wav"]
     assert {g.state for g in alike} == {alike[0].state}
     assert {spec.shape[0] for spec in alike[0].state} == {TINY_PLAN.max_concurrency + 1}

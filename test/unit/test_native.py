@@ -1,4 +1,4 @@
-"""What runs in C against the modules that it stands for."""
+"""The C kernels against the modules that they replace."""
 
 import ctypes
 import dataclasses
@@ -28,10 +28,9 @@ from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs
 from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
-from qwen3_omni_neuron.model.sampler import sample_top, top_p_limits
 from qwen3_omni_neuron.model.streaming_conv import History
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
@@ -476,7 +475,7 @@ def test_exponentials_are_within_two_units_in_the_last_place(library: CDLL) -> N
 
 @pytest.mark.parametrize("largest", [10.0, 3000.0])
 def test_squared_sines_are_exact_far_from_zero(library: CDLL, largest: float) -> None:
-    """As a `snake` of so large a magnitude that x adds nothing."""
+    """A `snake` of so large a magnitude that x adds nothing."""
     x, magnitude = np.linspace(-largest, largest, 100_000).astype(np.float32), 2.0**30
     y, padded = np.empty(len(x) + 32, np.float32), np.pad(x, (0, 32))  # see MORE_SAMPLES
     function = library["snake"]
@@ -679,7 +678,7 @@ def without_a_call(sources: Path) -> Path:
 
 
 def of_older_sources(sources: Path) -> Path:
-    """As after an update without a compiler: sources that do something else, the same structs."""
+    """An update without a compiler: sources that do something else, the same structs."""
     library = compile_library(sources)
     change(sources / "status.h", "DONE = 0", "DONE = 0 /* new */")
     return library

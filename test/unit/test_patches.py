@@ -72,7 +72,7 @@ def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> No
 def picture_grid(
     maker: PatchMaker, height: int, width: int, asked: SizeLimits | None = None
 ) -> tuple[int, int, int]:
-    """What a picture of that size becomes."""
+    """The size that an image is resized to."""
     return maker.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
 
 

@@ -496,7 +496,7 @@ def test_words() -> None:
 
 
 def contrast(first: str, second: str) -> float:
-    """Of two colours, as WCAG defines it."""
+    """The contrast of two colours, as WCAG defines it."""
 
     def luminance(colour: str) -> float:
         rgb = np.array(to_rgb(colour))
@@ -529,7 +529,7 @@ def test_colours_stand_out() -> None:
 
 
 def browse(file: Path, folder: Path) -> tuple[list[str], list[str], NDArray[np.uint8]]:
-    """What a browser without a network logs to the console, the addresses that the page asked it
+    """Log of a browser without a network: the addresses that the page asked it
     for, and what it shows. What the browser asks for itself has no origin."""
     log, shot = folder / "net.json", folder / "page.png"
     command = [

@@ -37,7 +37,7 @@ def extra_in(pyproject: str) -> dict[str, str]:
 
 
 def built_metadata(folder: Path, pyproject: str) -> metadata.Distribution:
-    """What a wheel of the package would say of itself, made where torch can't be imported."""
+    """The metadata of a wheel of the package, made where torch can't be imported."""
     project, out = folder / "project", folder / "metadata"
     out.mkdir()
     sources = project / "src" / "qwen3_omni_neuron"
