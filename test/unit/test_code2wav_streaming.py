@@ -297,7 +297,7 @@ def test_keys_and_values_that_are_not_there_are_not_seen(double: Code2Wav, garba
 def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, split: str) -> None:
     """The first 555 samples are the prefix's: cut, the first chunk is as long as any first one."""
     codes = random_codes(prefix + 30)
-    state = double.prime(codes[..., :prefix])
+    state = double.start(codes[..., :prefix])[1]
     chunks = []
     for chunk in codes[..., prefix:].split(cut(30, SPLITS[split]), 2):
         samples, state = double.step(chunk, state)

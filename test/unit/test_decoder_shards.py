@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard, unshard
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderPlan,
@@ -27,6 +27,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
 from qwen3_omni_neuron.neuron.part import decoder_files, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.neuron.whole_weights import whole_weights
+from testing.parallel import unshard
 from testing.peak_memory import needs_proc
 from testing.released import TALKER, THINKER
 from testing.subprocesses import run_python

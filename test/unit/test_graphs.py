@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.model.kv_cache import (
 from qwen3_omni_neuron.model.layers import RmsNorm
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from testing.export import export_graph, open_shapes, rejected_ops
-from testing.graph_cases import TINY_PLAN
+from testing.graph_cases import TINY_PLAN, with_weights
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums

@@ -136,20 +136,6 @@ class CodePredictor(nn.Module):
         # One sum that rounds once, as the reference's does, also in bfloat16.
         return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
 
-    def teacher_forced_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Return the logits of the 15 steps over given codes, [slots, 15, vocab].
-
-        hidden: [slots, hidden]; codes: int64 [slots, 16].
-        """
-        row = self.code0_embedding.weight.index_select(0, codes[:, 0])
-        cache = FrameCache()
-        rows = torch.stack((hidden, row), 1).flatten(0, 1)
-        logits = []
-        for step in range(self.steps):
-            logits.append(self._logits(rows, step, cache))
-            rows = self.embedding[step].index_select(0, codes[:, step + 1])
-        return torch.stack(logits, 1)
-
     def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:
         """Run one step; return the logits [slots, vocab] after each slot's last row.
 
