@@ -7,20 +7,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
-# Lowest first. A module imports from its own layer or a lower one, never up.
+# Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "events"},
-    {"model"},
-    {"checkpoint", "conversation"},
-    {"runtime", "engines", "process", "compilation", "tiny"},
-    {"options"},
-    {"graphs"},
-    {"cpu"},
-    {"neuron"},
-    {"targets", "placement"},
+    {"errors", "events", "model"},
+    {"checkpoint", "conversation", "process", "tiny"},
+    {"engines"},
+    {"runtime", "compilation"},
+    {"options", "graphs", "placement"},
+    {"cpu", "neuron"},
+    {"targets"},
     {"api"},
-    {"transcription"},
-    {"__init__"},
+    {"transcription", "__init__"},
     {"cli"},
 ]
 
