@@ -1,5 +1,6 @@
 # make demo              a spoken question in, text and demo.wav out
 # make test              lint, types and tests, with the newest transformers
+# make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
@@ -15,7 +16,7 @@ NXDI_VENV := .venv-nxdi-line
 HLO_VENV := .venv-hlo
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
-INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h)
+INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
@@ -25,7 +26,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo test lint test-nxdi-line test-oracle test-nxdi nxdi-sources bench speaking clean
+.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench speaking clean
 .PHONY: test-hlo lower docs
 
 demo: $(VENV)/installed
@@ -45,6 +46,9 @@ lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
+
+test-sanitized: $(VENV)/installed
+	.ci/test-sanitized $(VENV)/bin/python
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST) test/unit test/neuron

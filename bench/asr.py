@@ -6,8 +6,8 @@
 Both texts are normalised by transformers' copy of Whisper's normalisers, since published figures
 are made with them: `english` (case, punctuation, contractions, numbers, fillers; spelling too where
 --spelling names the normalizer.json of a Whisper checkpoint) or, for any other language, `basic`
-(case and punctuation). The rates are those of the whole set: errors over words, and over characters
-with the spaces between words among them. A clip that fails counts in neither.
+(case and punctuation). The rates are those of the whole set: errors over words, and errors over
+characters, spaces between words included. A clip that fails counts in neither.
 """
 
 import argparse
@@ -25,32 +25,16 @@ from transformers.models.whisper.english_normalizer import (
     EnglishTextNormalizer,
 )
 
-from bench.common.arguments import positive
-from bench.common.asr_manifest import Clip, read_clips
-from bench.common.json_lines import ManifestError
+from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
+from bench.common.manifests import Clip, read_clips
 from bench.common.metrics import percentiles
-from bench.common.results import publish, results_of
-from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 where nothing could be measured."""
-    options = _parser().parse_args(arguments)
-    try:
-        clips = read_clips(options.source)[: options.limit]
-        rows, summary = measure(clips, _normalizer(options.normalizer, options.spelling), options)
-    except (ManifestError, Qwen3OmniError) as error:
-        print(f"asr.py: {error}", file=sys.stderr)
-        return 1
-    publish(results_of("asr", arguments, options, rows, summary), options.json)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("asr", __doc__)
     parser.add_argument("source", type=Path, help="a manifest of JSON lines, or LibriSpeech folder")
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", default="auto")
@@ -61,16 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--normalizer", choices=("english", "basic"), default="english")
     parser.add_argument("--spelling", type=Path, help="a Whisper checkpoint's normalizer.json")
     parser.add_argument("--limit", type=positive, help="take this many clips, the first ones")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    return parser
+    return run("asr", parser, measure, arguments)
 
 
-def measure(
-    clips: Sequence[Clip], normalize: Callable[[str], str], options: argparse.Namespace
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Transcribe the clips, after the first one has warmed the model up. Times in seconds.
-
-    Returns a row a clip, in their order, and the summary."""
+def measure(options: argparse.Namespace) -> Figures:
+    """Transcribe the clips, after the first one has warmed the model up: a row each, in order."""
+    clips = read_clips(options.source)[: options.limit]
+    normalize = _normalizer(options.normalizer, options.spelling)
     files = [clip.audio for clip in clips]
     limits = {"concurrency": options.concurrency, "instruction": options.instruction}
     with Qwen3Omni.load(
@@ -83,23 +64,21 @@ def measure(
         start_s = time.perf_counter()
         outcomes = list(transcribe(omni, files, max_new_tokens=options.max_new_tokens, **limits))
         wall_s = time.perf_counter() - start_s
-    heard = [
-        (clip.text, outcome)
-        for clip, outcome in zip(clips, outcomes, strict=True)
-        if isinstance(outcome, Transcript)
-    ]
-    rows = [_row(clip, outcome) for clip, outcome in zip(clips, outcomes, strict=True)]
-    return rows, {
+    both = list(zip(clips, outcomes, strict=True))
+    done = [(clip.text, outcome) for clip, outcome in both if isinstance(outcome, Transcript)]
+    transcripts = [outcome for _, outcome in done]
+    summary = {
         "clips": len(clips),
-        "failed": len(clips) - len(heard),
-        "cut_by_a_limit": sum(outcome.finish_reason == "length" for _, outcome in heard),
-        **error_rates([text for text, _ in heard], [o.text for _, o in heard], normalize),
-        **speed([outcome for _, outcome in heard], wall_s),
+        "failed": len(clips) - len(done),
+        "cut_by_a_limit": sum(outcome.finish_reason == "length" for outcome in transcripts),
+        **error_rates([text for text, _ in done], [o.text for o in transcripts], normalize),
+        **speed(transcripts, wall_s),
     }
+    return [_row(clip, outcome) for clip, outcome in both], summary
 
 
-def _row(clip: Clip, outcome: Transcript | Failure) -> dict[str, Any]:
-    """error: None where there is a transcript."""
+def _row(clip: Clip, outcome: Transcript | Failure) -> Row:
+    """Return a clip's row; its error is None where there is a transcript."""
     found = asdict(outcome)
     del found["file"]
     return {"audio": str(clip.audio), "words": clip.text, "error": None, **found}
@@ -108,17 +87,18 @@ def _row(clip: Clip, outcome: Transcript | Failure) -> dict[str, Any]:
 def error_rates(
     references: Sequence[str], hypotheses: Sequence[str], normalize: Callable[[str], str]
 ) -> dict[str, Any]:
-    """WER and CER, each over the whole set, and the words that they are made of.
+    """Return WER and CER, each over the whole set, and the counts that they are made of.
 
-    None where the references have no words. What is heard in a clip that has none is inserted.
+    Both are None where the references have no words. Words transcribed from a clip without words
+    are insertions.
     """
-    expected, heard = [normalize(t) for t in references], [normalize(t) for t in hypotheses]
+    expected, found = [normalize(t) for t in references], [normalize(t) for t in hypotheses]
     if not any(text.strip() for text in expected):
         return {"wer": None, "cer": None, "words": 0}
-    words = jiwer.process_words(expected, heard)
+    words = jiwer.process_words(expected, found)
     return {
         "wer": words.wer,
-        "cer": jiwer.process_characters(expected, heard).cer,
+        "cer": jiwer.process_characters(expected, found).cer,
         "words": words.hits + words.substitutions + words.deletions,
         "substitutions": words.substitutions,
         "deletions": words.deletions,
@@ -127,7 +107,7 @@ def error_rates(
 
 
 def speed(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
-    """RTF of the run (wall_s over the sound heard in it), and percentiles over the clips."""
+    """Return the RTF of the run (wall_s over the transcribed audio), and percentiles of clips."""
     audio_s = sum(t.audio_s for t in transcripts)
     return {
         "audio_s": audio_s,
@@ -147,7 +127,7 @@ def _normalizer(name: str, spelling: Path | None) -> Callable[[str], str]:
     try:
         return EnglishTextNormalizer(json.loads(spelling.read_text(encoding="utf-8")))
     except (OSError, ValueError) as error:
-        raise ManifestError(f"{spelling} is no normalizer.json: {error}") from error
+        raise InputError(f"{spelling} is no normalizer.json: {error}") from error
 
 
 if __name__ == "__main__":

@@ -2,23 +2,24 @@
 
     python -m bench.concurrency --size tiny --requests 8 --json result.json
 
-Checks that each says at once what it says alone before it times anything, and that also warms up;
+Checks that each has the same reply at once as alone before anything is timed, which also warms up;
 greedily, since a draw in float32 may lie so near the boundary of two codes that the rounding of
 another batch size decides it. Then times sampled requests.
 """
 
 import argparse
 import statistics
-import tempfile
+import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bench.common.measure import timed
-from bench.common.results import publish, results_of
+from bench.common.command_line import Figures, Row, parser_of, run
+from bench.common.measure import in_turn
+from bench.common.models import GREEDY, add_size_argument, made_checkpoint
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.conversation.messages import Messages
 from qwen3_omni_neuron.events import Finished
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.options import RequestArguments
 
 TEXT_TOKENS, FRAMES = 24, 48
 QUESTIONS = (
@@ -27,46 +28,47 @@ QUESTIONS = (
     "Count to three, please.",
     "Why is that so?",
 )
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
 SPEAKERS = ("Ethan", "Chelsie", "Aiden")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("concurrency", __doc__)
+    add_size_argument(parser)
     parser.add_argument("--requests", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--placement", default="shared")
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_tiny_checkpoint(folder, size=options.size)
-        found = compare(checkpoint, options.requests, options.rounds, options.placement)
-    publish(results_of("concurrency", arguments, options, *found), options.json)
+    return run("concurrency", parser, measure, arguments)
 
 
-def compare(
-    checkpoint: Path, count: int, rounds: int, placement: str
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Both ways through the same requests, turn by turn. Times in seconds. Returns a row a round,
-    and the summary."""
-    requests = [
+def measure(options: argparse.Namespace) -> Figures:
+    """Send the same requests in both ways, in turn: a row a round. Times in seconds."""
+    limits: RequestArguments = {
+        "thinker_max_new_tokens": TEXT_TOKENS,
+        "talker_max_new_tokens": FRAMES + 1,
+    }
+    requests: list[tuple[Messages, RequestArguments]] = [
         (
             [{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}],
-            {"speaker": SPEAKERS[number % len(SPEAKERS)], "seed": number},
+            {"speaker": SPEAKERS[number % len(SPEAKERS)], "seed": number, **limits},
         )
-        for number in range(count)
+        for number in range(options.requests)
     ]
-    limits = {"thinker_max_new_tokens": TEXT_TOKENS, "talker_max_new_tokens": FRAMES + 1}
-    with Qwen3Omni.load(
-        checkpoint, dtype="float32", max_concurrency=count, placement=placement
-    ) as omni:
+    with (
+        made_checkpoint(options.size) as checkpoint,
+        Qwen3Omni.load(
+            checkpoint,
+            dtype="float32",
+            max_concurrency=options.requests,
+            placement=options.placement,
+        ) as omni,
+    ):
 
         def one_by_one(**more: Any) -> list[SpeechResult]:
-            return [omni.generate_audio(m, **options, **limits, **more) for m, options in requests]
+            return [omni.generate_audio(m, **settings, **more) for m, settings in requests]
 
         def at_once(**more: Any) -> list[SpeechResult]:
-            streams = [omni.stream(m, **options, **limits, **more) for m, options in requests]
+            streams = [omni.stream(m, **settings, **more) for m, settings in requests]
             return [
                 next(event.result for event in stream if isinstance(event, Finished))
                 for stream in streams
@@ -75,11 +77,11 @@ def compare(
         for alone, together in zip(one_by_one(**GREEDY), at_once(**GREEDY), strict=True):
             assert alone.token_ids == together.token_ids, "text differs"
             assert alone.codes.tolist() == together.codes.tolist(), "codes differ"
-        rows = [
-            {"one_by_one_s": timed(one_by_one), "at_once_s": timed(at_once)} for _ in range(rounds)
-        ]
+        seconds = in_turn((one_by_one, at_once), options.rounds)
         results = at_once()
-    medians = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    names = ("one_by_one_s", "at_once_s")
+    rows: list[Row] = [dict(zip(names, both, strict=True)) for both in zip(*seconds, strict=True)]
+    medians = dict(zip(names, map(statistics.median, seconds), strict=True))
     return rows, {
         "frames": sum(len(result.codes) for result in results),
         **medians,
@@ -89,4 +91,4 @@ def compare(
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

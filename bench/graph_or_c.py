@@ -1,26 +1,25 @@
-"""What runs in C on the CPU, beside the traced graphs of torch that it stands for.
+"""The C kernels of the CPU, beside the traced torch graphs that they replace.
 
     python -m bench.graph_or_c --size tiny --json graph_or_c.json
 
-Turn by turn in one process on one thread, as a stage of two cores has it; outputs are compared
-before anything is timed. Rows: part, slots (or streams), rows (of a prompt, of a line that a step
-goes on from, or codec frames), graph_s and c_s (medians), ratio (graph over C).
+Both in turn in one process on one thread, which is what a stage has on two cores; outputs are
+compared before anything is timed. Rows: part, slots (or streams), rows (of a prompt, of a slot's
+KV cache before a step, or codec frames), graph_s and c_s (medians), ratio (graph over C).
 """
 
 import argparse
 import statistics
-import tempfile
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bench.common.arguments import positive, sizes
-from bench.common.measure import timed
-from bench.common.results import publish, results_of
+from bench.common.command_line import Figures, Row, parser_of, positive, run, sizes
+from bench.common.measure import in_turn
+from bench.common.models import add_size_argument, made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
@@ -33,43 +32,41 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConf
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
-Row = dict[str, Any]
 Call = Callable[[], Any]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("graph_or_c", __doc__)
+    add_size_argument(parser)
     parser.add_argument("--slots", type=sizes, default=[1, 8])
     parser.add_argument("--prompts", type=sizes, default=[16, 32, 64, 128], help="rows of prompts")
-    parser.add_argument("--lines", type=sizes, default=[64, 1024], help="rows before a step")
+    parser.add_argument("--lines", type=sizes, default=[64, 1024], help="KV rows before a step")
     parser.add_argument("--chunk-frames", type=sizes, default=[1, 4, 25])
     parser.add_argument("--repeats", type=positive, default=30)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    options = parser.parse_args(arguments)
+    return run("graph_or_c", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Measure every part on one thread. The summary has the ratio of each part's first row."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    torch.manual_seed(0)
     try:
-        with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-            checkpoint = write_tiny_checkpoint(folder, size=options.size)
+        with made_checkpoint(options.size) as checkpoint, torch.inference_mode():
             config = read_config(checkpoint)
             models = load_models(Checkpoint(checkpoint), config, torch.float32, STAGES)
-            rows = list(measure(config, models, options))
+            rows = list(rows_of(config, models, options))
     finally:
         torch.set_num_threads(threads)
-    summary = {f"{row['part']}_ratio": row["ratio"] for row in reversed(rows)}  # its first row's
-    publish(results_of("graph_or_c", arguments, options, rows, summary), options.json)
+    return rows, {f"{row['part']}_ratio": row["ratio"] for row in reversed(rows)}
 
 
-def measure(config: OmniConfig, models: Models, options: argparse.Namespace) -> Iterator[Row]:
-    """Every row, a part after the other."""
+def rows_of(config: OmniConfig, models: Models, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield the rows, one part after the other."""
     assert config.talker and models.thinker and models.talker
     assert models.code_predictor and models.code2wav
-    torch.manual_seed(0)
     yield from decoder_rows(config.thinker.text, models.thinker, options)
     yield from decoder_rows(config.talker.text, models.talker, options)
     yield from predictor_rows(config.talker, models.code_predictor, options)
@@ -77,16 +74,15 @@ def measure(config: OmniConfig, models: Models, options: argparse.Namespace) -> 
 
 
 def compared(part: str, about: Row, graph: Call, native: Call, repeats: int) -> Row:
-    """A row: both in turn, after their outputs were seen to agree."""
+    """Return a row of both, timed in turn, after checking that their outputs agree."""
     for expected, got in zip(tensors(graph()), tensors(native()), strict=True):
         torch.testing.assert_close(got, expected, atol=1e-3, rtol=1e-3)
-    seconds = [(timed(graph), timed(native)) for _ in range(repeats)]
-    graph_s, c_s = map(statistics.median, zip(*seconds, strict=True))
+    graph_s, c_s = map(statistics.median, in_turn((graph, native), repeats))
     return {"part": part, **about, "graph_s": graph_s, "c_s": c_s, "ratio": graph_s / c_s}
 
 
 def tensors(outputs: Any) -> list[Tensor]:
-    """Those that both sides have: a state is each side's own."""
+    """Return the outputs that both sides have: each side has a state of its own."""
     return (
         [t for t in outputs if isinstance(t, Tensor)] if isinstance(outputs, tuple) else [outputs]
     )
@@ -95,7 +91,7 @@ def tensors(outputs: Any) -> list[Tensor]:
 def decoder_rows(
     c: DecoderConfig, model: Thinker | Talker, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Steps and prompts of the thinker or the talker."""
+    """Compare steps and prompts of the thinker or the talker."""
     name, slots = type(model).__name__.lower(), max(options.slots)
     positions = max(*options.prompts, *options.lines) + 1
     cache = KvCache.zeros(c, slots, positions, torch.float32)
@@ -111,12 +107,12 @@ def decoder_rows(
     for count in options.prompts:
         rows = torch.randn(count, c.hidden_size)
         at = torch.arange(count).float().expand(3, -1).contiguous()
-        line = cache.lines(0, 1)
+        slot = cache.slots(0, 1)
 
-        def prefill(rows: Tensor, at: Tensor, last: Tensor, *line: Tensor) -> Any:
-            return model.prefill(rows, at, last, PromptCache(KvCache(*line)))
+        def prefill(rows: Tensor, at: Tensor, last: Tensor, *slot: Tensor) -> Any:
+            return model.prefill(rows, at, last, PromptCache(KvCache(*slot)))
 
-        given = rows, at, torch.tensor([count - 1]), line.keys, line.values
+        given = rows, at, torch.tensor([count - 1]), slot.keys, slot.values
         graph = trace_graph(model, prefill, *given)
         calls = partial(graph, *given), partial(native.prefill, 0, rows, at)
         yield compared(f"{name} prompt", {"slots": 1, "rows": count}, *calls, options.repeats)
@@ -125,7 +121,7 @@ def decoder_rows(
 def predictor_rows(
     c: TalkerConfig, predictor: CodePredictor, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Frames, greedy and sampled."""
+    """Compare frames of the code predictor, greedy and sampled."""
     native, most = native_predictor(c, predictor), max(*options.slots, 2)
     assert native is not None, "the C was not compiled"
     hidden, code0 = torch.randn(most, c.text.hidden_size), torch.arange(most)
@@ -140,7 +136,7 @@ def predictor_rows(
 
 
 def code2wav_rows(code2wav: Code2Wav, options: argparse.Namespace) -> Iterator[Row]:
-    """Later chunks."""
+    """Compare code2wav on chunks after the first one."""
     c = code2wav.config
     pairs = code2wav_graphs(code2wav, code2wav.start, code2wav.step), code2wav_calls(code2wav)
     for streams in options.slots:
@@ -154,4 +150,4 @@ def code2wav_rows(code2wav: Code2Wav, options: argparse.Namespace) -> Iterator[R
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""A table of the operations of every graph, lowered to HLO on a CPU, and of what is flagged.
+"""A table of every graph's operations, lowered to HLO on a CPU, and of those that are flagged.
 
     pip install torch==2.9.* torch_xla==2.9.*     # in an environment of its own
     python -m bench.hlo_table
@@ -6,31 +6,30 @@
 Nothing is executed: a graph's size does not change its operations, so the tiny one's are listed.
 """
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from bench.common.command_line import parser_of
+from bench.common.models import made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.neuron.target import NEURON
 from testing.hlo import Findings, lint_hlo
-
-# Prompts of few rows and of many take experts differently, and so do one slot and several.
 
 
 def lower(graph: Graph, owner: nn.Module) -> str:
-    """HLO text of a graph over its part, which is moved to the XLA device. Needs torch_xla.
+    """Return the HLO text of a graph over its part, which is moved to the XLA device.
 
-    Raises RuntimeError for an operation that torch_xla has no HLO of: it would be computed on the
-    CPU in the midst of the graph.
+    Needs torch_xla. Raises RuntimeError for an operation that torch_xla has no HLO of: it would be
+    computed on the CPU between operations of the graph.
     """
     import torch_xla
     from torch_xla.debug import metrics
@@ -47,14 +46,15 @@ def lower(graph: Graph, owner: nn.Module) -> str:
 
 
 def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
-    """Every graph over a tiny checkpoint, in the released precision."""
+    """Lower every graph over a tiny checkpoint, in the released precision."""
+    # Prompts of few rows and of many use experts differently, and so do one slot and several.
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, torch.bfloat16)
     models = with_weights(static_models(config), weights)
     plan = make_plan(
         folder,
         config,
-        "neuron",
+        NEURON.limits,
         tp=1,
         dtype="bfloat16",
         max_concurrency=3,
@@ -73,14 +73,17 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
 
 
 def cell(counts: Counter[str]) -> str:
+    """Format the counts, the most frequent first."""
     return ", ".join(f"{count} {name}" for name, count in counts.most_common()) or "-"
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser_of("hlo_table", __doc__).parse_args(arguments)
     print("| graph | operations | rejected | replaced by another form |")
     print("| --- | ---: | --- | --- |")
-    with tempfile.TemporaryDirectory() as folder:
-        for graph, found in lowered(write_tiny_checkpoint(folder)):
+    with made_checkpoint("tiny") as checkpoint:
+        for graph, found in lowered(checkpoint):
             total = sum(found.ops.values())
             print(f"| {graph.label} | {total} | {cell(found.rejected)} | {cell(found.noted)} |")
 

@@ -1,112 +1,102 @@
-"""Long speech: what a frame takes by its place in the stream, and what memory it leaves behind.
+"""Long speech: the time of a frame by its place in the stream, and memory that stays in use.
 
     python -m bench.long_speech --model CHECKPOINT --frames 4096 --json long_speech.json
 
-Drives code2wav's step, then the talker with its code predictor, through that many frames of codes
-made by a seed, so that nothing ends early; each by itself, nothing beside. A row is a window of 100
-frames: the median time a frame, and after its last frame the process's peak so far, its memory
-then, and the bytes of all live tensors.
+Calls code2wav's step, then the talker with its code predictor, for this many frames of random
+codes, so that nothing ends early; one after the other, with nothing else running. A row is a window
+of 100 frames: the median time per frame, and after its last frame the process's peak memory so far,
+its memory then, and the bytes of all live tensors.
 
 Two verdicts, printed as pass, fail, or not measured:
 - a code2wav frame takes as long at 3,000 to 3,100 as at 10 to 110, within a factor of 1.15;
-- the peak of memory grows by no more than 4 MB from frame 256 to the last (the sound of 3,840
-  frames alone would be 28 MB if something kept it). Where the engine is in another process, it is
-  not measured.
-There is none on the talker: each of its steps reads all frames before it, so a frame's time grows
-with its place, by what the ratio says.
+- the peak of memory grows by no more than 4 MB from frame 256 to the last (the audio of 3,840
+  frames alone would be 28 MB if something kept it). It is not measured where the engine is in
+  another process.
+The talker has no verdict: each of its steps reads all frames before it, so a frame's time grows
+with its place; talker_ratio says by how much.
 """
 
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.common.arguments import natural, positive
+from bench.common.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+)
+from bench.common.measure import timed
 from bench.common.memory import live_tensor_bytes, peak_mb, resident_mb
-from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.results import publish, results_of
-from qwen3_omni_neuron import Qwen3OmniError
+from bench.common.models import (
+    add_model_arguments,
+    chosen_checkpoint,
+    loaded_engines,
+    released_sampling,
+)
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Talker, Vocoder
+from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.options import RequestOptions
 
-Row = dict[str, Any]
 Frame = Callable[[], object]
 WINDOW = 100
 EARLY, LATE = 110, 3100  # ends of the windows that are compared
 WINDOW_ENDS = (EARLY, 256, 512, 1024, 2048, LATE, 4096)
-SETTLED = 256  # from here on the peak is to stay
+SETTLED = 256  # after this frame the peak should not grow
 MOST_RATIO, MOST_GROWTH_MB = 1.15, 4.0
 CODE2WAV, TALKER = "code2wav", "talker and code predictor"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 where nothing could be measured. A verdict is no status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the benchmark; return its exit status, which does not depend on the verdicts."""
+    parser = parser_of("long_speech", __doc__)
     add_model_arguments(parser)
     parser.add_argument("--frames", type=positive, default=4096, help=f"{EARLY} or more")
     parser.add_argument("--chunk", type=positive, default=1, help="frames in a code2wav step")
     parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--json", type=Path, help="write the result here, too")
-    options = parser.parse_args(arguments)
-    try:
-        if options.frames < EARLY:
-            raise ValueError(f"--frames is {EARLY} or more, got {options.frames}.")
-        with chosen_checkpoint(options) as checkpoint:
-            rows = measure(checkpoint, options)
-    except (Qwen3OmniError, ValueError) as error:
-        print(f"long_speech.py: {error}", file=sys.stderr)
-        return 1
-    summary = summary_of(rows, here=options.placement == "shared")
-    publish(results_of("long_speech", arguments, options, rows, summary), options.json)
-    return 0
+    return run("long_speech", parser, measure, arguments)
 
 
-def measure(checkpoint: str | Path, options: argparse.Namespace) -> list[Row]:
-    """The rows of both parts."""
-    folder = resolve_checkpoint(checkpoint)
-    config = read_config(folder)
-    held: list[Engines] = []
-
-    def hold(engines: Engines) -> Engines:
-        held.append(engines)
-        return engines
-
-    with load_chosen(folder, options, 1, hold) as omni:
-        (engines,) = held
-        engines.enter_thread()
-        if engines.talker is None or engines.vocoder is None:
-            raise ValueError("this checkpoint has no talker: it can write text, not speak.")
-        check_chunk(options.chunk, engines.vocoder.chunk_frames)
-        chunks = decoded_chunks(engines.vocoder, config, options.chunk, options.seed)
-        rows = windows(CODE2WAV, chunks, options.frames, options.chunk)
-        prompt = omni.conversation.prompt([{"role": "user", "content": "Speak, and go on."}])
-        room = engines.talker.context_length - len(prompt.talker)
-        frames = spoken_frames(engines.talker, config, prompt, options.seed)
-        return rows + windows(TALKER, frames, min(options.frames, room))
+def measure(options: argparse.Namespace) -> Figures:
+    """Measure both parts, code2wav first."""
+    if options.frames < EARLY:
+        raise InputError(f"--frames is {EARLY} or more, got {options.frames}.")
+    with chosen_checkpoint(options) as checkpoint:
+        folder = resolve_checkpoint(checkpoint)
+        config = read_config(folder)
+        with loaded_engines(folder, options, 1) as (conversation, engines):
+            if engines.talker is None or engines.vocoder is None:
+                raise InputError("this checkpoint has no talker: it can write text, not speak.")
+            check_chunk(options.chunk, engines.vocoder.chunk_frames)
+            chunks = decoded_chunks(engines.vocoder, config, options.chunk, options.seed)
+            rows = windows(CODE2WAV, chunks, options.frames, options.chunk)
+            prompt = conversation.prompt([{"role": "user", "content": "Speak, and go on."}])
+            most = engines.talker.context_length - len(prompt.talker)
+            frames = spoken_frames(engines.talker, config, prompt, options.seed)
+            rows += windows(TALKER, frames, min(options.frames, most))
+    return rows, summary_of(rows, here=options.placement == "shared")
 
 
 def check_chunk(chunk: int, compiled: Sequence[int]) -> None:
-    """Raises ValueError for a size that code2wav has not: padded chunks end a stream."""
+    """Raise InputError for a size that was not compiled: only a last chunk may be padded."""
     if chunk not in compiled:
         sizes = ", ".join(map(str, compiled))
-        raise ValueError(f"--chunk is one of {sizes} for this model, got {chunk}.")
+        raise InputError(f"--chunk is one of {sizes} for this model, got {chunk}.")
 
 
 def decoded_chunks(vocoder: Vocoder, config: OmniConfig, chunk: int, seed: int) -> Iterator[Frame]:
-    """Calls that each decode the next chunk of one stream, and drop its sound."""
+    """Yield calls that each decode the next chunk of one stream, and drop its audio."""
     assert config.code2wav is not None
     generator = torch.Generator().manual_seed(seed)
     shape = (chunk, config.code_groups)
@@ -118,61 +108,55 @@ def decoded_chunks(vocoder: Vocoder, config: OmniConfig, chunk: int, seed: int) 
 
 
 def spoken_frames(talker: Talker, config: OmniConfig, prompt: Prompt, seed: int) -> Iterator[Frame]:
-    """Calls that each write the next frame of one slot, whose first code is drawn here rather than
-    by the talker, and append it."""
+    """Yield calls that each generate the next frame of one slot, and append it.
+
+    The first code of each is drawn here, so that the talker never ends.
+    """
     assert config.talker is not None
     draw = np.random.default_rng(seed)
     talker.prepare(0, prompt.talker, min(config.talker.speaker_ids.values()))
     talker.prefill(0, torch.zeros(0, 1), config.tts_pad_id)
-    top_k, top_p = RequestOptions.predictor_top_k, RequestOptions.predictor_top_p
 
     def frame(code0: int, sampling: PredictorSampling) -> None:
         talker.predict((0,), (code0,), (sampling,))
         talker.step((0,), (config.tts_pad_id,))
 
     while True:
-        uniforms = draw.random(config.code_groups - 1, dtype=np.float32)
-        code0 = int(draw.integers(config.talker.predictor.vocab_size))
-        sampling = PredictorSampling(uniforms, top_k, top_p)
-        yield partial(frame, code0, sampling)
+        sampling = released_sampling(draw, config.code_groups)
+        yield partial(frame, int(draw.integers(config.talker.predictor.vocab_size)), sampling)
 
 
 def windows(part: str, calls: Iterator[Frame], frames: int, chunk: int = 1) -> list[Row]:
-    """Make calls, each of `chunk` frames, up to so many frames; a row a window that ends by then,
-    and one that ends with the last."""
-    ends = sorted({end for end in WINDOW_ENDS if end < frames} | {frames})
+    """Make calls, each of `chunk` frames, up to `frames` frames.
+
+    Returns a row for each window that ends before the last frame, and one that ends with it.
+    """
     rows: list[Row] = []
-    seconds: list[float] = []  # a frame, one a call
-    for call in calls:
-        start_s = time.perf_counter()
-        call()
-        seconds.append((time.perf_counter() - start_s) / chunk)
-        done = chunk * len(seconds)
-        if done >= ends[len(rows)]:
-            end = ends[len(rows)]
-            rows.append(
-                {
-                    "part": part,
-                    "from_frame": end - WINDOW,
-                    "to_frame": end,
-                    "median_frame_s": statistics.median(
-                        seconds[(end - WINDOW) // chunk : -(-end // chunk)]
-                    ),
-                    "peak_mb": peak_mb(),
-                    "resident_mb": resident_mb(),
-                    "live_tensor_bytes": live_tensor_bytes(),
-                }
-            )
-        if len(rows) == len(ends):
-            break
+    seconds: list[float] = []  # per frame, of each call
+    for end in sorted({end for end in WINDOW_ENDS if end < frames} | {frames}):
+        while chunk * len(seconds) < end:
+            seconds.append(timed(next(calls)) / chunk)
+        window_s = seconds[(end - WINDOW) // chunk : -(-end // chunk)]
+        rows.append(
+            {
+                "part": part,
+                "from_frame": end - WINDOW,
+                "to_frame": end,
+                "median_frame_s": statistics.median(window_s),
+                "peak_mb": peak_mb(),
+                "resident_mb": resident_mb(),
+                "live_tensor_bytes": live_tensor_bytes(),
+            }
+        )
     return rows
 
 
 def summary_of(rows: Sequence[Row], here: bool) -> dict[str, Any]:
-    """here: whether the engines are in this process, whose memory was measured."""
-    decoded = [row for row in rows if row["part"] == CODE2WAV]
-    spoken = [row for row in rows if row["part"] == TALKER]
-    ratio, growth_mb = time_ratio(decoded), peak_growth_mb(decoded) if here else None
+    """Return ratios and verdicts. here: whether the engines run in the measured process."""
+    decoded, spoken = ([r for r in rows if r["part"] == part] for part in (CODE2WAV, TALKER))
+    settled = [row["peak_mb"] for row in decoded if row["to_frame"] >= SETTLED]
+    growth_mb = settled[-1] - settled[0] if here and len(settled) > 1 else None
+    ratio = time_ratio(decoded)
     return {
         "code2wav_ratio": ratio,
         "code2wav_time_a_frame_does_not_grow": verdict(ratio, MOST_RATIO),
@@ -184,18 +168,13 @@ def summary_of(rows: Sequence[Row], here: bool) -> dict[str, Any]:
 
 
 def time_ratio(rows: Sequence[Row]) -> float | None:
-    """A late frame's time over an early one's; None where the run ended before."""
+    """Return a late frame's time over an early one's; None where the run ended before."""
     by_end = {row["to_frame"]: row["median_frame_s"] for row in rows}
     return by_end[LATE] / by_end[EARLY] if {EARLY, LATE} <= by_end.keys() else None
 
 
-def peak_growth_mb(rows: Sequence[Row]) -> float | None:
-    """How much the peak grew after the first frames; None where the run ended with them."""
-    settled = [row["peak_mb"] for row in rows if row["to_frame"] >= SETTLED]
-    return settled[-1] - settled[0] if len(settled) > 1 else None
-
-
 def verdict(value: float | None, most: float) -> str:
+    """Return pass, fail, or not measured."""
     if value is None:
         return "not measured"
     return "pass" if value <= most else "fail"

@@ -13,24 +13,23 @@ was measured.
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import style
+
 from bench.common.results import ResultsError
-from bench.reporting.compare import comparisons
 from bench.reporting.page import page_of
-from bench.reporting.plots import latency_distributions, rtf_by_concurrency, ttfb_by_configuration
+from bench.reporting.plots import pictures_over
 from bench.reporting.sound import NoSoundError, spectrogram
 from bench.reporting.sources import Source, load_sources, median_request
-from bench.reporting.style import Picture
+from bench.reporting.style import STYLE, Picture
+from bench.reporting.tables import comparisons
 from bench.reporting.timeline import timeline
-
-Plot = Callable[[Sequence[Source]], Picture | None]
-OVER_FILES: tuple[Plot, ...] = (ttfb_by_configuration, latency_distributions, rtf_by_concurrency)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 where a file is none that can be shown."""
+    """Return the exit status: 0, or 1 where a file is none that can be shown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -46,8 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def write_report(files: Sequence[Path], out: Path) -> Path:
-    """Returns the page. Raises ResultsError for a file that is no result, OSError where nothing can
-    be written."""
+    """Write the page and its pictures. Returns the page's file.
+
+    Raises ResultsError for a file that is no result, OSError where nothing can be written.
+    """
     sources = load_sources(files)
     out.mkdir(parents=True, exist_ok=True)
     pictures, missing = draw(sources)
@@ -60,31 +61,22 @@ def write_report(files: Sequence[Path], out: Path) -> Path:
 
 
 def draw(sources: Sequence[Source]) -> tuple[list[Picture], list[str]]:
-    """All plots that the files have something for, and why one is not there that could be."""
-    pictures, missing = [], []
-    for source in sources:
-        timed = [r for r in source.requests if r.calls and r.chunks]
-        request = median_request(source.requests, timed)
-        if request is not None:
-            pictures.append(timeline(source, request))
-        elif source.requests:
-            missing.append(f"{source.title}: no timeline. Run the benchmark with --timeline 1.")
-    for is_replay in (False, True):
-        alike = [source for source in sources if source.is_replay == is_replay]
-        pictures += [picture for plot in OVER_FILES if (picture := plot(alike)) is not None]
-    for source in sources:
-        spoken = [r for r in source.requests if r.chunks]
-        # The one of the timeline, where there is one.
-        heard = [r for r in spoken if r.audio_file] or spoken
-        timed = [r for r in heard if r.calls]
-        request = median_request(source.requests, timed or heard)
-        if request is None:
-            continue
-        try:
-            pictures.append(spectrogram(source, request))
-        except NoSoundError as why:
-            missing.append(f"{source.title}: no spectrogram: {why}")
-    return pictures, missing
+    """Return all plots that the files have something for, and why others could not be drawn."""
+    timelines, spectrograms, untimed, unheard = [], [], [], []
+    with style.context(STYLE):
+        for source in sources:
+            timed = median_request(source.requests, lambda r: not r.timeline)
+            if timed is not None and timed.timeline:
+                timelines.append(timeline(source, timed))
+            elif source.requests:
+                untimed.append(f"{source.title}: no timeline. Run the benchmark with --timeline 1.")
+            # The one of the timeline is heard, too, where its sound is there.
+            heard = median_request(source.requests, lambda r: (not r.audio_file, not r.timeline))
+            try:
+                spectrograms += [spectrogram(source, heard)] if heard else []
+            except NoSoundError as why:
+                unheard.append(f"{source.title}: no spectrogram: {why}")
+        return [*timelines, *pictures_over(sources), *spectrograms], untimed + unheard
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
-"""Writes profiles/roofline.json: the floor of every stage at the released sizes.
+"""Write bench/profiles/roofline.json: the floor of every stage at the released sizes.
 
     python -m bench.roofline_profile
 
-The floors are those of `compile --dry-run`: what a call reads over the published bandwidth of a
-core, or computes over its published peak, whichever is longer, TP=8. Nothing was measured, sums
-over the cores and the host are left out; no machine is that fast.
+The floors are those of `compile --dry-run`, TP=8: bytes that a call reads over the published
+bandwidth of a core, or its FLOPs over the published peak, whichever takes longer. Nothing was
+measured; sums over the cores and host time are left out, so no machine is that fast.
 """
 
+import math
+from collections.abc import Sequence
 from pathlib import Path
 
-from bench.replaying.stage_profile import StageLatency, StageProfile
+from bench.common.command_line import parser_of
+from bench.replaying.profiles import StageLatency, StageProfile
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.dry_run import DryRun, dry_run
+from qwen3_omni_neuron.neuron.target import NEURON
 from testing.released import RELEASED
 
 OUT = Path(__file__).parent / "profiles" / "roofline.json"
 TP = 8
 WINDOW = 2048  # positions that a decode step reads
 SLOTS = (1, 2, 4, 8)
-# Each stage's graph, the sizes of it that count, and how a size in between is run.
+# Each stage's graph, the axes that make its size, and the rule for sizes in between.
 GRAPH_OF = {
     "encoders": ("audio_encoder", ("windows",), "line"),
     "thinker_prefill": ("thinker_prefill", ("rows",), "bucket"),
@@ -32,17 +36,17 @@ GRAPH_OF = {
 
 
 def roofline(run: DryRun, tp: int) -> StageProfile:
-    """The profile of a dry run that has this TP degree. A table has each number of frames once:
-    as the fewest streams decode it."""
+    """Return the profile of a dry run at one TP degree.
+
+    A table has each number of frames once, with the time of the fewest streams.
+    """
     stages = {}
     for stage, (name, sizes, rule) in GRAPH_OF.items():
         floors: dict[int, float] = {}
         for planned in run.graphs:
             if planned.graph.name != name or planned.tp != tp:
                 continue
-            size = 1
-            for axis in sizes:
-                size *= planned.graph.size(axis)
+            size = math.prod(planned.graph.size(axis) for axis in sizes)
             floors.setdefault(size, planned.floor_s)
         source = f"floor of {name}, {rule}, TP={tp}, on {run.chip.name}"
         stages[stage] = StageLatency(stage, rule, tuple(sorted(floors.items())), source)
@@ -56,11 +60,13 @@ def roofline(run: DryRun, tp: int) -> StageProfile:
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the profile, and print where."""
+    parser_of("roofline_profile", __doc__).parse_args(arguments)
     plan = make_plan(
         Path("Qwen3-Omni"),
         RELEASED,
-        "neuron",
+        NEURON.limits,
         max_concurrency=SLOTS[-1],
         context_length=8192,
         talker_context_length=8192,

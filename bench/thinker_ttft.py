@@ -1,61 +1,59 @@
-"""Time to first token and the pace of the text, without speech, by prompt length.
+"""Time to first token, and between tokens, of replies without speech by prompt length.
 
     python -m bench.thinker_ttft --model CHECKPOINT --lengths 128,512,2048 --json result.json
 
-Written prompts of about each length (a row has the true one), replies of --text-tokens tokens
-whatever the model would say, one request at a time, seeds counted up. TTFT: arrival of the request,
-its conversation not yet read, to the first token. ITL: from there to the end, over the tokens after
-the first. tokens_per_s: 1 / ITL; prompt_tokens_per_s: the prompt over TTFT.
+Written prompts of about each length (a row has the exact one), replies of exactly --text-tokens
+tokens, since no token ends them, one request at a time, each with the next seed. TTFT: arrival of
+the request, its conversation not yet read, to the first token. ITL: from there to the end, over the
+tokens after the first. tokens_per_s: 1 / ITL; prompt_tokens_per_s: the prompt over TTFT.
 """
 
-import argparse
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bench.common.arguments import natural, positive, sizes
-from bench.common.long_prompts import written_messages
+from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
 from bench.common.metrics import distribution
-from bench.common.model_choice import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.results import publish, results_of
-from qwen3_omni_neuron import Qwen3Omni, Qwen3OmniError
+from bench.common.models import (
+    add_model_arguments,
+    chosen_checkpoint,
+    load_chosen,
+    written_messages,
+)
+from qwen3_omni_neuron import Qwen3Omni
 
-NO_EOS = 2**31 - 1  # an id that is never written
+NO_EOS = 2**31 - 1  # an id that is never generated
 FIGURES = ("ttft_s", "itl_s", "total_s", "tokens_per_s", "prompt_tokens_per_s")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0, or 1 where nothing could be measured."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("thinker_ttft", __doc__)
     add_model_arguments(parser)
     parser.add_argument("--lengths", type=sizes, default=[128, 512, 1024, 2048])
     parser.add_argument("--text-tokens", type=positive, default=32)
     parser.add_argument("--repeats", type=positive, default=5)
     parser.add_argument("--seed", type=natural, default=0)
-    parser.add_argument("--json", type=Path, help="write the result here, too")
-    options = parser.parse_args(arguments)
-    try:
-        with (
-            chosen_checkpoint(options) as checkpoint,
-            load_chosen(checkpoint, options, slots=1) as omni,
-        ):
-            rows = [row for length in options.lengths for row in measure(omni, length, options)]
-    except (Qwen3OmniError, ValueError) as error:
-        print(f"thinker_ttft.py: {error}", file=sys.stderr)
-        return 1
-    summary = {str(length): summary_of(rows, length) for length in options.lengths}
-    publish(results_of("thinker_ttft", arguments, options, rows, summary), options.json)
-    return 0
+    return run("thinker_ttft", parser, measure, arguments)
 
 
-def measure(omni: Qwen3Omni, length: int, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row a repeat, after one that warms up."""
+def measure(options: Namespace) -> Figures:
+    """Measure every length; the summary is by length."""
+    with (
+        chosen_checkpoint(options) as checkpoint,
+        load_chosen(checkpoint, options, slots=1) as omni,
+    ):
+        by_length = {length: rows_of(omni, length, options) for length in options.lengths}
+    rows = [row for found in by_length.values() for row in found]
+    return rows, {str(length): summary_of(found) for length, found in by_length.items()}
+
+
+def rows_of(omni: Qwen3Omni, length: int, options: Namespace) -> list[Row]:
+    """Return a row a repeat, after one that warms up."""
     messages = written_messages(omni.conversation, length)
 
-    def row(seed: int) -> dict[str, Any]:
+    def row(seed: int) -> Row:
         timings = omni.generate_text(
             messages,
             seed=seed,
@@ -80,11 +78,10 @@ def measure(omni: Qwen3Omni, length: int, options: argparse.Namespace) -> list[d
     return [row(options.seed + number) for number in range(options.repeats)]
 
 
-def summary_of(rows: Sequence[dict[str, Any]], length: int) -> dict[str, Any]:
-    """Distributions of the figures at one length."""
-    ours = [row for row in rows if row["length"] == length]
-    figures = {name: distribution([row[name] for row in ours]) for name in FIGURES}
-    return {"prompt_tokens": ours[0]["prompt_tokens"], **figures}
+def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
+    """Return the distributions of one length's figures."""
+    figures = {name: distribution([row[name] for row in rows]) for name in FIGURES}
+    return {"prompt_tokens": rows[0]["prompt_tokens"], **figures}
 
 
 if __name__ == "__main__":

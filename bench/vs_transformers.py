@@ -1,23 +1,20 @@
-"""The same checkpoint, prompts and greedy settings through transformers' generate and through us.
+"""One checkpoint, the same prompts and greedy settings through transformers' generate and ours.
 
     python -m bench.vs_transformers --size tiny --json result.json
 
-Checks that text, codes and audio are equal before it times anything, and that also warms both up;
-then times both in one process, turn by turn, each from the conversation on: ours reads it itself,
-and for theirs our own reader does, whose prompts are equal to their processor's. Their first sample
-comes at their end, since nothing comes before it.
+Checks that text, codes and audio are equal before it times anything, which also warms both up; then
+times both in one process, in turn, from the conversation on: our side reads it itself, and for
+transformers our own reader does, whose prompts are equal to those of its processor. transformers
+returns all samples at the end, so its first sample comes then.
 
-A row is one reply; ratios are theirs over ours, of medians. Peak memory is that of a process a side
-which loads the checkpoint and answers each prompt once: the most it ever had (VmHWM), less what it
-had before it loaded. Both processes have imported both sides by then.
+A row is one reply; ratios are transformers' over ours, of medians. Peak memory is measured in one
+process for each side, which loads the checkpoint and answers each prompt once: its peak (VmHWM),
+less what it had before it loaded. Both processes have imported both sides by then.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,16 +22,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.arguments import positive
+from bench.common.command_line import Figures, Row, parser_of, positive, run
+from bench.common.measure import in_new_process
 from bench.common.memory import peak_mb
 from bench.common.metrics import request_metrics
+from bench.common.models import GREEDY, add_size_argument, made_checkpoint
 from bench.common.observed import observe
-from bench.common.results import publish, results_of
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from testing.oracle import GREEDY, Reference, ReferenceResult
+from testing.oracle import Reference, ReferenceResult
 
 QUESTION = Path(__file__).parents[1] / "examples" / "question.wav"
 PROMPTS: dict[str, list[dict[str, Any]]] = {
@@ -43,46 +40,40 @@ PROMPTS: dict[str, list[dict[str, Any]]] = {
 }
 SIDES = ("ours", "transformers")
 FIGURES = ("ttft_s", "ttfb_s", "total_s", "rtf")
-OURS_A_ROUND = 3  # ours are short, and the first after theirs finds the caches full of theirs
-Row = dict[str, Any]
+# Our replies are short, and the first one after transformers' finds the CPU's caches full of other
+# data.
+OURS_A_ROUND = 3
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--size", choices=("tiny", "small"), default="tiny")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("vs_transformers", __doc__)
+    add_size_argument(parser)
     parser.add_argument("--text-tokens", type=positive, default=24)
     parser.add_argument("--frames", type=positive, default=48)
     parser.add_argument("--rounds", type=positive, default=5)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--checkpoint", type=Path, help=argparse.SUPPRESS)
-    options = parser.parse_args(arguments)
-    if options.side:
-        print(json.dumps(memory_here(options.side, options.checkpoint, options)))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = write_tiny_checkpoint(folder, size=options.size)
+    return run("vs_transformers", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Compare replies to every prompt, and the memory of both sides."""
+    with made_checkpoint(options.size) as checkpoint:
         rows = [row for name in PROMPTS for row in compare(checkpoint, name, options)]
-        memory = {side: memory_of(side, checkpoint, options) for side in SIDES}
-    del options.side, options.checkpoint  # of the processes
-    theirs_mb, ours_mb = memory["transformers"]["grown_mb"], memory["ours"]["grown_mb"]
-    summary = {
+        memory = {side: in_new_process(memory_here, side, checkpoint, options) for side in SIDES}
+    return rows, {
         "prompts": {name: ratios([r for r in rows if r["prompt"] == name]) for name in PROMPTS},
         "memory": memory,
-        "memory_ratio": theirs_mb / ours_mb,
+        "memory_ratio": memory["transformers"]["grown_mb"] / memory["ours"]["grown_mb"],
     }
-    publish(results_of("vs_transformers", arguments, options, rows, summary), options.json)
 
 
 def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Row]:
-    """Both through the same work, turn by turn: a row a reply."""
+    """Answer one prompt with both, in turn: a row a reply."""
     messages, text_tokens = PROMPTS[name], options.text_tokens
     reference = Reference(checkpoint)
     with Qwen3Omni.load(checkpoint, dtype="float32") as omni:
         ours = omni.generate_audio(messages, **settings(options))
-        # It leaves the last token unspoken where the limit ends the text: one more, for the check.
+        # transformers does not speak the last token where the limit ends the text: one more.
         theirs = answer(reference, omni.conversation, messages, options, text_tokens + 1)
         check_equal(ours, theirs, text_tokens, reference)
         answer(reference, omni.conversation, messages, options, text_tokens)
@@ -102,17 +93,15 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     return [{**row, "frames": len(ours.codes), "audio_s": audio_s} for row in rows]
 
 
+def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, Any]:
+    """Return the limits that give this many text tokens, and --frames frames."""
+    # The talker token that meets its limit is never decoded: one more than frames.
+    return {"thinker_max_new_tokens": text_tokens, "talker_max_new_tokens": options.frames + 1}
+
+
 def settings(options: argparse.Namespace) -> dict[str, Any]:
-    """What we are asked with."""
-    return {**GREEDY, **limits(options, options.text_tokens), "predictor_do_sample": False}
-
-
-def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, int]:
-    # The talker token that meets its limit is never decoded: one more than there are to be frames.
-    return {
-        "thinker_max_new_tokens": text_tokens,
-        "talker_max_new_tokens": options.frames + 1,
-    }
+    """Return the options of our requests."""
+    return {**GREEDY, **limits(options, options.text_tokens)}
 
 
 def answer(
@@ -122,15 +111,14 @@ def answer(
     options: argparse.Namespace,
     text_tokens: int,
 ) -> ReferenceResult:
-    """Theirs, from the conversation on."""
-    prompt = conversation.prompt(messages)
-    return reference.generate(prompt, **limits(options, text_tokens))
+    """Answer with transformers, from the conversation on."""
+    return reference.generate(conversation.prompt(messages), **limits(options, text_tokens))
 
 
 def check_equal(
     ours: SpeechResult, theirs: ReferenceResult, text_tokens: int, reference: Reference
 ) -> None:
-    """Text and codes equal, audio within 1e-4."""
+    """Assert that text and codes are equal, and audio within 1e-4."""
     text = theirs.token_ids[:text_tokens]
     assert ours.token_ids == text, f"text differs: {ours.token_ids} and {text}"
     assert ours.codes.tolist() == theirs.codes.tolist(), "codes differ"
@@ -139,13 +127,13 @@ def check_equal(
 
 
 def ratios(rows: Sequence[Row]) -> dict[str, Any]:
-    """Medians of both sides, and theirs over ours."""
-    medians: dict[str, dict[str, float | None]] = {}
-    for side in SIDES:
-        medians[side] = {}
-        for figure in FIGURES:
-            there = [r[figure] for r in rows if r["side"] == side and r[figure] is not None]
-            medians[side][figure] = statistics.median(there) if there else None
+    """Return the medians of both sides, and transformers' over ours."""
+
+    def median(side: str, figure: str) -> float | None:
+        found = [r[figure] for r in rows if r["side"] == side and r[figure] is not None]
+        return statistics.median(found) if found else None
+
+    medians = {side: {figure: median(side, figure) for figure in FIGURES} for side in SIDES}
     found: dict[str, Any] = {**medians}
     for figure in ("ttfb_s", "total_s", "rtf"):
         ours, theirs = medians["ours"][figure], medians["transformers"][figure]
@@ -154,24 +142,8 @@ def ratios(rows: Sequence[Row]) -> dict[str, Any]:
     return found
 
 
-def memory_of(side: str, checkpoint: Path, options: argparse.Namespace) -> dict[str, float]:
-    """`memory_here` of a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "bench.vs_transformers",
-        "--side",
-        side,
-        "--checkpoint",
-        str(checkpoint),
-    ]
-    command += ["--text-tokens", str(options.text_tokens), "--frames", str(options.frames)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout)
-
-
 def memory_here(side: str, checkpoint: Path, options: argparse.Namespace) -> dict[str, float]:
-    """Load the checkpoint, answer each prompt once, and say what memory it took."""
+    """Load the checkpoint, answer each prompt once, and return this process's memory."""
     before_mb = peak_mb()
     if side == "ours":
         with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as omni:
@@ -189,4 +161,4 @@ def memory_here(side: str, checkpoint: Path, options: argparse.Namespace) -> dic
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

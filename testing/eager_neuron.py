@@ -1,13 +1,13 @@
-"""A Neuron machine made of torch on the CPU: loaded parts and decoders that run our own modules.
+"""A simulated Neuron machine: loaded parts and decoders that run our own modules on the CPU.
 
-What it does not forgive is what a device would not: an input of another shape or type than was
-compiled, and a call after the memory was given back.
+As on a device, an input of a shape or type that was not compiled is an error, and so is a call
+after the memory was freed.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.graph import Graph
@@ -24,10 +25,13 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.neuron.load import NeuronSpec
+from qwen3_omni_neuron.neuron.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan, decoder_plan
-from qwen3_omni_neuron.neuron.nxdi.slots import Outputs
+from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, Outputs
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.target import NEURON
 from testing.specs import engine_spec
 
 SLOTS = 3
@@ -47,14 +51,14 @@ SETTINGS = {
     "batches": (1,),
     "chunk_frames": (1, 2, 4, 8),
 }
-REPORT = "EAGER_NEURON_REPORT"  # names a folder where each loader leaves its process's cores
+REPORT = "EAGER_NEURON_REPORT"  # names a folder that takes the cores of each process
 
 
 class EagerPart:
-    """Serves neuron.part.LoadedPart. called: the labels so far. broken: a label that raises."""
+    """A LoadedPart over a plain module. called: the labels so far. broken: a label that raises."""
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
-        self.graphs = {graph.label: graph for graph in graphs}
+        self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
         self.called: list[str] = []
         self.broken = ""
         self.closed = False
@@ -89,7 +93,7 @@ class EagerPart:
 
 
 class EagerDecoder:
-    """Serves neuron.slots.DecoderGraphs, as NxDI's graphs take their inputs."""
+    """DecoderGraphs over a plain module, with the inputs of NxDI's graphs."""
 
     def __init__(self, plan: DecoderPlan, model: Thinker | Talker, kv: KvCache):
         self.plan, self._model, self._kv = plan, model, kv
@@ -104,7 +108,7 @@ class EagerDecoder:
         assert bucket in self.plan.prompt_buckets
         self.called.append(("prefill", bucket))
         last = mask.sum().long().view(1) - 1
-        cache = PromptCache(self._kv.lines(int(slot), int(slot) + 1))
+        cache = PromptCache(self._kv.slots(int(slot), int(slot) + 1))
         positions = inputs[21].view(3, bucket)
         if isinstance(self._model, Talker):
             logits, hidden = self._model.prefill(
@@ -113,7 +117,7 @@ class EagerDecoder:
             return logits, hidden[None]
         media, filled, deepstack = inputs[22:25]
         rows = torch.where(filled[0] != 0, media[0], self._model.embedding(ids[0].long()))
-        everywhere = torch.arange(bucket)  # zeros are added where there is nothing to be seen
+        everywhere = torch.arange(bucket)  # rows without media have zeros to add
         logits, accepted = self._model.prefill(
             rows, positions, last, cache, everywhere, deepstack[:, 0]
         )
@@ -132,7 +136,7 @@ class EagerDecoder:
         self.called.append((f"decode {batch}", bucket))
         busy = (lines != IDLE).nonzero().flatten()
         lengths = places[busy, 0].long()
-        assert mask[busy].sum(1).tolist() == lengths.tolist(), "all that the bucket holds is seen"
+        assert mask[busy].sum(1).tolist() == lengths.tolist(), "the mask has all earlier rows"
         cache = SlotCache(self._kv.window(int(lengths.max()) + 1), lines[busy].long(), lengths)
         positions = inputs[21][0, busy, 0]
         if isinstance(self._model, Talker):
@@ -140,7 +144,7 @@ class EagerDecoder:
         else:
             given = self._model.decode(ids[busy, 0].long(), positions, cache)
             hidden = torch.zeros(len(busy), 1)
-        # What an idle row gives is not to be read.
+        # The engines must not read the outputs of an idle row.
         logits = torch.full((len(lines), given.shape[1]), float("nan"), dtype=given.dtype)
         states = torch.full((len(lines), 1, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
         logits[busy], states[busy, 0] = given, hidden
@@ -150,29 +154,54 @@ class EagerDecoder:
         self.closed = True
 
 
-class EagerLoader:
-    """Serves neuron.loader.Loader. parts, decoders: those that were loaded, by name."""
+class EagerToolchain:
+    """A `neuron.toolchain.Toolchain` that loads without having compiled.
 
-    def __init__(self, spec: NeuronSpec):
+    spec: its checkpoint gives the weights. parts, decoders: those that were loaded, by name.
+    broken: the label of a graph that raises, by part.
+    """
+
+    def __init__(self, spec: EngineSpec, broken: Mapping[str, str] | None = None):
         # The graphs of one core, which has the others' share, too.
-        self._spec, self._plan = spec, replace(spec.engine.plan, tp=1)
+        self._spec, self._plan = spec, replace(spec.plan, tp=1)
+        self._broken = broken or {}
         self.parts: dict[str, EagerPart] = {}
         self.decoders: dict[str, EagerDecoder] = {}
-        _, self._static = eager_models(self._plan.model, spec.engine.dtype)
-        if folder := os.environ.get(REPORT):
-            names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
-            said = " ".join(os.environ.get(name, "none") for name in names)
-            (Path(folder) / str(os.getpid())).write_text(said, encoding="utf-8")
 
-    def load_part(self, name: str) -> EagerPart:
-        config = self._spec.engine.config
-        graphs = [g for g in all_graphs(config, self._plan) if g.part == name]
-        self.parts[name] = EagerPart(getattr(self._static, name), graphs)
-        return self.parts[name]
+    def load_part(self, spec: PartSpec, folder: Path) -> EagerPart:
+        _report_cores()
+        _, static = eager_models(self._plan.model, self._spec.dtype)
+        graphs = [g for g in all_graphs(self._spec.config, self._plan) if g.part == spec.name]
+        part = EagerPart(getattr(static, spec.name), graphs)
+        part.broken = self._broken.get(spec.name, "")
+        self.parts[spec.name] = part
+        return part
 
-    def load_decoder(self, name: str) -> EagerDecoder:
-        self.decoders[name] = eager_decoder(name, self._spec.engine.config, self._plan)
-        return self.decoders[name]
+    def load_decoder(
+        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
+    ) -> DecoderGraphs:
+        _report_cores()
+        self.decoders[spec.part] = eager_decoder(spec.part, self._spec.config, self._plan)
+        return self.decoders[spec.part]
+
+    def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        raise NotImplementedError("this toolchain only loads")
+
+    def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
+        raise NotImplementedError("this toolchain only loads")
+
+
+def _report_cores() -> None:
+    """Write this process's cores into the folder that REPORT names, if any."""
+    if folder := os.environ.get(REPORT):
+        names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
+        cores = " ".join(os.environ.get(name, "none") for name in names)
+        (Path(folder) / str(os.getpid())).write_text(cores, encoding="utf-8")
+
+
+def eager_target(toolchain: EagerToolchain) -> Target:
+    """The target neuron over a toolchain. It can be sent to another process."""
+    return replace(NEURON, build_engines=partial(build_engines, toolchain=toolchain))
 
 
 def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDecoder:
@@ -185,13 +214,13 @@ def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDeco
 
 @lru_cache(maxsize=2)
 def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
-    """Those of the CPU, and those that graphs are traced from, over the same weights."""
+    """Load the CPU's models, and the models that graphs are traced from, over the same weights."""
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, dtype)
     return weights, with_weights(static_models(config, dtype), weights)
 
 
-def eager_spec(folder: Path, **settings: object) -> NeuronSpec:
-    """settings: of its plan, in the place of SETTINGS."""
+def eager_spec(folder: Path, **settings: object) -> EngineSpec:
+    """Make a spec of a tree. settings: of its plan, in the place of SETTINGS."""
     spec = engine_spec(folder, "neuron", **(SETTINGS | settings))
-    return NeuronSpec(spec, EagerLoader, instance="trn2.48xlarge")
+    return replace(spec, compiled=folder)

@@ -1,4 +1,4 @@
-"""Graphs through torch.export: the proof that their shapes and their control flow are fixed."""
+"""Graphs through torch.export, which shows that their shapes and their control flow are fixed."""
 
 import torch
 from torch import Tensor, nn
@@ -6,7 +6,7 @@ from torch.export import ExportedProgram
 
 from qwen3_omni_neuron.graphs.graph import Graph
 
-# neuronx-cc has no sort, and what counts or finds gives a shape that follows the data.
+# neuronx-cc has no sort; counting and searching give shapes that depend on the data.
 REJECTED_OPS = frozenset(
     {"sort", "argsort", "msort", "nonzero", "bincount", "unique", "unique2", "multinomial"}
 )
@@ -23,7 +23,7 @@ def export_graph(graph: Graph, owner: nn.Module) -> ExportedProgram:
 
 
 def open_shapes(program: ExportedProgram) -> list[str]:
-    """The values of a program whose shape is not a number; none in a static graph."""
+    """Return the values of a program whose shape is not fixed; none in a static graph."""
     found = []
     for node in program.graph.nodes:
         value = node.meta.get("val")
@@ -36,8 +36,10 @@ def open_shapes(program: ExportedProgram) -> list[str]:
 
 
 def rejected_ops(program: ExportedProgram) -> list[str]:
-    """The operations of a program that Neuron's compiler has no form of, whatever the backend
-    makes of them: see REJECTED_OPS, running sums of floats, and complex or float64 values."""
+    """Return the operations of a program that Neuron's compiler rejects on every backend.
+
+    They are REJECTED_OPS, running sums of floats, and complex or float64 values.
+    """
     found = []
     for node in program.graph.nodes:
         if node.op != "call_function":

@@ -1,6 +1,6 @@
-"""Small engines for test_process_engines.py, and what it runs as processes of their own.
+"""Small engines, and the processes that test_process_engines.py starts.
 
-A module of its own, since the engine's process has to import it.
+They are in a module of their own, since an engine's process has to import it.
 """
 
 import faulthandler
@@ -24,14 +24,14 @@ from qwen3_omni_neuron.errors import CheckpointError, OptionError, PromptTooLong
 
 
 class UnpicklableError(Exception):
-    """Pickles, and can't be made of its pickle again: that calls it with the message alone."""
+    """Error that pickles but can't be unpickled, which calls it with the message alone."""
 
     def __init__(self, code: int, place: str) -> None:
         super().__init__(f"code {code} at {place}")
 
 
 class FakeThinker:
-    """Answers with what it was asked; some methods come to an end of their own kind."""
+    """Thinker that returns its arguments; some methods fail, each in its own way."""
 
     def __init__(self, slots: int = 2, note: str = "") -> None:
         self.slots = slots
@@ -144,7 +144,7 @@ def slow_engine(seconds: float) -> FakeThinker:
 
 
 def a_parent() -> None:
-    """Start two engines, print their process ids and wait to be killed, in a call of the first."""
+    """Start two engines, print their process ids, and wait in a call of the first to be killed."""
     processes = [EngineProcess("thinker", FakeThinker) for _ in range(2)]
     for process in processes:
         process.wait_ready(60)
@@ -154,7 +154,7 @@ def a_parent() -> None:
 
 
 def a_whole_life() -> None:
-    """Lose a process, forget one and print the latter's id. No word is to be left on stderr."""
+    """Kill one process, leave another unclosed, and print the latter's id; stderr stays empty."""
     lost, forgotten = (EngineProcess("thinker", FakeThinker) for _ in range(2))
     for process in (lost, forgotten):
         process.wait_ready(60)

@@ -1,10 +1,10 @@
-"""Graphs at sizes that the tiny checkpoint computes in no time."""
+"""A compile plan at sizes that the tiny checkpoint computes quickly."""
 
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 
-# Two of each where a size may matter: prompts of few and of many rows take experts differently.
+# Two of each where a size matters: prompts of few and of many rows compute experts differently.
 TINY_PLAN = CompilePlan(
     model=Path(),
     target="neuron",

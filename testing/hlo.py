@@ -1,7 +1,7 @@
-"""What in a graph's HLO the published error codes of neuronx-cc reject.
+"""A lint of a graph's HLO by the published error codes of neuronx-cc.
 
-Source: aws-neuron-sdk, compiler/error-codes. Text in, findings out: what lowers a graph to HLO is
-not imported here (see bench/hlo_table.py).
+It reads text; bench/hlo_table.py lowers graphs to HLO.
+Source: aws-neuron-sdk, compiler/error-codes.
 """
 
 import re
@@ -25,8 +25,11 @@ UNSUPPORTED = {
 
 @dataclass
 class Findings:
-    """ops: instructions by name. rejected: what the compiler refuses. noted: what it, or who
-    calls it, puts another form in the place of."""
+    """Counts of instructions.
+
+    ops: all, by name. rejected: those that the compiler refuses. noted: those that the compiler, or
+    its caller, replaces by another form.
+    """
 
     ops: Counter[str] = field(default_factory=Counter)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -34,7 +37,7 @@ class Findings:
 
 
 def lint_hlo(text: str) -> Findings:
-    """Read HLO text, as XLA prints it."""
+    """Count the instructions of HLO text as XLA prints it."""
     found = Findings()
     types: dict[str, str] = {}
     for line in text.splitlines():
@@ -59,7 +62,7 @@ def _check(op: str, result: str, rest: str, operands: list[str], found: Findings
     if kind in {"c64", "c128"}:
         found.rejected["EVRF004 complex"] += 1
     if kind == "f64":
-        # A Python number comes as a parameter f64[] that is converted at once.
+        # A Python number is a parameter f64[] that is converted at once.
         scalar = op in {"parameter", "constant"} and result.startswith("f64[]")
         (found.noted if scalar else found.rejected)["f64 scalar" if scalar else "f64"] += 1
     if kind == "s64":

@@ -1,4 +1,4 @@
-"""Videos made for tests: of a flat grey that says which frame it is, and a tone of 440 Hz."""
+"""Videos for tests: frames of a flat grey that encodes their number, and a tone of 440 Hz."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ STEP = 6  # of brightness from one frame to the next; coding is off by 2 or so
 
 
 def frame_numbers(frames: np.ndarray) -> list[int]:
-    """Which frames of the file these are, by the grey in their middle."""
+    """Return the numbers of frames in their file, read from the grey in their middle."""
     middle = frames[:, frames.shape[1] // 2, frames.shape[2] // 2, :].astype(float).mean(axis=1)
     return [round(float(grey) / STEP) for grey in middle]
 
@@ -35,10 +35,10 @@ def make_video(
     file: Path | None = None,
     options: dict[str, str] | None = None,
 ) -> bytes:
-    """The bytes of a video of n frames (at most 40, for the greys to differ).
+    """Return the bytes of a video of n frames (at most 40, so that the greys differ).
 
-    times_ms: when each frame is shown; 1 / rate apart unless given. The upper left corner is
-    white, to see which way is up. audio: its codec, in stereo, the right side silent.
+    times_ms: each frame's timestamp; 1 / rate apart by default. The upper left corner is white, to
+    tell rotations apart. audio: codec of a stereo track, whose right channel is silent.
     file: where to write it too; some options need a real one.
     """
     import av
@@ -55,7 +55,7 @@ def make_video(
             if rotation:
                 stream.set_display_rotation(rotation)
         if audio is not None:
-            sound: Any = out.add_stream(audio, rate=TONE_RATE)
+            tone: Any = out.add_stream(audio, rate=TONE_RATE)
         for index in range(n if video else 0):
             pixels = np.full((*SIZE, 3), index * STEP, np.uint8)
             pixels[:16, :16] = 255
@@ -72,6 +72,6 @@ def make_video(
                 part = av.AudioFrame.from_ndarray(both, format="fltp", layout="stereo")
                 part.sample_rate, part.time_base = TONE_RATE, Fraction(1, TONE_RATE)
                 part.pts = start + round(audio_late_s * TONE_RATE)
-                out.mux(sound.encode(part))
-            out.mux(sound.encode())
+                out.mux(tone.encode(part))
+            out.mux(tone.encode())
     return target.getvalue() if file is None else file.read_bytes()

@@ -12,20 +12,20 @@ RATE = 16000
 Item = dict[str, Any]
 
 
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Noise over a slope of colours."""
+def noise_image(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Return noise over a colour gradient."""
     noise = np.random.default_rng(seed).integers(0, 100, (height, width, 3))
     slope = np.linspace(0, 155, width)[None, :, None]
     return Image.fromarray((noise + slope).astype(np.uint8))
 
 
-def film(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
-    """uint8 [frames, height, width, 3]."""
-    return np.stack([np.asarray(picture(width, height, 100 * seed + i)) for i in range(frames)])
+def noise_frames(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
+    """Return different images, uint8 [frames, height, width, 3]."""
+    return np.stack([np.asarray(noise_image(width, height, 100 * seed + i)) for i in range(frames)])
 
 
-def sound(seconds: float, hz: float = 300.0) -> np.ndarray:
-    """A tone with a beat, float32 [samples] at 16 kHz."""
+def tone(seconds: float, hz: float = 300.0) -> np.ndarray:
+    """Return a tone with a beat, float32 [samples] at 16 kHz."""
     t = np.arange(round(seconds * RATE)) / RATE
     return (0.4 * np.sin(2 * np.pi * hz * t) * np.sin(3 * t + 1)).astype(np.float32)
 
@@ -35,18 +35,23 @@ def text(words: str) -> Item:
 
 
 def image(width: int, height: int, seed: int = 0) -> Item:
-    return {"type": "image", "image": picture(width, height, seed)}
+    return {"type": "image", "image": noise_image(width, height, seed)}
 
 
 def audio(seconds: float, hz: float = 300.0) -> Item:
-    return {"type": "audio", "audio": sound(seconds, hz), "sampling_rate": RATE}
+    return {"type": "audio", "audio": tone(seconds, hz), "sampling_rate": RATE}
 
 
 def video(frames: int, fps: float, seconds: float | None = None, size: int = 64) -> Item:
-    """seconds: of its own sound, where it has one."""
-    item = {"type": "video", "video": film(frames, size, 96), "fps": fps, "min_pixels": 1024}
+    """Return a video. seconds: of its own audio, where it has any."""
+    item = {
+        "type": "video",
+        "video": noise_frames(frames, size, 96),
+        "fps": fps,
+        "min_pixels": 1024,
+    }
     if seconds is not None:
-        item |= {"audio": sound(seconds, 500.0), "sampling_rate": RATE}
+        item |= {"audio": tone(seconds, 500.0), "sampling_rate": RATE}
     return item
 
 
@@ -63,7 +68,7 @@ def assistant(words: str) -> Item:
 
 @dataclass(frozen=True)
 class Case:
-    """seconds_per_grid: of its videos, in order."""
+    """A conversation. seconds_per_grid: of its videos, in order."""
 
     messages: list[Item]
     seconds_per_grid: tuple[float, ...] = ()

@@ -1,8 +1,8 @@
-"""transformers' own generate, for tests and benchmarks to hold us against.
+"""The reference: transformers' own generate, which tests and benchmarks compare us with.
 
-Its answers are read where they are made: codes where they enter code2wav, talker rows where they
-enter the talker. The audio to compare with is one full forward over the codes, since the
-reference's own chunked_decode loses samples at chunk boundaries.
+Codes are recorded where they enter code2wav, talker rows where they enter the talker. The audio to
+compare with is one full forward over the codes, since the reference's own chunked_decode loses
+samples at chunk boundaries.
 """
 
 from collections.abc import Iterator
@@ -20,14 +20,17 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 
-NO_EOS = -1  # an id that is never written
+NO_EOS = -1  # an id that is never generated
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}
 
 
 @dataclass(frozen=True)
 class ReferenceResult:
-    """token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: the rows
-    [S, hidden] of each talker forward, the prompt's first."""
+    """A reply of the reference.
+
+    token_ids: generated, EOS included. codes: int64 [frames, groups]. talker_rows: the rows
+    [S, hidden] of each talker forward, the prompt's first.
+    """
 
     token_ids: list[int]
     codes: Tensor
@@ -45,13 +48,13 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
-        # 5.23's talker asks its own config for the audio encoder's window where a prompt has both
-        # pictures and sound, and its config has none: it fails there without this.
+        # 5.23's talker reads the audio encoder's window from its own config where a prompt has both
+        # images and audio, and its config has none: it fails there without this.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
     def thinker_model(self) -> Any:
-        """The module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
+        """Return the module that holds embed_tokens, layers and norm (4.x: thinker.model)."""
         inner = self.model.thinker.model
         return getattr(inner, "language_model", inner)
 
@@ -66,20 +69,22 @@ class Reference:
         return getattr(thinker, "visual", None) or thinker.model.visual
 
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
-        """Greedy, with options as the reference names them. thinker_eos_token_id: NO_EOS unless
-        it is given. Needs a reply of at least two tokens and one frame: it fails on less."""
+        """Answer greedily. options: the reference's own; thinker_eos_token_id: default NO_EOS.
+
+        The reply must have at least two tokens and one frame: the reference fails on less.
+        """
         ids = prompt.token_ids[None]
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), **media_inputs(prompt)}
         options = {"thinker_eos_token_id": NO_EOS, **GREEDY, **options}
         with _recorded(self.model) as record:
-            thought = self.model.generate(**inputs, **options)[0]
-        sequences = thought if isinstance(thought, Tensor) else thought.sequences
+            generated = self.model.generate(**inputs, **options)[0]
+        sequences = generated if isinstance(generated, Tensor) else generated.sequences
         token_ids = sequences[0, len(prompt) :].tolist()
         return ReferenceResult(token_ids, record.codes[0].t(), record.talker_rows)
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """One full code2wav forward. codes: int64 [frames, groups]. Returns float32 [samples]."""
+        """Decode in one full forward. codes: int64 [frames, groups]. Returns float32 [samples]."""
         return self.model.code2wav(codes.t()[None])[0, 0].float()
 
 
@@ -111,25 +116,25 @@ def _recorded(model: Any) -> Iterator[_Record]:
 
 
 def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
-    """The prompt's media as the reference takes them: clips padded, with a mask."""
+    """Return the prompt's media in the reference's form: clips padded, with a mask."""
     inputs = {}
     if prompt.audio_mel:
         frames = [mel.t() for mel in prompt.audio_mel]  # [frames, mels] a clip
         mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
         inputs["feature_attention_mask"] = mask
         inputs["input_features"] = pad_sequence(frames, batch_first=True).transpose(1, 2)
-    for pictures, values, grid in (
+    for patches, values, grid in (
         (prompt.images, "pixel_values", "image_grid_thw"),
         (prompt.videos, "pixel_values_videos", "video_grid_thw"),
     ):
-        if pictures:
-            inputs[values] = torch.cat([p.values for p in pictures])
-            inputs[grid] = torch.tensor([p.grid for p in pictures])
+        if patches:
+            inputs[values] = torch.cat([p.values for p in patches])
+            inputs[grid] = torch.tensor([p.grid for p in patches])
     return inputs
 
 
 def _make_predictor_greedy(predictor: Any) -> None:
-    """4.57 samples the code predictor whatever talker_do_sample says; 5.x follows it."""
+    """Make the code predictor greedy: 4.57 samples it even where talker_do_sample is False."""
     original = predictor.generate
 
     def generate(**kwargs: Any) -> Any:
@@ -140,10 +145,12 @@ def _make_predictor_greedy(predictor: Any) -> None:
 
 
 def _keep_audio_windows_apart(thinker: Any) -> None:
-    """4.57's encoder attends across 8 s windows and across clips unless flash attention is on; the
-    model was trained with windows, and 5.x keeps to them everywhere. So here it gets each window
-    on its own. Windows of under 1 s beside longer ones come out otherwise than together, since
-    they are padded to the longest chunk: use 5.x for those."""
+    """Encode each 8 s window on its own.
+
+    Without flash attention 4.57's encoder attends across windows and across clips; the model was
+    trained with windows, which 5.x always uses. Results differ from 5.x for windows of under 1 s
+    beside longer ones, which are padded to the longest chunk: use 5.x for those.
+    """
     window = thinker.config.audio_config.n_window_infer
 
     def get_audio_features(

@@ -1,4 +1,4 @@
-"""The parts that are traced from model/, their graphs at tiny sizes, and calls of them."""
+"""The parts that are traced from model/, their graphs at tiny sizes, and calls to compare."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ def plan_of(tp: int, dtype: torch.dtype) -> CompilePlan:
 
 
 def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:
-    """Every graph, and where a state is kept every one after others have left it."""
+    """Yield a call of every graph; graphs with a state are called after others have changed it."""
     if not any(graph.state for graph in graphs.values()):
         yield from ((label, graph.example(2)) for label, graph in graphs.items())
         return
@@ -57,12 +57,12 @@ def calls_of(graphs: Mapping[str, Graph]) -> Iterator[Call]:
 
 
 class PlainPart:
-    """The graphs over the plain module, with the state carried from call to call."""
+    """Graphs over the plain module, with the state passed from call to call."""
 
     def __init__(self, graphs: Mapping[str, Graph], module: nn.Module):
         self._graphs, self._module = graphs, module
         kept = next((graph.state for graph in graphs.values() if graph.state), ())
-        self._state = tuple(torch.zeros(spec.shape, dtype=spec.dtype) for spec in kept)
+        self._state = tuple(torch.zeros(spec.lengths, dtype=spec.dtype) for spec in kept)
 
     @torch.no_grad()
     def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:

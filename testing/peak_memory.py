@@ -1,11 +1,12 @@
-"""How much memory a process takes beside what it had: for scripts in a process of their own."""
+"""Peak memory: of a process, for scripts in a process of their own, and of a call's tensors."""
 
 import resource
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,14 @@ needs_proc = pytest.mark.skipif(not STATM.exists(), reason="reads /proc, which L
 
 
 class Peak:
-    """nbytes: the most that was resident above what was at the beginning."""
+    """Peak memory of a block. nbytes: resident bytes above those at its beginning."""
 
     nbytes = 0
 
 
 @contextmanager
 def watched() -> Iterator[Peak]:
-    """Looks every millisecond until the block ends."""
+    """Watch this process every millisecond until the block ends."""
     peak, before, done = Peak(), resident(), threading.Event()
 
     def watch() -> None:
@@ -39,4 +40,20 @@ def watched() -> Iterator[Peak]:
 
 
 def resident() -> int:
+    """Return the resident bytes of this process."""
     return int(STATM.read_text().split()[1]) * resource.getpagesize()
+
+
+def peak_tensor_bytes(call: Callable[[], Any]) -> int:
+    """Return the most bytes that a call's own tensors have at one time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        kept = call()
+    del kept
+    changes = [e for e in recorded.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = most = 0
+    for change in sorted(changes, key=lambda event: event.start_ns()):
+        held += change.nbytes()
+        most = max(most, held)
+    return most

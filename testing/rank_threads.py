@@ -1,6 +1,6 @@
-"""Ranks as threads: the collectives of parallel.layers, with sums in the order of the ranks."""
+"""Threads as ranks: the collectives of graphs.parallel.layers, with sums in rank order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
@@ -11,7 +11,7 @@ Outputs = tuple[Tensor, ...]
 
 
 class Ranks:
-    """A group of `size` threads. counted: how many collectives each rank has taken part in."""
+    """A group of `size` threads. counted: each rank's number of collectives."""
 
     def __init__(self, size: int):
         self.size = size
@@ -22,8 +22,8 @@ class Ranks:
     def rank(self, number: int) -> "Rank":
         return Rank(self, number)
 
-    def run(self, functions: list[Callable[[], Outputs]]) -> list[Outputs]:
-        """Call one function a rank, all at once. Returns what each gives."""
+    def run(self, functions: Sequence[Callable[[], Outputs]]) -> list[Outputs]:
+        """Call one function for each rank, concurrently. Returns their results."""
 
         def call(function: Callable[[], Outputs]) -> Outputs:
             try:
@@ -46,7 +46,7 @@ class Ranks:
 
 
 class Rank:
-    """Serves parallel.layers.Group."""
+    """A Group of graphs.parallel.layers over threads."""
 
     def __init__(self, ranks: Ranks, number: int):
         self._ranks, self._number = ranks, number

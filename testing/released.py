@@ -1,4 +1,4 @@
-"""The released sizes, Qwen3-Omni-30B-A3B-Instruct: for plans and tests without its config.json."""
+"""The released sizes, Qwen3-Omni-30B-A3B-Instruct, for plans and tests without its config.json."""
 
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,

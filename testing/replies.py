@@ -1,4 +1,4 @@
-"""Whole replies, ours and the reference's."""
+"""Comparison of whole replies, ours and the reference's."""
 
 from typing import Any
 
@@ -8,11 +8,15 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from testing.oracle import Reference, ReferenceResult
 
-GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+GREEDY: dict[str, Any] = {
+    "thinker_do_sample": False,
+    "talker_do_sample": False,
+    "predictor_do_sample": False,
+}
 
 
 def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:
-    """codes first, since a wrong code is what a wrong sample would come from."""
+    """Assert equal codes, then equal audio, since a wrong code would make wrong samples."""
     assert len(ours.codes) == len(theirs.codes)
     for frame, (mine, other) in enumerate(zip(ours.codes, theirs.codes.numpy(), strict=True)):
         assert mine.tolist() == other.tolist(), f"frame {frame} is the first that differs"
@@ -29,8 +33,10 @@ def reply_to_the_limit(
     video_second_per_grid: tuple[float, ...] = (),
     **options: Any,
 ) -> tuple[SpeechResult, ReferenceResult]:
-    """Both write and speak `tokens` tokens. The reference leaves the token that meets its limit
-    unspoken; with one more token, called EOS, it speaks what we do."""
+    """Generate and speak `tokens` tokens with both.
+
+    The reference does not speak the token that meets its limit, so its limit is one higher.
+    """
     ours = omni.generate_audio(messages, thinker_max_new_tokens=tokens, **GREEDY, **options)
     prompt = omni.conversation.prompt(messages, options.get("use_audio_in_video", False))
     if video_second_per_grid:

@@ -1,20 +1,15 @@
-"""Made-up result files for the report: round numbers, in the form that the benchmarks write."""
+"""Made-up result files for the report: round numbers, in the form that the benchmarks write.
+
+Their figures are computed here, not by bench/; test/unit/test_bench_scripts.py compares the forms.
+"""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import soundfile
-
-from bench.common.metrics import (
-    ChunkArrival,
-    RequestEvents,
-    RequestMetrics,
-    TextArrival,
-    request_metrics,
-    summarize,
-)
 
 MACHINE = {"cpu": "Made-up CPU", "architecture": "x86_64", "cores": 2, "memory_mb": 8192}
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0", "machine": {**MACHINE, "threads": 1}}
@@ -35,25 +30,35 @@ CALLS = (
 
 
 def request(number: int, first_s: float, cut: bool = False, **changes: Any) -> dict[str, Any]:
-    """A row of ttfb_rtf.py: its first sample after first_s, its first text after half of that, 7
-    frames in 3 chunks that come 50 ms apart. cut: by a token limit."""
+    """Return a row of bench/ttfb_rtf.py.
+
+    Its first sample comes after first_s, its first text after half of that, 7 frames in 3 chunks
+    50 ms apart: the second chunk is in time, and so is the third. cut: by a token limit.
+    """
     samples = [FRAME_SAMPLES * frames for frames in FRAMES]
     samples[0] -= LATENCY_SAMPLES
     at_s = [first_s + 0.05 * index for index in range(len(FRAMES))]
-    events = RequestEvents(
-        0.0,
-        (TextArrival(first_s / 2, 1), TextArrival(first_s / 2 + 0.02, 2)),
-        tuple(map(ChunkArrival, at_s, samples, FRAMES)),
-        at_s[-1],
-        "length" if cut else "stop",
-        "stop",
-    )
+    audio_s = sum(samples) / RATE
+    figures = {
+        "ttft_s": first_s / 2,
+        "itl_s": 0.01,
+        "ttfb_s": first_s,
+        "total_s": at_s[-1],
+        "audio_s": audio_s,
+        "rtf": at_s[-1] / audio_s,
+        "text_tokens": 3,
+        "frames": sum(FRAMES),
+        "underruns": 0,
+        "silent_s": 0.0,
+        "thinker_finish_reason": "length" if cut else "stop",
+        "talker_finish_reason": "stop",
+        "truncated": cut,
+    }
     firsts = [sum(samples[:index]) for index in range(len(samples))]
     names = ("arrival_s", "first_sample", "samples", "frames")
     each = zip(at_s, firsts, samples, FRAMES, strict=True)
     chunks = [dict(zip(names, chunk, strict=True)) for chunk in each]
     about = {"request": number, "conversation": "sky", "seed": number, "error": None}
-    figures = vars(request_metrics(events))
     return {**about, **figures, "audio_file": None, "chunks": chunks, **changes}
 
 
@@ -62,7 +67,7 @@ def timeline() -> list[dict[str, Any]]:
 
 
 def case(driven: str, concurrency: int, ttfb_s: float, rtf: float) -> dict[str, Any]:
-    """A row of a replay."""
+    """Return a row of bench/replay.py."""
     return {
         "kind": "replay",
         "profile": "made-up",
@@ -94,15 +99,40 @@ def results(
 
 
 def requests(ttfb_s: list[float], **settings: Any) -> dict[str, Any]:
-    """A result of ttfb_rtf.py; every third request was truncated."""
+    """Return a result of ttfb_rtf.py; every third request was truncated."""
     rows = [request(n, at_s, cut=n % 3 == 2) for n, at_s in enumerate(ttfb_s)]
     rows[0]["timeline"] = rows[-1]["timeline"] = timeline()
     return results(rows, summary_of(rows), **settings)
 
 
 def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    names = RequestMetrics.__dataclass_fields__
-    return summarize([RequestMetrics(**{name: row[name] for name in names}) for row in rows])
+    """Return the summary of ttfb_rtf.py: distributions of the figures, and counts."""
+    early = ("ttft_s", "itl_s", "ttfb_s")
+    figures = (*early, "total_s", "audio_s", "rtf", "text_tokens", "frames", "silent_s")
+
+    def distributions(names: Sequence[str], of: list[dict[str, Any]]) -> dict[str, Any]:
+        return {name: distribution([row[name] for row in of]) for name in names}
+
+    return {
+        "requests": len(rows),
+        "truncated_requests": sum(row["truncated"] for row in rows),
+        "truncated_text": sum(row["truncated"] for row in rows),
+        "truncated_speech": 0,
+        "without_speech": 0,
+        "underruns": 0,
+        "requests_with_underruns": 0,
+        "all": distributions(early, rows),
+        "complete": distributions(figures, [row for row in rows if not row["truncated"]]),
+        "truncated": distributions(figures, [row for row in rows if row["truncated"]]),
+    }
+
+
+def distribution(values: list[float]) -> dict[str, float] | None:
+    """Return count, mean and percentiles; None of no values."""
+    if not values:
+        return None
+    ranks = {f"p{rank}": float(np.percentile(values, rank)) for rank in (50, 90, 95, 99)}
+    return {"count": len(values), "mean": float(np.mean(values)), **ranks}
 
 
 def replay() -> dict[str, Any]:
@@ -117,7 +147,7 @@ def write(folder: Path, name: str, content: Any) -> Path:
 
 
 def write_sound(file: Path, samples: int) -> None:
-    """A tone of 3 kHz over a little noise."""
+    """Write a tone of 3 kHz over a little noise."""
     file.parent.mkdir(exist_ok=True)
     tone = 0.5 * np.sin(2 * np.pi * 3000 * np.arange(samples) / RATE)
     noise = 0.01 * np.random.default_rng(0).standard_normal(samples)

@@ -1,5 +1,8 @@
-"""A toolchain without a compiler: weights are written and cut as for Neuron, and the graphs of a
-loaded part run as modules on the CPU, a thread a rank, over a state that stays at its rank."""
+"""A toolchain without a compiler.
+
+Weights are written and sharded as for Neuron; the graphs of a loaded part run as modules on the
+CPU, one thread for each rank, over a state that each rank keeps.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +21,7 @@ from qwen3_omni_neuron.neuron.part.part import CheckedPart
 from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedGraph, TracedPart, state_name
-from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 
@@ -27,7 +30,7 @@ States = dict[str, Tensor]
 
 
 class SimulatedToolchain:
-    """Serves neuron.toolchain.Toolchain."""
+    """A Toolchain that runs on the CPU."""
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
         write_shards(spec, checkpoint, folder)
@@ -41,19 +44,18 @@ class SimulatedToolchain:
         return CheckedPart(spec, SimulatedCores(spec, folder).run)
 
     def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """The cores' weights alone."""
+        """Write the ranks' weights alone."""
         weights = DecoderWeights.of(spec.part, checkpoint, spec.config)
         weights.write_shards(folder, spec.plan, spec.takes_rows)
 
     def load_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> EagerDecoder:
-        """Runs our own module over the checkpoint's weights: what NxDI cuts only NxDI puts
-        together."""
+        """Load our own module over the checkpoint's weights: only NxDI can join NxDI's shards."""
         assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == spec.plan.tp
         return eager_decoder(spec.part, spec.config, spec.compiled)
 
 
 class SimulatedCores:
-    """The cores that a part lies on. states: of each, zeros at first."""
+    """The cores of a part. states: one for each, zeros at first."""
 
     def __init__(self, spec: PartSpec, folder: Path):
         self._ranks = Ranks(spec.tp)
@@ -63,7 +65,7 @@ class SimulatedCores:
         self.states = [zero_state(spec) for _ in range(spec.tp)]
 
     def run(self, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Rank 0's outputs, as NxD gives them."""
+        """Run a graph on all ranks; return rank 0's outputs, as NxD does."""
         calls = [
             partial(run_with_state, part.graphs[label], states, inputs)
             for part, states in zip(self._parts, self.states, strict=True)
@@ -73,7 +75,7 @@ class SimulatedCores:
 
 def zero_state(spec: PartSpec) -> States:
     return {
-        state_name(kept): torch.zeros(kept.shape, dtype=device_type(kept.dtype))
+        state_name(kept): torch.zeros(kept.lengths, dtype=device_type(kept.dtype))
         for kept in spec.state
     }
 
@@ -81,7 +83,7 @@ def zero_state(spec: PartSpec) -> States:
 def run_with_state(
     module: TracedGraph, states: States, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Call a traced graph over a rank's state, which it renews: what a core does."""
+    """Call a traced graph over a rank's state and replace that state, as a core does."""
     names = [name for name, _ in module.named_buffers(recurse=False)]
     for name in names:
         setattr(module, name, states[name])

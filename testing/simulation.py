@@ -23,7 +23,7 @@ GREEDY = SamplingParams(do_sample=False)
 
 @dataclass
 class Call:
-    """One engine call: when it began, and its slots."""
+    """One engine call: its start, and its slots."""
 
     name: str
     at_s: float
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass
 class Simulation:
-    """A pipeline whose prompts are answered by their own token ids, then EOS."""
+    """A pipeline on a virtual clock that answers a prompt with its own token ids, then EOS."""
 
     config: OmniConfig
     times: Times = field(default_factory=Times)
@@ -54,7 +54,7 @@ class Simulation:
         self.pipeline = Pipeline(engines, self.config, self.max_queued, self.clock)
 
     def on_call(self, name: str, slots: Sequence[int]) -> None:
-        """For a test to replace: raises or sleeps where an engine is to fail or to stall."""
+        """Do nothing; a test replaces this to make an engine fail or stall."""
 
     def _on_call(self, name: str, slots: Sequence[int], _size: int) -> None:
         self.calls.append(Call(name, self.clock.now(), tuple(slots)))
@@ -72,7 +72,7 @@ class Simulation:
         wait_timeout_s: float = 1e6,
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
     ) -> SpeechStream:
-        """A request that is answered with `tokens`; the talker's limit leaves `frames` frames."""
+        """Start a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
         prompt = prompt_of(ids)
         thinker = ThinkerRequest(
@@ -91,26 +91,28 @@ class Simulation:
         return SpeechStream(self.pipeline, request, owner=self)
 
     def called(self, name: str) -> list[Call]:
-        """The calls of one kind, in order."""
+        """Return the calls of one kind, in order."""
         return [call for call in self.calls if call.name == name]
 
     def assert_idle(self) -> None:
-        """Every slot is free again, and no stage has a request."""
+        """Assert that every slot is free and no stage has a request."""
         assert sorted(self.pipeline._free_slots) == list(range(self.sizes.slots))
         assert not any(stage._tasks for stage in self.pipeline._stages)
 
     def expected_codes(
         self, tokens: Sequence[int], frames: int, limit: int | None = None
     ) -> list[torch.Tensor]:
-        """What one pass over the whole text says: its rows, tts_eos once, then tts_pad. limit: of
-        the thinker, where it cuts the text."""
+        """Return the codes of one pass over the whole text: its rows, tts_eos once, then tts_pad.
+
+        limit: the thinker's, where it cuts the text.
+        """
         pads = [self.config.tts_pad_id] * frames
         prompt = prompt_of(torch.tensor(list(tokens))).talker
         rows = [*tokens[:limit], self.config.tts_eos_id, *pads]
         return spoken_frames(prompt, SPEAKER, rows, frames)
 
     def assert_right(self, result: SpeechResult, tokens: Sequence[int], frames: int) -> None:
-        """Text, codes and samples are those of the stages one after the other."""
+        """Assert that text, codes and samples equal those of the stages run one after the other."""
         assert result.token_ids == [*tokens, EOS]
         expected = self.expected_codes(tokens, frames)
         assert len(result.codes) == frames
@@ -120,7 +122,7 @@ class Simulation:
 
 
 def finish(stream: SpeechStream) -> SpeechResult:
-    """Take all events; the last one's result."""
+    """Take all events; return the last one's result."""
     events: list[Event] = list(stream)
     assert isinstance(events[-1], Finished)
     return events[-1].result

@@ -1,17 +1,32 @@
-"""Specs of engines over a checkpoint, with what a test says of their plan."""
+"""Plans and engines over a checkpoint, with a test's own settings."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation.plan import make_plan
+from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.cpu.build import build_engines
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.targets import find_target
+
+
+def plan_of(model: Path, config: OmniConfig, target: str = "cpu", **settings: Any) -> CompilePlan:
+    """Make a plan for a target by its name. settings: see `compilation.plan.make_plan`."""
+    return make_plan(model, config, find_target(target).limits, **settings)
 
 
 def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> EngineSpec:
-    """settings: those of `make_plan`; float32, two slots and 256 positions unless said."""
-    usual = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
+    """Make a spec. settings: float32, two slots and 256 positions unless given."""
+    usual: dict[str, Any] = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     config = read_config(checkpoint)
-    plan = make_plan(checkpoint, config, target, **(usual | settings))
+    plan = plan_of(checkpoint, config, target, **(usual | settings))
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id)
+
+
+def cpu_engines(spec: EngineSpec) -> Engines:
+    """Build all engines on the CPU from the checkpoint, whatever the spec's target and tree are."""
+    return Engines.of(build_engines(replace(spec, compiled=None)))

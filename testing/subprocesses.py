@@ -1,4 +1,4 @@
-"""Python in a process of its own, which finds what this one finds."""
+"""Python in a process of its own, with the import path of this one."""
 
 import os
 import subprocess
@@ -6,7 +6,7 @@ import sys
 
 
 def run_python(*arguments: object, timeout_s: float = 300) -> str:
-    """What it prints, one thread an operation. Fails with its last words where it fails."""
+    """Run Python on one thread and return its stdout. Fails with the end of its stderr."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={

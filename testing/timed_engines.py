@@ -1,7 +1,7 @@
-"""Engines that compute nothing and take time: what they answer tells what they were given.
+"""Engines that spend time on a virtual clock, and whose outputs depend on all of their inputs.
 
-Tokens, codes and samples follow from all that a slot has seen, so that a row, a frame or a chunk
-that comes twice, late or not at all changes every answer after it.
+Tokens, codes and samples are computed from everything that a slot was given so far, so a row, a
+frame or a chunk that comes twice, late or not at all changes every later output.
 """
 
 import zlib
@@ -27,7 +27,7 @@ LATENCY_SAMPLES = 555
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds a call of each kind takes; a step's may depend on its number in the first slot."""
+    """Seconds of a call of each kind; a step's may depend on its number in the first slot."""
 
     thinker_prefill_s: float = 0.0
     thinker_step_s: float | Callable[[int], float] = 0.0
@@ -40,7 +40,7 @@ class Times:
 
 @dataclass
 class Sizes:
-    """What the engines say of themselves."""
+    """Sizes that the engines report."""
 
     slots: int = 4
     context_length: int = 65536
@@ -51,10 +51,13 @@ class Sizes:
 
 @dataclass
 class Script:
-    """reply: the tokens that answer a prompt, its end marker last. frames: codes 0 before
-    codec_eos, None for speech without end. on_call: told of each call before it takes its time, by
-    name, slots and size (rows of a prompt, frames of all streams with what they are padded by, or
-    else slots); may raise, or sleep."""
+    """The replies of the engines, and a hook.
+
+    reply: the tokens that answer a prompt, its end marker last. frames: codes 0 before codec_eos,
+    None for speech without end. on_call: called before each call takes its time, with its name,
+    slots and size (rows of a prompt, frames of all streams with their padding, or else slots); it
+    may raise, or sleep.
+    """
 
     reply: Reply
     codec_eos_id: int
@@ -65,7 +68,7 @@ class Script:
 def timed_engines(
     clock: VirtualClock, times: Times, script: Script, sizes: Sizes | None = None
 ) -> Engines:
-    """All three over one clock."""
+    """Return all three engines over one clock."""
     arguments = (clock, times, script, sizes or Sizes())
     return Engines(TimedThinker(*arguments), TimedTalker(*arguments), TimedVocoder(*arguments))
 
@@ -80,11 +83,11 @@ class _Timed:
         self._clock.sleep(seconds)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing: there is no memory to free."""
 
 
 class TimedThinker(_Timed):
-    """Serves runtime.protocols.Thinker. Answers by the script, if it is fed what it answered."""
+    """A Thinker that answers by the script, and checks that it is given its own tokens."""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
@@ -102,7 +105,9 @@ class TimedThinker(_Timed):
         next_ids = []
         for slot, token_id in zip(slots, token_ids, strict=True):
             fed = self._fed[slot]
-            assert self._rest[slot][fed] == token_id, "the thinker is fed what it did not write"
+            assert self._rest[slot][fed] == token_id, (
+                "the thinker was given another token than its own"
+            )
             next_ids.append(self._rest[slot][fed + 1])
         for slot in slots:
             self._fed[slot] += 1
@@ -113,7 +118,7 @@ class TimedThinker(_Timed):
 
 
 class TimedTalker(_Timed):
-    """Serves runtime.protocols.Talker. Each code follows from all rows and frames before it."""
+    """A Talker whose codes depend on all rows and frames before them."""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
@@ -156,7 +161,7 @@ class TimedTalker(_Timed):
 
 
 class TimedVocoder(_Timed):
-    """Serves runtime.protocols.Vocoder. Sample n of frame k is a number made of both."""
+    """A Vocoder whose samples depend on their frame's codes."""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
@@ -173,38 +178,38 @@ class TimedVocoder(_Timed):
         return [self._decode(s, self._last[s], c) for s, c in zip(slots, codes, strict=True)]
 
     def _frames(self, codes: Sequence[Tensor]) -> int:
-        """Of all streams, the last chunks padded."""
+        """Return the frames of all streams, padded to a chunk size."""
         return len(codes) * next(b for b in self.chunk_frames if b >= len(codes[0]))
 
     def _decode(self, slot: int, last: list[Tensor], codes: Tensor) -> NDArray[np.float32]:
-        """last: the frame before these, whose end comes with them; none at the start."""
+        """Decode. last: the frame before these, whose end comes with them; none at the start."""
         self._last[slot] = [codes[-1]]
         return samples_of([*last, *codes])[len(last) * (FRAME_SAMPLES - LATENCY_SAMPLES) :]
 
 
 def seen_in(prompt: TalkerPrompt, speaker_id: int) -> int:
-    """A number for what a talker's slot has seen: here, its prompt."""
+    """Return a checksum of what a talker's slot was given: here, its prompt."""
     return seen_after(0, speaker_id, *prompt.token_ids.tolist())
 
 
 def seen_after(seen: int, *more: int) -> int:
-    """The number after it has seen more."""
+    """Return the checksum after more inputs."""
     return zlib.crc32(repr(more).encode(), seen)
 
 
 def code0_of(seen: int) -> int:
-    """The code 0 that follows; none that a talker suppresses."""
+    """Return the next code 0; never one that a talker suppresses."""
     return seen % 60
 
 
 def frame_of(seen: int, code0: int) -> Tensor:
-    """The frame, int64 [16], that begins with a code 0."""
+    """Return the frame, int64 [16], that begins with this code 0."""
     rest = [seen_after(seen, code0, group) % 1000 for group in range(1, GROUPS)]
     return torch.tensor([code0, *rest])
 
 
 def samples_of(frames: Sequence[Tensor]) -> NDArray[np.float32]:
-    """All samples that one decode of the frames gives."""
+    """Return the samples of one decode of all frames."""
     levels = np.array([int(frame.sum()) / 16000 for frame in frames], dtype=np.float32)
     return np.repeat(levels, FRAME_SAMPLES)[: len(levels) * FRAME_SAMPLES - LATENCY_SAMPLES]
 
@@ -212,13 +217,13 @@ def samples_of(frames: Sequence[Tensor]) -> NDArray[np.float32]:
 def spoken_frames(
     prompt: TalkerPrompt, speaker_id: int, rows: Sequence[int], frames: int
 ) -> list[Tensor]:
-    """What a talker says that was given these text rows, the first of them with the prompt."""
-    seen, said = seen_after(seen_in(prompt, speaker_id), rows[0]), []
+    """Return the frames of a talker that was given these text rows, the first with the prompt."""
+    seen, spoken = seen_after(seen_in(prompt, speaker_id), rows[0]), []
     for number in range(frames):
-        said.append(frame_of(seen, code0_of(seen)))
+        spoken.append(frame_of(seen, code0_of(seen)))
         if number + 1 < frames:
-            seen = seen_after(seen, int(said[-1][-1]), rows[number + 1])
-    return said
+            seen = seen_after(seen, int(spoken[-1][-1]), rows[number + 1])
+    return spoken
 
 
 def _at(seconds: float | Callable[[int], float], number: int) -> float:

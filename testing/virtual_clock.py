@@ -1,4 +1,4 @@
-"""A clock for simulations: time stands still while a thread works, and jumps while all wait."""
+"""A clock for simulations: its time advances only when all threads wait."""
 
 import heapq
 import itertools
@@ -10,8 +10,7 @@ from qwen3_omni_neuron.runtime.clock import Clock
 
 
 class _Sleeper:
-    """A thread that waits: for its deadline, for a notification, or for both, and then for its
-    turn."""
+    """A thread that waits for its deadline, a notification or both, and then for its turn."""
 
     def __init__(self) -> None:
         self.turn = threading.Event()
@@ -19,27 +18,26 @@ class _Sleeper:
 
 
 class VirtualClock(Clock):
-    """Seconds that nobody waits for.
+    """Virtual time for the threads that it makes, and for the one that made it.
 
-    It knows the threads it made, and the one that made it. They take turns: one of them works,
-    until it waits; then those it woke, in the order it woke them. When all wait, the time of the
-    earliest deadline has come. So what happens at one moment happens in the same order every time.
-    Guarded by _guard: every field.
+    One thread works at a time, until it waits; then those that it woke, in that order. When all
+    wait, the time jumps to the earliest deadline. So events at the same time have the same order in
+    every run. _guard guards every field.
     """
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._now = 0.0
-        self._works = True  # one of the threads does
-        self._ready: deque[_Sleeper] = deque()  # woken, and not at work yet
+        self._works = True  # whether a thread works
+        self._ready: deque[_Sleeper] = deque()  # woken, but not working yet
         self._deadlines: list[tuple[float, int, _Sleeper]] = []
-        self._order = itertools.count()  # equal deadlines come in the order they were asked for
+        self._order = itertools.count()  # equal deadlines are met in the order of their requests
 
     def now(self) -> float:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Wait, as an engine does that takes its time."""
+        """Wait for `seconds` of virtual time."""
         self.enter(sleeper := _Sleeper(), seconds)
         sleeper.turn.wait()
 
@@ -60,7 +58,7 @@ class VirtualClock(Clock):
         return threading.Thread(target=run, name=name, daemon=True)
 
     def enter(self, sleeper: _Sleeper, seconds: float | None) -> None:
-        """The thread at work begins to wait."""
+        """Let the working thread begin to wait."""
         with self._guard:
             if seconds is not None:
                 deadline = self._now + max(0.0, seconds)
@@ -68,7 +66,7 @@ class VirtualClock(Clock):
         self._stop_working()
 
     def wake(self, sleeper: _Sleeper) -> None:
-        """Let a thread work again, before its deadline."""
+        """Let a waiting thread work again, before its deadline."""
         with self._guard:
             self._wake(sleeper, notified=True)
             if not self._works:

@@ -1,8 +1,10 @@
-"""What the speaking checkpoint can do, on questions that its training left out:
-`python -m train.assess CHECKPOINT`.
+"""Assess the speaking checkpoint on questions that its training left out.
 
-Each is asked through the package at the released sampling settings, once a seed, in each speaker's
-voice in turn. The judge is `judge.py`, which knows espeak-ng's own renderings and nothing of ours.
+    python -m train.assess CHECKPOINT
+
+Each question is asked through the package at the released sampling settings, once for each seed, in
+each speaker's voice in turn. The judge (train/judge.py) compares the speech with espeak-ng's own
+renderings; nothing of ours trained it.
 """
 
 import argparse
@@ -16,10 +18,10 @@ import jiwer
 from tqdm import tqdm
 
 from qwen3_omni_neuron import Qwen3Omni
-from train.asking import Asked, asked
 from train.espeak import VOICES
-from train.hearing import MEASURING
 from train.judge import Judge
+from train.questions import Question, draw_question
+from train.speech import MEASURING
 
 MOST_TEXT_TOKENS = 16
 MOST_FRAMES = 100
@@ -27,10 +29,13 @@ MOST_FRAMES = 100
 
 @dataclass(frozen=True)
 class Figures:
-    """Shares of 1. replies_right: whose text is right; heard_word_error: of words that were heard
-    and are to be said again; spoken_word_error: of what the sound says against the text;
-    right_voice: of spoken words; ended: replies whose talker came to its own end; unspoken: of
-    those that were to be text only, how many were."""
+    """Shares of 1.
+
+    replies_right: replies whose text is right; heard_word_error: word error rate of replies that
+    repeat spoken words; spoken_word_error: of the speech against the text; right_voice: spoken
+    words in the right voice; ended: replies whose talker ended by itself; unspoken: replies without
+    speech among those that were to be text only.
+    """
 
     replies: int
     replies_right: float
@@ -43,9 +48,9 @@ class Figures:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one question. said: the words that the judge heard, and whose voices."""
+    """A reply to one question. said: the words that the judge recognised; voices: of each word."""
 
-    question: Asked
+    question: Question
     speaker: str
     seed: int
     text: str
@@ -59,22 +64,25 @@ class Reply:
 
     @property
     def right(self) -> bool:
-        """Whether all of it is: text, sound, voice and end."""
+        """True where text, speech, voice and end are all right."""
         spoken = "" if self.text_only else self.question.reply
         voices = set(self.voices) <= {self.speaker}
         return self.text == self.question.reply and self.said == spoken and voices and self.ended
 
 
-def questions(count: int, seed: int) -> list[Asked]:
-    """Of those that training left out, half of them in speech."""
+def questions(count: int, seed: int) -> list[Question]:
+    """Draw questions that training left out, half of them in speech."""
     rng = random.Random(f"assess {seed}")
-    return [asked(rng, MEASURING, held_out=True, spoken=number % 2 == 0) for number in range(count)]
+    return [
+        draw_question(rng, MEASURING, held_out=True, spoken=number % 2 == 0)
+        for number in range(count)
+    ]
 
 
 def replies(
-    omni: Qwen3Omni, judge: Judge, asked_for: Sequence[Asked], seeds: Sequence[int]
+    omni: Qwen3Omni, judge: Judge, asked_for: Sequence[Question], seeds: Sequence[int]
 ) -> list[Reply]:
-    """Ask everything once a seed."""
+    """Ask every question once for each seed."""
     turns = [(seed, number) for seed in seeds for number in range(len(asked_for))]
     return [
         reply(omni, judge, asked_for[number], sorted(VOICES)[(number + seed) % 3], seed)
@@ -82,8 +90,8 @@ def replies(
     ]
 
 
-def reply(omni: Qwen3Omni, judge: Judge, question: Asked, speaker: str, seed: int) -> Reply:
-    """Ask one question, and listen."""
+def reply(omni: Qwen3Omni, judge: Judge, question: Question, speaker: str, seed: int) -> Reply:
+    """Ask one question, and recognise its speech."""
     result = omni.generate_audio(
         question.messages,
         speaker=speaker,
@@ -104,7 +112,7 @@ def reply(omni: Qwen3Omni, judge: Judge, question: Asked, speaker: str, seed: in
 
 
 def figures(found: Sequence[Reply]) -> Figures:
-    """See Figures."""
+    """Compute the figures of all replies."""
     aloud = [r for r in found if not r.text_only and r.text]
     again = [r for r in found if r.question.spoken and r.question.prompt.says_again]
     voices = [voice == r.speaker for r in aloud for voice in r.voices]
@@ -125,7 +133,7 @@ def _share(right: Sequence[bool]) -> float:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """See the top of this file."""
+    """Assess a checkpoint; print wrong replies, and the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--questions", type=int, default=200)

@@ -1,4 +1,4 @@
-"""Conversations side by side, as the thinker trains on them."""
+"""Batches of conversations for the thinker's training."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.conversation.template import Conversation
-from train.asking import Asked
 from train.fit import device
+from train.questions import Question
 
-IGNORED = -100  # a label that counts for nothing
+IGNORED = -100  # a label without a loss
 
 
 @dataclass(frozen=True)
 class Batch:
-    """token_ids: int64 [B, S], prompt and reply, padded at the end; labels: int64 [B, S], the
-    token after each of them where it is the reply's. mels: float32 [mel_bins, frames] of each
-    clip; clip_words: the words of each.
+    """A batch.
+
+    token_ids: int64 [B, S], prompt and reply, padded at the end; labels: int64 [B, S], the next
+    token where it is the reply's, else IGNORED. mels: float32 [mel_bins, frames] of each clip;
+    clip_words: the words of each.
     """
 
     token_ids: Tensor
@@ -28,9 +30,9 @@ class Batch:
 
 
 def batch_of(
-    questions: Sequence[Asked], conversation: Conversation, tokenizer: Any, im_end_id: int
+    questions: Sequence[Question], conversation: Conversation, tokenizer: Any, im_end_id: int
 ) -> Batch:
-    """Conversations with their replies."""
+    """Make a batch of conversations with their replies."""
     rows, labels = [], []
     mels: list[Tensor] = []
     for question in questions:
@@ -48,18 +50,18 @@ def batch_of(
     )
 
 
-def encoded_sound(model: Any, mels: Sequence[Tensor]) -> Tensor:
-    """Rows of all clips, one after the other: float32 [tokens, hidden]."""
+def encoded_audio(model: Any, mels: Sequence[Tensor]) -> Tensor:
+    """Encode the clips; return their rows, concatenated: float32 [tokens, hidden]."""
     tower = model.thinker.model.audio_tower
     lengths = torch.tensor([mel.shape[1] for mel in mels], device=device())
     mel = torch.cat(list(mels), dim=1).to(device())
     return tower(mel, feature_lens=lengths, return_dict=True).last_hidden_state
 
 
-def embedded(model: Any, token_ids: Tensor, sound: Tensor | None) -> Tensor:
-    """float32 [B, S, hidden]: embeddings of tokens, encoded sound in the place of its own."""
+def embedded(model: Any, token_ids: Tensor, audio: Tensor | None) -> Tensor:
+    """Return float32 [B, S, hidden]: embeddings of text tokens, encoder rows of audio tokens."""
     rows = model.thinker.get_input_embeddings()(token_ids)
-    if sound is None:
+    if audio is None:
         return rows
-    heard = token_ids == model.config.thinker_config.audio_token_id
-    return rows.masked_scatter(heard[..., None], sound)
+    is_audio = token_ids == model.config.thinker_config.audio_token_id
+    return rows.masked_scatter(is_audio[..., None], audio)

@@ -1,4 +1,4 @@
-"""Speech by espeak-ng, as the library says it: words in, samples out."""
+"""Speech synthesis by the espeak-ng library: words in, samples out."""
 
 import ctypes
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ _RATE, _VOLUME, _PITCH, _RANGE, _WORD_GAP = 1, 2, 3, 4, 7
 
 @dataclass(frozen=True)
 class Voice:
-    """A way to speak.
+    """An espeak-ng voice and its settings.
 
-    name: of espeak-ng, variant included; words_per_minute; pitch: 0..99, its middle;
-    pitch_range: 0..99, how far it moves; gap: further silence between words, in 10 ms.
+    name: espeak-ng's, with the variant; pitch: 0..99, the middle; pitch_range: 0..99; gap: extra
+    silence between words, in 10 ms.
     """
 
     name: str
@@ -40,10 +40,10 @@ VOICES = {
 
 
 def speak(text: str, voice: Voice, rate: int) -> NDArray[np.float32]:
-    """`text` in this voice: float32 [samples] in -1..1 at `rate` Hz, silence at both ends cut.
+    """Speak `text`: float32 [samples] in -1..1 at `rate` Hz, silence at both ends cut.
 
-    espeak-ng goes on with the phase of what it said before: the same words sound the same, but have
-    the same samples only in the same place of the same sequence of calls.
+    espeak-ng keeps its phase from one utterance to the next: the same words sound the same, but
+    have equal samples only at the same place in the same sequence of calls.
     """
     library = _library()
     if library.espeak.espeak_SetVoiceByName(voice.name.encode()) != 0:
@@ -56,27 +56,27 @@ def speak(text: str, voice: Voice, rate: int) -> NDArray[np.float32]:
         (_WORD_GAP, voice.gap),
     ):
         library.espeak.espeak_SetParameter(parameter, value, 0)
-    library.heard.clear()
+    library.blocks.clear()
     spoken = text.encode() + b"\0"
     library.espeak.espeak_Synth(spoken, len(spoken), 0, _POSITION_CHARACTER, 0, _UTF8, None, None)
-    samples = np.concatenate(library.heard).astype(np.float32) / np.float32(32768)
+    samples = np.concatenate(library.blocks).astype(np.float32) / np.float32(32768)
     return soxr.resample(trimmed(samples), library.rate, rate).astype(np.float32)
 
 
 def trimmed(samples: NDArray[np.float32], floor: float = 0.004) -> NDArray[np.float32]:
-    """Without the silence at both ends: all that stays below `floor`."""
+    """Cut the samples below `floor` at both ends."""
     loud = np.flatnonzero(np.abs(samples) > floor)
     return samples[loud[0] : loud[-1] + 1] if len(loud) else samples[:0]
 
 
 class _Library:
-    """libespeak-ng, whose samples arrive through a callback."""
+    """libespeak-ng, whose samples come through a callback."""
 
     def __init__(self) -> None:
         import espeakng_loader
 
         self.espeak: Any = ctypes.CDLL(espeakng_loader.get_library_path())
-        self.heard: list[NDArray[np.int16]] = []
+        self.blocks: list[NDArray[np.int16]] = []
         path = str(espeakng_loader.get_data_path()).encode()
         self.rate: int = self.espeak.espeak_Initialize(_SYNCHRONOUS, 0, path, 0)
         if self.rate <= 0:
@@ -84,12 +84,12 @@ class _Library:
         kind = ctypes.CFUNCTYPE(
             ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p
         )
-        self._callback = kind(self._hear)  # kept: the library holds the pointer alone
+        self._callback = kind(self._receive)  # kept alive: the library holds only the pointer
         self.espeak.espeak_SetSynthCallback(self._callback)
 
-    def _hear(self, samples: Any, count: int, events: int) -> int:
+    def _receive(self, samples: Any, count: int, events: int) -> int:
         if samples and count > 0:
-            self.heard.append(np.ctypeslib.as_array(samples, shape=(count,)).copy())
+            self.blocks.append(np.ctypeslib.as_array(samples, shape=(count,)).copy())
         return 0
 
 

@@ -1,4 +1,4 @@
-"""One way to train: AdamW with a warm-up and a cosine, from a seed, resumable at any save."""
+"""The training loop: AdamW, warm-up and cosine schedule, seeded, resumable from any save."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ Losses = dict[str, Tensor]
 
 
 def device() -> torch.device:
-    """A GPU where there is one."""
+    """Return a GPU where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -28,11 +28,11 @@ def fit(
     learning_rate: float,
     folder: Path,
 ) -> None:
-    """Train `module` in place, or take up where an earlier run of the same name stopped.
+    """Train `module` in place, or resume an earlier run of the same name.
 
-    losses_of: the losses of one step by name, their sum is what is minimised. What a step draws
-    is to hang on its number alone, so that a run that was stopped goes on as if it had not been.
-    folder: holds what is saved, `name`.pt.
+    losses_of: returns the losses of a step by name, whose sum is minimised. A step's random draws
+    must depend only on its number, so that a resumed run equals an uninterrupted one. folder: of
+    the saved state, `name`.pt.
     """
     parameters = [p for p in module.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(
@@ -50,18 +50,18 @@ def fit(
         nn.utils.clip_grad_norm_(parameters, _CLIP)
         optimizer.step()
         schedule.step()
-        bar.set_postfix_str(_said(losses.items()), refresh=False)
+        bar.set_postfix_str(_format_losses(losses.items()), refresh=False)
         if (step + 1) % SAVE_EVERY == 0 or step + 1 == steps:
             _save(file, module, optimizer, schedule, step + 1)
 
 
 def _share(step: int, steps: int) -> float:
-    """Of the learning rate at a step."""
+    """Return the share of the learning rate at a step."""
     warm = min(1.0, (step + 1) / _WARM_UP)
     return warm * (0.02 + 0.98 * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2)
 
 
-def _said(losses: Iterable[tuple[str, Tensor]]) -> str:
+def _format_losses(losses: Iterable[tuple[str, Tensor]]) -> str:
     return " ".join(f"{name} {float(loss.detach()):.4f}" for name, loss in losses)
 
 

@@ -1,7 +1,7 @@
-"""A listener that nobody here trained: which word is this, and whose voice?
+"""Recognition of words and voices that does not use our models.
 
-A sound is compared with fresh espeak-ng renderings of every word in every voice: MFCCs, and
-dynamic time warping between them, both librosa's. Words are found by the silence between them.
+Speech is compared with espeak-ng's renderings of every word in every voice: MFCCs, and dynamic time
+warping between them, both librosa's. Words are separated by the silence between them.
 """
 
 from dataclasses import dataclass
@@ -14,19 +14,21 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from train.espeak import VOICES, speak
-from train.world import SPOKEN
+from train.vocabulary import SPOKEN
 
 RATE = SAMPLE_RATE
 _HOP = 240  # 10 ms
 _SILENCE_DB = 35  # below the loudest
-_GAP_S = 0.12  # silence that parts two words; a stop within one is shorter
+_GAP_S = 0.12  # silence between two words; a stop consonant's is shorter
 _SHORTEST_S = 0.08
 
 
 @dataclass(frozen=True)
 class Heard:
-    """One word as it was heard. distance: of the nearest rendering, 0 is itself; pace: how
-    long it is against that rendering, 1 is as long."""
+    """A recognised word.
+
+    distance: to the nearest rendering, 0 for itself; pace: its length over that rendering's.
+    """
 
     word: str
     speaker: str
@@ -35,7 +37,7 @@ class Heard:
 
 
 class Judge:
-    """Knows every word of the world in every voice."""
+    """Recogniser of every word of the vocabulary in every voice."""
 
     def __init__(self) -> None:
         self._renderings = [
@@ -45,7 +47,7 @@ class Judge:
         ]
 
     def hear(self, samples: NDArray[np.float32]) -> list[Heard]:
-        """Every word of a sound, in order. samples: float32 [samples] at 24 kHz."""
+        """Recognise every word, in order. samples: float32 [samples] at 24 kHz."""
         return [self._nearest(word) for word in _words(samples)]
 
     def _nearest(self, sound: NDArray[np.float32]) -> Heard:
@@ -58,7 +60,7 @@ class Judge:
 
 
 def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """The parts between silences."""
+    """Return the parts between silences."""
     parts = split(samples, top_db=_SILENCE_DB, ref=_loudest, frame_length=4 * _HOP, hop_length=_HOP)
     words: list[list[int]] = []
     for start, end in parts:
@@ -70,12 +72,12 @@ def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
 
 
 def _loudest(values: NDArray[np.float32]) -> float:
-    """At least a twentieth of full scale: what is silent all through has no words."""
+    """Return the maximum, at least 0.05 of full scale, so that silence has no words."""
     return max(float(np.max(values)), 0.05)
 
 
 def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
-    """float32 [16, frames]: MFCCs but the first, which is loudness."""
+    """Return float32 [16, frames]: MFCCs without the first, which is loudness."""
     features = mfcc(
         y=sound, sr=RATE, n_mfcc=17, n_fft=4 * _HOP, hop_length=_HOP, n_mels=64, lifter=22
     )[1:]
@@ -83,6 +85,6 @@ def _features(sound: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _distance(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
-    """Of the cheapest alignment, a step."""
+    """Return the cost per step of the cheapest alignment."""
     costs, path = dtw(a, b)
     return float(costs[-1, -1]) / len(path)

@@ -1,4 +1,4 @@
-"""First step: code2wav learns the sound of every word's frames."""
+"""Training step 1: code2wav learns the audio of every word's frames."""
 
 import random
 from pathlib import Path
@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from train.audio_loss import audio_losses
 from train.codes import FRAME_SAMPLES, SpokenWord, reply
 from train.fit import Losses, device, fit
-from train.sound_loss import sound_losses
 
 STEPS = 2000
 LEARNING_RATE = 2e-3
@@ -20,8 +20,8 @@ FRAMES = 40  # 3.2 s: four words
 def learn_code2wav(model: Any, words: dict[str, dict[str, SpokenWord]], folder: Path) -> None:
     """Train model.code2wav on replies of random words.
 
-    It starts from transformers' own first weights, which are silent: from louder ones the sound
-    grows before it becomes right.
+    It starts from transformers' own initial weights, whose output is silent: from louder ones
+    training takes longer.
     """
     torch.manual_seed(0)
     model.code2wav = type(model.code2wav)._from_config(model.code2wav.config).float().to(device())
@@ -30,17 +30,17 @@ def learn_code2wav(model: Any, words: dict[str, dict[str, SpokenWord]], folder: 
         codes, wanted = _batch(words, random.Random(step))
         with torch.autocast(device().type, torch.bfloat16):
             made = model.code2wav(codes.to(device())).squeeze(1).float()
-        return sound_losses(made, wanted[:, : made.shape[1]].to(device()))
+        return audio_losses(made, wanted[:, : made.shape[1]].to(device()))
 
     fit("code2wav", model.code2wav, losses_of, STEPS, LEARNING_RATE, folder)
 
 
 def _batch(words: dict[str, dict[str, SpokenWord]], rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Codes int64 [B, 16, frames] and samples [B, 1920 * frames], each row in one voice."""
+    """Draw codes int64 [B, 16, frames] and samples [B, 1920 * frames], each row in one voice."""
     codes, samples = [], []
     for _ in range(BATCH):
         voice = words[rng.choice(sorted(words))]
-        said = reply([voice[rng.choice(sorted(voice))] for _ in range(FRAMES // 4)])
-        codes.append(said.codes[:FRAMES].T)
-        samples.append(said.samples[: FRAMES * FRAME_SAMPLES])
+        spoken = reply([voice[rng.choice(sorted(voice))] for _ in range(FRAMES // 4)])
+        codes.append(spoken.codes[:FRAMES].T)
+        samples.append(spoken.samples[: FRAMES * FRAME_SAMPLES])
     return torch.stack(codes), torch.stack(samples)

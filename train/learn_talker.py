@@ -1,8 +1,8 @@
-"""Third step: the talker and its code predictor learn which codes say a reply, and whose voice
-they are in. The right codes are fed back, now and then a wrong one among them.
+"""Training step 3: talker and code predictor learn the codes of a reply in each voice.
 
-Which word comes next is decided at one frame in eight; so every frame is asked for it, beside its
-codes, through a head that is thrown away at the end.
+They are trained with teacher forcing; a few of the codes that are fed back are wrong. The next word
+matters at only one frame in eight, so an auxiliary head, dropped after training, predicts the words
+at every frame.
 """
 
 import random
@@ -17,27 +17,27 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.model.talker_prompt import media_mask, user_positions
-from train.asking import asked
-from train.batches import IGNORED, batch_of, embedded, encoded_sound
+from train.batches import IGNORED, batch_of, embedded, encoded_audio
 from train.codes import GROUPS, SpokenWord, reply
 from train.fit import Losses, device, fit
-from train.hearing import TRAINING
-from train.talking import NO_CODE, Talk, UserRows, talk, with_slips
-from train.world import SPOKEN
+from train.questions import draw_question
+from train.speech import TRAINING
+from train.talker_sequences import NO_CODE, Talk, UserRows, talk, with_slips
+from train.vocabulary import SPOKEN
 
 STEPS = 2500
 LEARNING_RATE = 1.5e-3
 BATCH = 24
-PREDICTED_FRAMES = 160  # of a batch, drawn at random: the code predictor needs fewer than there are
+PREDICTED_FRAMES = 160  # of a batch, drawn at random, to train the code predictor
 SLIPS = 0.02
 USERS = 1500
 _END = len(SPOKEN)  # the word after the last one
 _SILENT_SHARE = 0.08  # replies in brackets
-_TOLD_TWICE_SHARE = 0.05  # sequences that are fed wrongly, see talking.talk
+_SECOND_EOS_SHARE = 0.05  # sequences with a second tts_eos, see train.talker_sequences.talk
 
 
 class Teacher:
-    """Draws sequences with their right codes. The thinker is as it is after its own training."""
+    """Random sequences with their right codes, over the trained thinker's hidden states."""
 
     def __init__(
         self,
@@ -51,21 +51,22 @@ class Teacher:
         self._config = read_config(checkpoint)
         self._newline_id = conversation.newline_id
         rng = random.Random("users")
-        questions = [asked(rng, TRAINING) for _ in range(USERS)]
+        questions = [draw_question(rng, TRAINING) for _ in range(USERS)]
         parts = [questions[i : i + 50] for i in range(0, len(questions), 50)]
         self._users = [user for part in parts for user in self._user_rows(part, conversation)]
 
     def batch(self, step: int) -> list[Talk]:
-        """The sequences of a step."""
+        """Draw the sequences of a step."""
         rng = random.Random(step)
         return [self._talk(rng) for _ in range(BATCH)]
 
     def _talk(self, rng: random.Random) -> Talk:
-        """Whatever was asked, some words are said: it is the reply that the talker reads."""
-        said = [rng.choice(SPOKEN) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
+        """Draw one sequence, whose words are independent of the question."""
+        reply_words = [rng.choice(SPOKEN) for _ in range(rng.choice((1, 1, 2, 2, 3, 4)))]
         speaker = rng.choice(sorted(self._words))
-        spoken = [self._words[speaker][word] for word in said]
-        text, codes, words = " ".join(said), reply(spoken).codes, _words_of_frames(said, spoken)
+        spoken = [self._words[speaker][word] for word in reply_words]
+        text, codes = " ".join(reply_words), reply(spoken).codes
+        words = _words_of_frames(reply_words, spoken)
         if rng.random() < _SILENT_SHARE:
             text, codes, words = f"({text})", codes[:0], words[:0]
         return talk(
@@ -77,16 +78,16 @@ class Teacher:
             codes,
             words,
             speaker,
-            told_twice=rng.random() < _TOLD_TWICE_SHARE,
+            second_eos=rng.random() < _SECOND_EOS_SHARE,
         )
 
     @torch.no_grad()
     def _user_rows(self, questions: Sequence[Any], conversation: Conversation) -> list[UserRows]:
-        """What the talker is given of each conversation."""
+        """Return the talker's inputs of each conversation."""
         model = self._model
         batch = batch_of(questions, conversation, self._tokenizer, self._config.im_end_id)
-        sound = encoded_sound(model, batch.mels) if batch.mels else None
-        rows = embedded(model, batch.token_ids, sound)
+        audio = encoded_audio(model, batch.mels) if batch.mels else None
+        rows = embedded(model, batch.token_ids, audio)
         layer = model.config.talker_config.accept_hidden_layer
         hidden = model.thinker.model.language_model(
             inputs_embeds=rows, output_hidden_states=True
@@ -106,8 +107,8 @@ class Teacher:
 def learn_talker(model: Any, teacher: Teacher, folder: Path) -> None:
     """Train model.talker.
 
-    Sixteen codec embeddings are added to one row of text: they begin at a quarter, or they would
-    drown it, and no word after the first would be found.
+    Sixteen codec embeddings are added to one row of text. They start at a quarter of their size;
+    larger ones hide the text, and only the first word is learned.
     """
     model.thinker.requires_grad_(False)
     with torch.no_grad():
@@ -137,7 +138,7 @@ def learn_talker(model: Any, teacher: Teacher, folder: Path) -> None:
 
 
 def talker_inputs(model: Any, talks: Sequence[Talk], step: int, slips: float = SLIPS) -> Tensor:
-    """What the talker is fed: float32 [B, T, hidden]. slips: the share of wrong codes."""
+    """Return the talker's inputs: float32 [B, T, hidden]. slips: the share of wrong codes."""
     rows = _padded([talk.rows for talk in talks], 0)
     is_media = _padded([talk.is_media for talk in talks], False)[..., None]
     talker = model.talker
@@ -148,35 +149,35 @@ def talker_inputs(model: Any, talks: Sequence[Talk], step: int, slips: float = S
     return text + _code_embeddings(model, codes).sum(2)
 
 
-def _words_of_frames(said: Sequence[str], spoken: Sequence[SpokenWord]) -> Tensor:
-    """int64 [frames, 2]: the word of each frame, and the one after it."""
-    now = [SPOKEN.index(word) for word in said]
+def _words_of_frames(words: Sequence[str], spoken: Sequence[SpokenWord]) -> Tensor:
+    """Return int64 [frames, 2]: the word of each frame, and the next word."""
+    now = [SPOKEN.index(word) for word in words]
     both = torch.tensor([now, [*now[1:], _END]]).T
     return both.repeat_interleave(torch.tensor([len(word.codes) for word in spoken]), dim=0)
 
 
 def _words_loss(logits: Tensor, words: Tensor) -> Tensor:
-    """Of the word of each frame and the one after it. logits: [B, T, 2 * words]."""
+    """Return the loss of each frame's word and of the next word. logits: [B, T, 2 * words]."""
     return F.cross_entropy(
         logits.unflatten(-1, (2, _END + 1)).flatten(0, 2), words.flatten(), ignore_index=IGNORED
     )
 
 
 def _code_embeddings(model: Any, codes: Tensor) -> Tensor:
-    """float32 [..., 16, hidden] of codes [..., 16], zeros for NO_CODE."""
+    """Embed codes [..., 16]: float32 [..., 16, hidden], zeros for NO_CODE."""
     tables = _codec_tables(model)
     made = [tables[group](codes[..., group].clamp_min(0)) for group in range(GROUPS)]
     return torch.stack(made, -2) * (codes != NO_CODE)[..., None]
 
 
 def _codec_tables(model: Any) -> list[nn.Embedding]:
-    """Of code 0, then of the other fifteen."""
+    """Return the embedding of code 0, then those of the other fifteen."""
     others = model.talker.code_predictor.model.codec_embedding
     return [model.talker.get_input_embeddings(), *others]
 
 
 def _predictor_loss(model: Any, hidden: Tensor, frames: Tensor, step: int) -> Tensor:
-    """Of codes 1 to 15 of some of the frames."""
+    """Return the loss of codes 1 to 15 of some of the frames."""
     predictor = model.talker.code_predictor
     made = (frames[..., 0] != NO_CODE).nonzero()
     chosen = made[torch.randperm(len(made), device=made.device)[:PREDICTED_FRAMES]].unbind(1)

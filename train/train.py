@@ -1,9 +1,9 @@
-"""Trains the speaking checkpoint: `python -m train.train --out FOLDER`.
+"""Train the speaking checkpoint: `python -m train.train --out FOLDER`.
 
-Three steps, each on top of the one before: code2wav learns the sound of every word, thinker and
-audio encoder what is heard and answered, talker and code predictor how a reply is said. Stopped
-and started again with the same --work it goes on where it was. About 90 minutes on two CPU cores; a
-GPU is used where there is one.
+Three steps, each on top of the one before: code2wav learns the audio of every word, thinker and
+audio encoder the replies, talker and code predictor their codes. A stopped run is resumed when it
+is started again with the same --work. About 90 minutes on two CPU cores; a GPU is used where there
+is one.
 """
 
 import argparse
@@ -13,19 +13,21 @@ from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
+from train.checkpoint import load_model, write_skeleton, write_trained
 from train.codes import spoken_words
 from train.learn_code2wav import learn_code2wav
 from train.learn_talker import Teacher, learn_talker
 from train.learn_thinker import learn_thinker
-from train.skeleton import load_model, write_skeleton, write_trained
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """See the top of this file."""
+    """Train, and write the checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    parser.add_argument("--work", type=Path, default=Path("train-work"), help="what is unfinished")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights; default: 0")
+    parser.add_argument(
+        "--work", type=Path, default=Path("train-work"), help="folder of intermediate state"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the initial weights; default: 0")
     options = parser.parse_args(arguments)
     skeleton = options.work / "skeleton"
     if not (skeleton / "config.json").exists():

@@ -1,30 +1,44 @@
-"""A stopwatch, and what is made of its times."""
+"""Times of repeated calls, and calls in a process of their own."""
 
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
 
 
 def timed(function: Callable[[], Any]) -> float:
-    """Seconds that a call takes."""
+    """Return the seconds that a call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
-def repeated(function: Callable[[], Any], repeats: int, warm_up: int = 1) -> list[float]:
-    """Seconds of each call, after some that are not counted."""
-    for _ in range(warm_up):
-        function()
-    return [timed(function) for _ in range(repeats)]
+def repeated(function: Callable[[], Any], repeats: int) -> list[float]:
+    """Return the seconds of each call, after one that is not counted."""
+    return [timed(function) for _ in range(1 + repeats)][1:]
+
+
+def in_turn(functions: Sequence[Callable[[], Any]], repeats: int) -> list[list[float]]:
+    """Call the functions in turn, every one `repeats` times; return the seconds of each one's."""
+    rounds = [[timed(function) for function in functions] for _ in range(repeats)]
+    return [list(seconds) for seconds in zip(*rounds, strict=True)]
 
 
 def median_row(seconds: Sequence[float]) -> dict[str, Any]:
-    """What a row says of the same call, repeated."""
+    """Return a row's figures of one call, repeated."""
     return {
         "median_s": statistics.median(seconds),
         "min_s": min(seconds),
         "max_s": max(seconds),
         "repeats": len(seconds),
     }
+
+
+def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function of a module in a process of its own, for its memory to be measured."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()

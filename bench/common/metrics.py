@@ -1,4 +1,4 @@
-"""What is computed from the times of a request's events, and over many requests.
+"""Metrics from the times of a request's events, and over many requests.
 
 - TTFT: arrival of the request, its conversation not yet read, to the first text.
 - ITL: first text to last text, over the tokens that came after the first text.
@@ -14,7 +14,10 @@ on the length is summed up apart from that of complete replies.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
+
+import numpy as np
 
 PERCENTILES = (50, 90, 95, 99)
 # A limit can't change what comes before it.
@@ -103,36 +106,37 @@ def request_metrics(events: RequestEvents) -> RequestMetrics:
     )
 
 
-def playback(chunks: Sequence[ChunkArrival], sample_rate: int) -> tuple[int, float]:
-    """A player that starts at the first sample: how often it waited, and how long in all.
+def playing(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:
+    """Return from when until when a player that starts at the first sample plays each chunk."""
+    spans, until_s = [], -math.inf
+    for chunk in chunks:
+        start_s = max(until_s, chunk.at_s)
+        until_s = start_s + chunk.samples / sample_rate
+        spans.append((start_s, until_s))
+    return spans
+
+
+def silences(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:
+    """Return from when until when that player waits for a chunk.
 
     A chunk that comes at the very moment that the player needs it is in time.
     """
-    waits, silent_s = 0, 0.0
-    played_s = chunks[0].at_s if chunks else 0.0  # when all that came so far has been played
-    for chunk in chunks:
-        late_s = chunk.at_s - played_s
-        if late_s > SAME_MOMENT_S:
-            waits, silent_s = waits + 1, silent_s + late_s
-        played_s = max(played_s, chunk.at_s) + chunk.samples / sample_rate
-    return waits, silent_s
+    spans = pairwise(playing(chunks, sample_rate))
+    gaps = [(until_s, start_s) for (_, until_s), (start_s, _) in spans]
+    return [(from_s, to_s) for from_s, to_s in gaps if to_s - from_s > SAME_MOMENT_S]
 
 
-def percentile(values: Sequence[float], rank: float) -> float:
-    """Between the two nearest values, in proportion: of n sorted values, the one at index
-    (n - 1) * rank / 100, as numpy's default has it. values: at least one; rank: 0 to 100."""
-    ordered = sorted(values)
-    index = (len(ordered) - 1) * rank / 100
-    below = math.floor(index)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (index - below)
+def playback(chunks: Sequence[ChunkArrival], sample_rate: float) -> tuple[int, float]:
+    """Return how often that player waits, and how long in all."""
+    waits = silences(chunks, sample_rate)
+    return len(waits), sum((to_s - from_s for from_s, to_s in waits), 0.0)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
     """p50, p90, p95 and p99; None of no values."""
     if not values:
         return None
-    return {f"p{rank}": percentile(values, rank) for rank in PERCENTILES}
+    return {f"p{rank}": float(np.percentile(values, rank)) for rank in PERCENTILES}
 
 
 def distribution(values: Sequence[float | None]) -> dict[str, float] | None:

@@ -52,7 +52,7 @@ def results_of(
     rows: list[dict[str, Any]],
     summary: dict[str, Any],
 ) -> Results:
-    """What a benchmark has found, with its command, its settings, the versions and the machine.
+    """Return a benchmark's results with its command, settings, versions and machine.
 
     arguments: of the command line, None for this process's own; options: what they were parsed to.
     """
@@ -108,7 +108,7 @@ def load_results(file: Path) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on. threads: of torch, in this process."""
+    """Describe this machine. threads: those of torch in this process."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -1,14 +1,20 @@
-"""Engine calls of a replay: when each may begin, on which cores, and what it takes."""
+"""Cores and stages on a virtual clock: when each engine call of a replay begins, and what it takes.
+
+Calls that share a group of cores take turns, in the order in which they ask for it.
+"""
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bench.replaying.core_groups import CoreGroups
-from bench.replaying.stage_profile import StageProfile
+from bench.replaying.profiles import StageProfile
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from testing.virtual_clock import VirtualClock
 
+PLACEMENTS = {
+    "shared": {"thinker": "all", "talker": "all", "vocoder": "all"},
+    "split": {"thinker": "thinker", "talker": "talker", "vocoder": "vocoder"},
+}
 STAGE_OF = {
     "thinker.encode": "encoders",
     "thinker.prefill": "thinker_prefill",
@@ -22,15 +28,66 @@ STAGE_OF = {
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """How the stages are driven.
+class Span:
+    """One call on a group's cores, by the clock."""
 
-    buckets: chunk sizes that the vocoder has. chunk_frames: as the option of that name; None:
-    runtime.schedule decides. start_after: text
-    tokens that the talker's prefill waits for. inline_frames: the talker stands still while the
-    vocoder decodes a chunk, which it does every so many frames; 0: they run side by side.
-    context_frames: decoded once more with each chunk. driver: the profile's driver_start and
-    driver_frame are spent.
+    group: str
+    call: str
+    start_s: float
+    end_s: float
+
+
+class CoreGroup:
+    """Cores that one call has at a time, in the order in which calls ask for them."""
+
+    def __init__(self, clock: VirtualClock):
+        self._clock = clock
+        self._changed = clock.condition(threading.RLock())
+        self._tickets = self._served = 0
+
+    def hold(self, seconds: float) -> float:
+        """Wait for the cores, and hold them for `seconds`. Returns the time at which that began."""
+        with self._changed:
+            ticket, self._tickets = self._tickets, self._tickets + 1
+            while ticket != self._served:
+                self._changed.wait()
+        start_s = self._clock.now()
+        self._clock.sleep(seconds)
+        with self._changed:
+            self._served += 1
+            self._changed.notify_all()
+        return start_s
+
+
+class CoreGroups:
+    """The core groups of a placement.
+
+    "shared" is one group for all stages; "split" is one each for the thinker, the talker with its
+    code predictor, and the vocoder. spans: every call that was made, ordered by their ends.
+    """
+
+    def __init__(self, clock: VirtualClock, placement: str):
+        self._clock = clock
+        self._group_of = PLACEMENTS[placement]
+        self._groups = {name: CoreGroup(clock) for name in set(self._group_of.values())}
+        self.spans: list[Span] = []
+
+    def run(self, call: str, seconds: float) -> None:
+        """Spend the time of an engine's call "stage.method" on its stage's cores."""
+        group = self._group_of[call.partition(".")[0]]
+        start_s = self._groups[group].hold(seconds)
+        self.spans.append(Span(group, call, start_s, self._clock.now()))
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """The way in which a program calls the stages.
+
+    buckets: chunk sizes that the vocoder is compiled for. chunk_frames: see the request option;
+    None: adaptive. start_after: text tokens that the talker's prefill waits for. inline_frames:
+    every so many frames the talker waits until the vocoder has decoded them; 0: they run
+    concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
+    whether the profile's driver_start and driver_frame are spent.
     """
 
     name: str
@@ -43,8 +100,8 @@ class Behaviour:
 
 
 @dataclass
-class _Made:
-    """What there is of a slot's request."""
+class _Progress:
+    """Counts of what a slot's request has so far."""
 
     tokens: int = 0
     frames: int = 0
@@ -52,44 +109,46 @@ class _Made:
 
 
 class Device:
-    """Spends the time of each call, in the thread of whoever makes it. `on_call` is what the timed
-    engines call. A reply has at least behaviour.start_after tokens."""
+    """Spends the time of each engine call, in the thread that makes it.
+
+    The timed engines call `on_call`. A reply has at least behaviour.start_after tokens.
+    """
 
     def __init__(
         self, clock: VirtualClock, profile: StageProfile, behaviour: Behaviour, cores: CoreGroups
     ):
         self._clock, self._profile, self._behaviour, self._cores = clock, profile, behaviour, cores
-        self._made: dict[int, _Made] = {}
+        self._progress: dict[int, _Progress] = {}
         self._changed = clock.condition(threading.RLock())
 
     def on_call(self, name: str, slots: Sequence[int], size: int) -> None:
-        """Wait for what the call waits for, and let its time pass."""
+        """Wait until the call may begin, and spend its time."""
         if name == "talker.prepare":
-            return  # the profile's talker prefill is of the whole prompt
+            return  # the profile's talker_prefill includes it
         if name == "thinker.prefill":
-            self._made[slots[0]] = _Made()
+            self._progress[slots[0]] = _Progress()
         self._drive(name, slots)
         if name.startswith("vocoder"):
             size += len(slots) * self._behaviour.context_frames
         self._cores.run(name, self._profile.seconds(STAGE_OF[name], size))
         with self._changed:
             for slot in slots:
-                self._count(name, self._made[slot])
+                self._count(name, self._progress[slot])
             self._changed.notify_all()
 
     def encode(self, windows: int) -> None:
-        """Let the encoders' time pass for so many windows of sound."""
+        """Spend the encoders' time for `windows` windows of audio."""
         self._cores.run("thinker.encode", self._profile.seconds("encoders", windows))
 
     def _drive(self, name: str, slots: Sequence[int]) -> None:
         how = self._behaviour
-        made = [self._made[slot] for slot in slots]
+        requests = [self._progress[slot] for slot in slots]
         if name == "talker.prefill":
-            self._wait(lambda: all(m.tokens >= how.start_after for m in made))
+            self._wait(lambda: all(r.tokens >= how.start_after for r in requests))
             if how.driver:
                 self._clock.sleep(self._profile.seconds("driver_start", 1))
         elif name == "talker.step" and how.inline_frames:
-            self._wait(lambda: all(m.chunks >= m.frames // how.inline_frames for m in made))
+            self._wait(lambda: all(r.chunks >= r.frames // how.inline_frames for r in requests))
         elif name == "talker.predict" and how.driver:
             self._clock.sleep(self._profile.seconds("driver_frame", len(slots)))
 
@@ -99,10 +158,10 @@ class Device:
                 self._changed.wait()
 
     @staticmethod
-    def _count(name: str, made: _Made) -> None:
+    def _count(name: str, progress: _Progress) -> None:
         if name.startswith("thinker"):
-            made.tokens += 1
+            progress.tokens += 1
         elif name == "talker.predict":
-            made.frames += 1
+            progress.frames += 1
         elif name.startswith("vocoder"):
-            made.chunks += 1
+            progress.chunks += 1

@@ -1,24 +1,26 @@
-"""The result files of a report: measured or replayed, and in what they differ."""
+"""The result files of a report: measured or replayed, and what they ran."""
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from bench.common.metrics import percentile
+from markupsafe import Markup
+
 from bench.common.results import Results, ResultsError, load_results
-from bench.reporting.rows import Case, Request, cases_of, requests_of
+from bench.reporting.rows import Case, Request, parsed
 from bench.reporting.words import name_of, value_of
 
 REPLAY = "REPLAY"
 # Where things were written, and what was noted: nothing that a figure depends on.
-_WITHOUT_EFFECT = {"json", "save_audio", "timeline"}
+WITHOUT_EFFECT = {"json", "save_audio", "timeline"}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Source:
-    """A result file. letter: what it is called in the report.
+    """A result file. letter: its name in the report.
 
     is_replay: its times are those of a profile, put together by a simulation; nothing was measured.
     """
@@ -27,13 +29,17 @@ class Source:
     file: Path
     results: Results
     is_replay: bool
-    requests: tuple[Request, ...]
-    cases: tuple[Case, ...]
+    requests: list[Request]
+    cases: list[Case]
 
     @property
     def title(self) -> str:
-        label = f" ({REPLAY})" if self.is_replay else ""
-        return f"{self.letter}: {self.file.name}{label}"
+        return f"{self.letter}: {self.file.name}" + f" ({REPLAY})" * self.is_replay
+
+    def __html__(self) -> str:
+        """Return its title as the page has it."""
+        badge = Markup(' <span class="replay">{}</span>').format(REPLAY)
+        return Markup("{}: {}").format(self.letter, self.file.name) + badge * self.is_replay
 
     @property
     def concurrency(self) -> int:
@@ -42,124 +48,73 @@ class Source:
         return value if isinstance(value, int) else 1
 
     @property
+    def about(self) -> dict[str, dict[str, Any]]:
+        """Everything that a figure may depend on: its settings, versions and machine."""
+        versions = dict(self.results.versions)
+        machine = versions.pop("machine", None)
+        machine = machine if isinstance(machine, dict) else {}
+        return {"setting": self.results.settings, "version": versions, "machine": machine}
+
+    @property
     def what_ran(self) -> str:
         """Model, precision and machine in a line; of a replay, whose stage times they are."""
         if self.is_replay:
-            profiles = sorted({case.profile for case in self.cases} - {""})
+            profiles = sorted({case.profile for case in self.cases if case.profile})
             of = f" of {', '.join(profiles)}" if profiles else ""
             return f"stage times{of}, put together by a simulation"
-        return ", ".join(word for word in (self.model, self._dtype, self.machine) if word)
-
-    @property
-    def model(self) -> str:
-        settings = self.results.settings
-        if settings.get("model"):
-            return Path(str(settings["model"])).name
-        size = settings.get("size")
-        return f"{size} checkpoint of random weights" if size else ""
-
-    @property
-    def _dtype(self) -> str:
-        settings = self.results.settings
-        # Without --model the checkpoint is made for the run, in float32 (model_choice.py).
-        made = "float32" if settings.get("size") and not settings.get("model") else ""
-        dtype = settings.get("dtype")
-        return made if dtype in (None, "auto") else str(dtype)
-
-    @property
-    def machine(self) -> str:
-        machine = self.results.versions.get("machine")
-        if not isinstance(machine, dict):
-            return ""
-        cores = machine.get("cores")
-        return f"{machine.get('cpu')}" + (f", {cores} cores" if cores else "")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Something that is not the same in two files. kind: setting, version, machine or kind."""
-
-    kind: str
-    name: str
-    first: str
-    second: str
+        settings, machine = self.results.settings, self.about["machine"]
+        model, dtype = str(settings.get("model") or ""), settings.get("dtype")
+        dtype = "" if dtype in (None, "auto") else str(dtype)
+        if not model and (size := settings.get("size")):
+            # Without --model the checkpoint is made for the run, see bench/common/models.py.
+            model, dtype = f"{size} checkpoint of random weights", dtype or "float32"
+        cores = f"{machine['cores']} cores" if machine.get("cores") else ""
+        words = (Path(model).name, dtype, str(machine.get("cpu", "")), cores)
+        return ", ".join(filter(None, words))
 
 
 def load_sources(files: Sequence[Path]) -> list[Source]:
     """Read result files and call them A, B, C. Raises ResultsError, which names the file."""
     if len(files) > len(ascii_uppercase):
         raise ResultsError(f"{len(files)} files: a report has room for {len(ascii_uppercase)}.")
-    return [_source(letter, file) for letter, file in zip(ascii_uppercase, files, strict=False)]
-
-
-def differences(first: Source, second: Source) -> list[Difference]:
-    """All that may be why two files differ: what kind they are of, settings, versions, machine."""
-    found = []
-    if first.is_replay != second.is_replay:
-        kinds = [REPLAY if source.is_replay else "measured" for source in (first, second)]
-        found.append(Difference("kind", "of the figures", *kinds))
-    places = (
-        ("setting", first.results.settings, second.results.settings),
-        ("version", _libraries(first), _libraries(second)),
-        ("machine", _machine(first), _machine(second)),
-    )
-    for kind, ours, theirs in places:
-        for name in sorted(ours.keys() | theirs.keys()):
-            if name not in _WITHOUT_EFFECT and ours.get(name) != theirs.get(name):
-                values = [setting_text(place, name) for place in (ours, theirs)]
-                found.append(Difference(kind, name.replace("_", " "), *values))
-    return found
+    sources = []
+    for letter, file in zip(ascii_uppercase, files, strict=False):
+        results = load_results(file)
+        labels = [one.get("label") for one in (results.settings, results.summary, *results.rows)]
+        labels += [results.benchmark, *(row.get("kind") for row in results.rows)]
+        rows = [(row, f"{file}: rows[{index}]") for index, row in enumerate(results.rows)]
+        answered = [(row, at) for row, at in rows if "request" in row and row.get("error") is None]
+        requests = [parsed(Request, row, at) for row, at in answered]
+        cases = [parsed(Case, row, at) for row, at in rows if "ttfb_p50_s" in row]
+        sources.append(Source(letter, file, results, "replay" in labels, requests, cases))
+    return sources
 
 
 def setting_text(settings: dict[str, Any], name: str) -> str:
-    """A setting's value, or that there is none."""
+    """Return a setting's value, or that there is none."""
     if name not in settings:
         return "not there"
-    value = settings[name]
-    return "not given" if value is None else value_of(name, value)
+    return "not given" if settings[name] is None else value_of(name, settings[name])
 
 
 def configuration(source: Source, beside: Sequence[Source], without: Sequence[str] = ()) -> str:
-    """What sets a file's settings apart from those of the others.
-
-    without: settings that are not to be named.
-    """
+    """Return the settings of a file that others have not, except those of `without`."""
     settings = source.results.settings
     names = [
         name
         for name, value in settings.items()
-        if name not in _WITHOUT_EFFECT
-        and name not in without
+        if name not in {*WITHOUT_EFFECT, *without}
         and any(other.results.settings.get(name) != value for other in beside)
     ]
     return ", ".join(f"{name_of(name)} {setting_text(settings, name)}" for name in names)
 
 
-def median_request(requests: Sequence[Request], among: Sequence[Request]) -> Request | None:
-    """Of some requests the one whose TTFB is nearest to the median of all; None of none."""
-    all_s = [request.ttfb_s for request in requests if request.ttfb_s is not None]
-    speaking = [request for request in among if request.ttfb_s is not None]
-    if not speaking:
+def median_request(
+    requests: Sequence[Request], unwanted: Callable[[Request], Any] = lambda _: ()
+) -> Request | None:
+    """Return the request with a TTFB nearest to the median, the least unwanted first, or None."""
+    spoken = {n: r.ttfb_s for n, r in enumerate(requests) if r.ttfb_s is not None and r.chunks}
+    if not spoken:
         return None
-    middle_s = percentile(all_s, 50)
-    return min(speaking, key=lambda request: abs((request.ttfb_s or 0.0) - middle_s))
-
-
-def _source(letter: str, file: Path) -> Source:
-    results = load_results(file)
-    is_replay = (
-        results.benchmark == "replay"
-        or "replay" in (results.settings.get("label"), results.summary.get("label"))
-        or any("replay" in (row.get("kind"), row.get("label")) for row in results.rows)
-    )
-    requests, cases = requests_of(results.rows, str(file)), cases_of(results.rows, str(file))
-    return Source(letter, file, results, is_replay, tuple(requests), tuple(cases))
-
-
-def _libraries(source: Source) -> dict[str, Any]:
-    return {name: v for name, v in source.results.versions.items() if name != "machine"}
-
-
-def _machine(source: Source) -> dict[str, Any]:
-    machine = source.results.versions.get("machine")
-    return machine if isinstance(machine, dict) else {}
+    middle_s = statistics.median(spoken.values())
+    return requests[min(spoken, key=lambda n: (unwanted(requests[n]), abs(spoken[n] - middle_s)))]

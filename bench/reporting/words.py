@@ -1,15 +1,18 @@
-"""How figures are written in a report: with their unit, and whether more of it is better."""
+"""Figures as a report writes them: with their unit, and whether more of it is better."""
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NOTHING = "-"  # where a value would stand
 STATISTICS = ("count", "mean", "p50", "p90", "p95", "p99")
-_NAMES = {"ttft_s": "TTFT", "itl_s": "ITL", "ttfb_s": "TTFB", "rtf": "RTF"}
-_NAMES |= {"wer": "WER", "cer": "CER", "audio_s": "audio"}
-# Of metrics.summarize.
-_GROUPS = {"all": "all requests", "complete": "complete replies", "truncated": "truncated replies"}
+_NAMES = {
+    **{"ttft_s": "TTFT", "itl_s": "ITL", "ttfb_s": "TTFB", "rtf": "RTF"},
+    **{"wer": "WER", "cer": "CER", "audio_s": "audio"},
+    # Groups of metrics.summarize.
+    **{name: f"{name} replies" for name in ("complete", "truncated")},
+    "all": "all requests",
+}
 # Lengths of what was asked for or answered: neither way is better.
 _LENGTHS = {"wall_s", "audio_s"}
 _LESS_IS_BETTER = {"rtf", "wer", "cer", "underruns", "requests_with_underruns", "failed_requests"}
@@ -18,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def leaves(summary: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every value of nested dicts, with the names that lead to it."""
+    """Yield every value of nested dicts, with the names that lead to it."""
     for name, value in summary.items():
         if isinstance(value, Mapping):
             yield from leaves(value, (*above, name))
@@ -26,15 +29,17 @@ def leaves(summary: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path,
             yield (*above, name), value
 
 
+def is_statistic(path: Path) -> bool:
+    return len(path) > 1 and path[-1] in STATISTICS
+
+
 def measured_name(path: Path) -> str:
-    """What a value is of: "ttfb_s" for the path all, ttfb_s, p50; "count" for their number."""
-    if path[-1] in STATISTICS and path[-1] != "count" and len(path) > 1:
-        return path[-2]
-    return path[-1]
+    """Return the field that a value is of: "ttfb_s" for all, ttfb_s, p50; "count" for a count."""
+    return path[-2] if is_statistic(path) and path[-1] != "count" else path[-1]
 
 
 def less_is_better(path: Path) -> bool | None:
-    """True, False where more is, None where neither is."""
+    """Return True, False where more is better, or None where neither is."""
     name = measured_name(path)
     if name.endswith("_per_s"):
         return False
@@ -44,28 +49,30 @@ def less_is_better(path: Path) -> bool | None:
 
 
 def title_of(path: Path) -> str:
-    """The names that lead to a value, the last one first: "TTFB p50, all requests"."""
+    """Return the names that lead to a value, the last one first: "TTFB p50, all requests"."""
     *above, last = path
-    is_statistic = last in STATISTICS and above
-    first = f"{name_of(above.pop())} {last}" if is_statistic else name_of(last)
-    return ", ".join([first, *(_GROUPS.get(name, name_of(name)) for name in reversed(above))])
+    first = f"{name_of(above.pop())} {last}" if is_statistic(path) else name_of(last)
+    return ", ".join([first, *map(name_of, reversed(above))])
 
 
 def name_of(name: str) -> str:
-    """A field's name without its unit, which stands with the value."""
+    """Return a field's name without its unit, which stands with the value."""
     if name in _NAMES:
         return _NAMES[name]
     if name.endswith("_per_s"):
         return f"{name_of(name.removesuffix('_per_s'))} a second"
-    for unit in ("_s", "_mb", "_bytes"):
-        name = name.removesuffix(unit)
-    return name.replace("_", " ")
+    return re.sub("(_s|_mb|_bytes)$", "", name).replace("_", " ")
+
+
+def text_of(path: Path, value: Any) -> str:
+    """Return a value of a summary with its unit."""
+    return value_of(measured_name(path), value)
 
 
 def value_of(name: str, value: Any) -> str:
-    """A value with the unit that its field's name ends in."""
+    """Return a value with the unit that its field's name ends in."""
     if value is None:
-        return NOTHING
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
@@ -78,21 +85,18 @@ def value_of(name: str, value: Any) -> str:
     return (f"{value}" if isinstance(value, int) else significant(value)) + unit
 
 
+def counted(count: int, name: str) -> str:
+    """Return how many there are: "1 call", "2 calls"."""
+    return f"{count} {name}" if count == 1 else f"{count} {name}s"
+
+
 def seconds(value: float) -> str:
-    """ "42.4 ms", "1.76 s"."""
+    """Return a time in its unit: "42.4 ms", "1.76 s"."""
     return f"{significant(value)} s" if abs(value) >= 1 else f"{significant(1e3 * value)} ms"
 
 
-def significant(value: float, digits: int = 3) -> str:
-    """Rounded to so many digits, never in the form 1e-05."""
+def significant(value: float) -> str:
+    """Return a number rounded to three digits, never in the form 1e-05."""
     if not math.isfinite(value):
         return str(value)
-    if value == 0:
-        return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    return f"{value:.{decimals}f}"
-
-
-def scale_of(longest_s: float) -> tuple[float, str]:
-    """What seconds are multiplied by on an axis, and its unit."""
-    return (1.0, "s") if longest_s >= 1 else (1e3, "ms")
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if value else "0"

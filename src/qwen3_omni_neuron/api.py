@@ -1,30 +1,36 @@
 """Qwen3Omni: a loaded checkpoint that listens, writes and speaks."""
 
-import inspect
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
-from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.options import (
+    GenerateArguments,
+    LoadArguments,
+    RequestArguments,
+    RequestOptions,
+)
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
@@ -67,9 +73,9 @@ class Qwen3Omni:
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: "cpu", or "neuron" for a tree that was compiled
-        for it; the tree's by default. dtype: "auto" (the checkpoint's),
-        "float32", "bfloat16" or "float64". max_concurrency: slots, so many requests at a time (8).
+        model_path: a folder, or a hub id. target: one of targets.TARGETS; the tree's by default,
+        or else "cpu". dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float64".
+        max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
         slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
@@ -77,8 +83,9 @@ class Qwen3Omni:
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
-        instance, cores: for target neuron, see neuron.cores.plan_cores; by default this machine's
-        type, and its first cores: of "shared", the same for all stages, of "split", each its own.
+        instance, cores: for a target whose cores belong to one process each: see
+        neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
+        all stages have the same ones, with "split" each stage has its own.
         wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
@@ -95,24 +102,29 @@ class Qwen3Omni:
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
-        engines = load_engines(_placed(spec, instance, cores), placement)
+        engines = load_engines(find_target(plan.target), spec, placement, instance, cores)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)
 
-    def generate_audio(self, messages: Messages, **options: Any) -> SpeechResult:
+    def generate_audio(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechResult:
         """Answer a conversation in text and speech: the collected `stream`."""
         return _collect(self.stream(messages, **options))
 
-    def generate_text(self, messages: Messages, **options: Any) -> SpeechResult:
+    def generate_text(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechResult:
         """Answer a conversation in text alone: the same result, with no audio in it."""
         return _collect(self._start(messages, options, speak=False))
 
-    def stream(self, messages: Messages, **options: Any) -> SpeechStream:
+    def stream(self, messages: Messages, **options: "Unpack[RequestArguments]") -> SpeechStream:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
         messages: dicts with "role" and "content", a string or a list of text, audio, image and
-        video items (see conversation.Conversation.prompt). options: see options.RequestOptions.
+        video items (see conversation.template.Conversation.prompt). options: see
+        options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, the last one too where a limit cut the reply; the reference
         leaves that one out.
@@ -132,7 +144,7 @@ class Qwen3Omni:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _start(self, messages: Messages, given: dict[str, Any], speak: bool) -> SpeechStream:
+    def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         speaker_id = options.speaker_id(self._config) if speak else None
@@ -178,15 +190,19 @@ class Qwen3Omni:
             )
 
 
-def generate_audio(messages: Messages, model_path: str | Path, **options: Any) -> SpeechResult:
+def generate_audio(
+    messages: Messages, model_path: str | Path, **options: "Unpack[GenerateArguments]"
+) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close it.
 
     options: those of `Qwen3Omni.load`, and those of a request.
     """
-    load_names = tuple(inspect.signature(Qwen3Omni.load).parameters)
-    load_options = {name: options.pop(name) for name in load_names if name in options}
-    with Qwen3Omni.load(model_path, **load_options) as omni:
-        return omni.generate_audio(messages, **options)
+    load: dict[str, Any] = {}
+    request: dict[str, Any] = {}
+    for name, value in options.items():
+        (load if name in LoadArguments.__annotations__ else request)[name] = value
+    with Qwen3Omni.load(model_path, **load) as omni:
+        return omni.generate_audio(messages, **request)
 
 
 def _plan(
@@ -206,35 +222,22 @@ def _plan(
             "max_concurrency": max_concurrency,
             "context_length": context_length,
         }
-        return open_tree(tree, folder, config, given)
+        return open_tree(tree, folder, config, TARGETS, given)
+    chosen = find_target(target or DEFAULT_TARGET)
     plan = make_plan(
         folder,
         config,
-        target or "cpu",
+        chosen.limits,
         dtype=dtype,
         max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
         context_length=context_length,
     )
-    if plan.target == "neuron":
+    if chosen.needs_tree:
         raise OptionError(
-            "target neuron runs what was compiled for it: give compiled_path. To compile: "
+            f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
             f"{plan.command(Path('compiled'))}"
         )
     return plan
-
-
-def _placed(
-    spec: EngineSpec, instance: str | None, cores: Mapping[str, str] | None
-) -> EngineSpec | NeuronSpec:
-    if spec.plan.target == "neuron":
-        return NeuronSpec(spec, TreeLoader, instance, cores)
-    for name, value in (("instance", instance), ("cores", cores)):
-        if value is not None:
-            raise OptionError(
-                f"{name} is for target neuron, and this is for target {spec.plan.target}. Leave it "
-                "out."
-            )
-    return spec
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

@@ -1,15 +1,15 @@
-"""Every error that the package raises on purpose.
+"""Errors of the package, in one tree.
 
     Qwen3OmniError
     ├── CheckpointError          config.json, shards or parameter names don't fit
     ├── ArtifactError            a compiled tree is missing, incomplete, or doesn't fit
     ├── NotInstalledError        what a target needs is not installed
     ├── CompileError             a graph's compile ended by itself, or another run has the tree
-    ├── InputError (ValueError)  what the caller handed in
+    ├── InputError (ValueError)  the caller's input
     │   ├── MessageError         conversation: roles, content, media kinds
-    │   ├── AudioError           a clip that can't be read or heard
-    │   ├── ImageError           a picture that can't be read or seen
-    │   ├── VideoError           a video that can't be read or seen
+    │   ├── AudioError           a clip that can't be read, or is empty
+    │   ├── ImageError           an image that can't be read or encoded
+    │   ├── VideoError           a video that can't be read or encoded
     │   ├── OptionError          unknown or out-of-range option, unknown speaker
     │   └── PromptTooLongError   more tokens than the KV cache holds
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
@@ -32,7 +32,7 @@ class CheckpointError(Qwen3OmniError):
 
 
 class ArtifactError(Qwen3OmniError):
-    """A compiled tree is missing, incomplete, broken, or of something else."""
+    """A compiled tree is missing, incomplete or broken, or does not fit the checkpoint."""
 
 
 class NotInstalledError(Qwen3OmniError):
@@ -52,15 +52,15 @@ class MessageError(InputError):
 
 
 class AudioError(InputError):
-    """An audio clip can't be read, or holds nothing that can be heard."""
+    """An audio clip can't be read, or has too few samples to encode."""
 
 
 class ImageError(InputError):
-    """A picture can't be read, or is of a shape that the encoder can't see."""
+    """An image can't be read, or has a shape that the vision encoder does not take."""
 
 
 class VideoError(InputError):
-    """A video can't be read, has no frames, or is of a shape that the encoder can't see."""
+    """A video can't be read, has no frames, or has a shape that the encoder does not take."""
 
 
 class OptionError(InputError):
@@ -68,7 +68,7 @@ class OptionError(InputError):
 
 
 class PromptTooLongError(InputError):
-    """The prompt, or a sound in it, needs more positions than the KV cache has."""
+    """The prompt, or an audio clip in it, needs more positions than the KV cache has."""
 
 
 class BucketError(Qwen3OmniError, ValueError):
@@ -76,11 +76,11 @@ class BucketError(Qwen3OmniError, ValueError):
 
 
 class BusyError(Qwen3OmniError):
-    """Every slot is in use by another request, and as many as may are waiting for one."""
+    """Every slot is in use, and the queue for slots is full."""
 
 
 class LateError(Qwen3OmniError, TimeoutError):
-    """A request's first token, or what comes next, took longer than its deadline allows."""
+    """A request's first token, or a later token, frame or chunk, missed its deadline."""
 
 
 class ClosedError(Qwen3OmniError):
@@ -93,3 +93,25 @@ class EngineDiedError(Qwen3OmniError):
 
 class OutputError(Qwen3OmniError, OSError):
     """An output file can't be written."""
+
+
+_MAX_VALUE_CHARACTERS = 100  # characters
+
+
+def format_value(value: object) -> str:
+    """Return a value as a message shows it: short, printable, whatever its own repr does."""
+    try:
+        text = repr(value)
+    except Exception:  # too deep, too many digits, or an error of the object's own
+        return f"a {type(value).__name__}"
+    return printable(text, _MAX_VALUE_CHARACTERS)
+
+
+def printable(text: str, longest: int) -> str:
+    """Return the beginning of a text, with escapes for characters that no terminal can show.
+
+    These are halves of surrogate pairs, control characters, and marks of the writing direction.
+    """
+    kept = text[:longest]
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in kept)
+    return shown if len(text) <= longest else f"{shown}..."

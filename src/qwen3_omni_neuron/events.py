@@ -1,4 +1,4 @@
-"""What a request gives back: events while it runs, and the result at its end."""
+"""Events of a running request, and its result."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,12 +13,12 @@ FinishReason = Literal["stop", "length", "no_speech"]
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds since the request arrived, and what follows from them.
+    """Times and sizes of one request. Times are in seconds from its arrival.
 
-    queued_s: until there was a free slot; ttft_s: to the first text token; ttfb_s: to the first
-    audio sample (None without speech); total_s: to the last event; audio_s: duration of the audio;
-    rtf: arrival of the last sample over audio_s, below 1 is faster than real time (None without
-    speech); prompt_tokens, text_tokens, frames: how many.
+    queued_s: to the slot; ttft_s: to the first text token; ttfb_s: to the first audio sample (None
+    without speech); total_s: to the last event; audio_s: duration of the audio; rtf: time of the
+    last sample over audio_s, below 1 is faster than real time (None without speech);
+    prompt_tokens, text_tokens, frames: numbers of them.
     """
 
     queued_s: float
@@ -34,12 +34,13 @@ class Timings:
 
 @dataclass(frozen=True)
 class SpeechResult:
-    """A whole reply.
+    """Complete reply.
 
     text: without special tokens. token_ids: generated thinker ids, EOS included when it was
     produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
     sample_rate Hz. Finish reasons: "stop" (the model ended), "length" (a limit did), and for the
-    talker "no_speech" (nothing to say, or speech was not asked for). seed: what reproduces it.
+    talker "no_speech" (an empty text, or speech was not asked for). seed: the request's, given or
+    drawn; with it the request can be repeated.
     """
 
     text: str
@@ -55,7 +56,7 @@ class SpeechResult:
 
 @dataclass(frozen=True)
 class TextDelta:
-    """More text, cut at whole characters, and the token ids that it came from."""
+    """Next part of the text, in whole characters, and the token ids that it was decoded from."""
 
     text: str
     token_ids: list[int]
@@ -63,7 +64,11 @@ class TextDelta:
 
 @dataclass(frozen=True)
 class AudioChunk:
-    """More audio: float32 [samples], the index of its first sample, the frames it was made of."""
+    """Next part of the audio.
+
+    samples: float32 [samples]. first_sample: index of the first of them in the reply. frames: codec
+    frames that it was decoded from.
+    """
 
     samples: NDArray[np.float32]
     first_sample: int
@@ -72,7 +77,7 @@ class AudioChunk:
 
 @dataclass(frozen=True)
 class Finished:
-    """The last event of a request."""
+    """Last event of a request, with its result."""
 
     result: SpeechResult
 

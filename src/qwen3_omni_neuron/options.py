@@ -1,27 +1,218 @@
-"""The options of one request: the reference's names and defaults, checked by name and range."""
+"""Options of a request and of a load: names, types, defaults, ranges and their documentation.
 
-from collections.abc import Mapping, Sequence
+`RequestArguments` and `LoadArguments` are the keyword arguments that a type checker and an editor
+see. Each key carries an `OptionDoc`, from which the check of a request, the flags of the command
+line and the tables of the documents are made. `RequestOptions` holds the defaults of a request.
+"""
+
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
-from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.errors import OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.runtime.sampling import SamplingParams
+
+_MAX_TOP_K = 2**31 - 1  # more than any vocabulary; engines keep it in 32 bits
+# Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
+# and no lock waits longer than a few thousand million seconds.
+_MIN_FACTOR, _MAX_NUMBER = 1e-9, 1e9
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """Values that an option takes: a phrase that follows "must be", and a test of one value."""
+
+    phrase: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_integer(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
+
+
+def _are_integers(values: Any, least: int) -> bool:
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, bytes | bytearray | memoryview)
+        and len(values) > 0
+        and all(_is_integer(value, least) for value in values)
+    )
+
+
+_NAME = ValueRange("a name", lambda value: isinstance(value, str))
+_FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
+_FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0))
+_FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1))
+_TOP_K = ValueRange(
+    f"an integer from 0 to {_MAX_TOP_K}",
+    lambda value: _is_integer(value, 0) and value <= _MAX_TOP_K,
+)
+_FACTOR = ValueRange(
+    f"a number from {_MIN_FACTOR:g} to {_MAX_NUMBER:g}",
+    lambda value: _is_number(value, _MIN_FACTOR, _MAX_NUMBER),
+)
+_SECONDS = ValueRange(
+    f"a number above 0 and at most {_MAX_NUMBER:g}",
+    lambda value: _is_number(value, 0, _MAX_NUMBER) and value > 0,
+)
+_PROBABILITY = ValueRange(
+    f"a number from {_MIN_FACTOR:g} to 1", lambda value: _is_number(value, _MIN_FACTOR, 1)
+)
+_TOKEN_IDS = ValueRange(
+    "a token id or a list of them",
+    lambda value: _is_integer(value, 0) or _are_integers(value, 0),
+)
+_SIZES = ValueRange("a list of sizes in frames", lambda value: _are_integers(value, 1))
+
+
+@dataclass(frozen=True)
+class OptionDoc:
+    """Documentation of an option, and the values that it takes.
+
+    values: None where whoever takes the option checks it. default: words for a default of None.
+    """
+
+    help: str
+    values: ValueRange | None = None
+    default: str = "none"
+
+
+_CHECKPOINT = "the checkpoint's"
+
+
+class RequestArguments(TypedDict, total=False):
+    """Keyword arguments of a request, each as `RequestOptions` has it."""
+
+    speaker: Annotated[str, OptionDoc("voice of the speech, in upper or lower case", _NAME)]
+    seed: Annotated[
+        int | None,
+        OptionDoc("seed of every random number of the request", _FROM_0, "a new one each time"),
+    ]
+    use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
+    thinker_max_new_tokens: Annotated[
+        int, OptionDoc("most tokens of text, the end token included", _FROM_1)
+    ]
+    thinker_eos_token_id: Annotated[
+        int | Sequence[int] | None,
+        OptionDoc("tokens that end the text", _TOKEN_IDS, _CHECKPOINT),
+    ]
+    thinker_do_sample: Annotated[
+        bool | None, OptionDoc("sample the text; greedy where false", _FLAG, _CHECKPOINT)
+    ]
+    thinker_temperature: Annotated[
+        float | None, OptionDoc("temperature of the text", _FACTOR, _CHECKPOINT)
+    ]
+    thinker_top_k: Annotated[
+        int | None,
+        OptionDoc("likeliest tokens that the text is drawn from, 0: all", _TOP_K, _CHECKPOINT),
+    ]
+    thinker_top_p: Annotated[
+        float | None,
+        OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
+    ]
+    talker_max_new_tokens: Annotated[
+        int, OptionDoc("most codec tokens of speech, the end token included", _FROM_1)
+    ]
+    talker_do_sample: Annotated[
+        bool, OptionDoc("sample the first code of a frame; greedy where false", _FLAG)
+    ]
+    talker_temperature: Annotated[float, OptionDoc("temperature of the first code", _FACTOR)]
+    talker_top_k: Annotated[
+        int, OptionDoc("likeliest codes that the first code is drawn from, 0: all", _TOP_K)
+    ]
+    talker_top_p: Annotated[
+        float, OptionDoc("probability that these codes add up to", _PROBABILITY)
+    ]
+    talker_repetition_penalty: Annotated[
+        float, OptionDoc("penalty of a first code that the speech has had; 1: none", _FACTOR)
+    ]
+    predictor_do_sample: Annotated[
+        bool, OptionDoc("sample the other codes of a frame; greedy where false", _FLAG)
+    ]
+    predictor_top_k: Annotated[
+        int, OptionDoc("likeliest codes that each of them is drawn from, 0: all", _TOP_K)
+    ]
+    predictor_top_p: Annotated[
+        float, OptionDoc("probability that these codes add up to", _PROBABILITY)
+    ]
+    chunk_frames: Annotated[
+        Sequence[int] | None,
+        OptionDoc(
+            "frames of the first audio chunks, the last size for all that follow",
+            _SIZES,
+            "adaptive",
+        ),
+    ]
+    first_token_timeout_s: Annotated[
+        float,
+        OptionDoc("seconds from arrival to the first token, time in the queue included", _SECONDS),
+    ]
+    wait_timeout_s: Annotated[
+        float, OptionDoc("seconds between any two tokens, frames or chunks", _SECONDS)
+    ]
+
+
+class LoadArguments(TypedDict, total=False):
+    """Keyword arguments of `api.Qwen3Omni.load`, which has the defaults and checks the values."""
+
+    target: Annotated[
+        str | None, OptionDoc("cpu or neuron", default="the compiled tree's, else cpu")
+    ]
+    dtype: Annotated[
+        str, OptionDoc("auto (the checkpoint's or the tree's), float32, bfloat16 or float64")
+    ]
+    max_concurrency: Annotated[
+        int | None, OptionDoc("requests that run at a time", default="the tree's, else 8")
+    ]
+    context_length: Annotated[
+        int | None,
+        OptionDoc(
+            "positions of a request's KV cache; prompt and reply must fit",
+            default="the tree's, else 8192 or the model's limit where that is less",
+        ),
+    ]
+    max_queued: Annotated[int, OptionDoc("requests that may wait for a slot")]
+    placement: Annotated[
+        str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
+    ]
+    compiled_path: Annotated[
+        str | Path | None, OptionDoc("folder that `qwen3-omni-neuron compile` wrote")
+    ]
+    instance: Annotated[
+        str | None, OptionDoc("instance type, for target neuron", default="this machine's")
+    ]
+    cores: Annotated[
+        Mapping[str, str] | None,
+        OptionDoc("cores of each stage, for target neuron", default="the first ones"),
+    ]
+    wrap_engines: Annotated[
+        Callable[[Engines], Engines] | None,
+        OptionDoc("function that gets the engines and returns those to run"),
+    ]
+
+
+class GenerateArguments(LoadArguments, RequestArguments, total=False):
+    """Keyword arguments of `api.generate_audio`: those of a load, and those of a request."""
 
 
 @dataclass(frozen=True)
 class RequestOptions:
-    """One field an option; None means the checkpoint's own value.
+    """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Limits count tokens: the thinker's its EOS included, the talker's codec_eos included. As in
-    the reference, the talker token that meets its limit is never decoded, so N tokens give N - 1
-    frames. Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
-
-    Beyond the reference: chunk_frames, sizes of the first audio chunks in frames, the last of them
-    for all that follow (None: as small and as large as a player can bear, see runtime.schedule);
-    first_token_timeout_s, from the request's arrival, its time in the queue included; and
-    wait_timeout_s, between any two of its tokens, frames or chunks.
+    Names and defaults are the reference's; chunk_frames and the two timeouts are ours. A field
+    whose default is None takes the checkpoint's own value, where `OptionDoc.default` names no
+    other. Limits count tokens, the one that ends text or speech included. As in the reference, the
+    talker token that meets its limit is never decoded, so N tokens give N - 1 frames.
+    Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
     speaker: str = "Ethan"
@@ -48,33 +239,33 @@ class RequestOptions:
 
     @staticmethod
     def parse(given: Mapping[str, Any]) -> "RequestOptions":
-        """Options from keyword arguments.
+        """Make options from keyword arguments.
 
         Raises OptionError for a name that is none of the fields, or a value out of its range.
         """
-        known = [f.name for f in fields(RequestOptions)]
-        for name in given:
+        known = {option.name: option for option in REQUEST_OPTIONS}
+        for name, value in given.items():
             if name not in known:
                 close = get_close_matches(name, known, 1)
                 hint = f" Did you mean {close[0]}?" if close else ""
-                raise OptionError(f"unknown option {name!r}.{hint} Options: {', '.join(known)}.")
-        options = RequestOptions(**given)
-        for name in known:
-            _check(name, getattr(options, name))
-        return options
+                raise OptionError(
+                    f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
+                )
+            known[name].check(value)
+        return RequestOptions(**given)
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
-        """The thinker's sampling, from the options or else the checkpoint's generation_config."""
+        """Return the thinker's sampling, by the options or else by generation_config.json."""
         return SamplingParams(
-            do_sample=_or(self.thinker_do_sample, defaults.do_sample),
-            temperature=_or(self.thinker_temperature, defaults.temperature),
-            top_k=_or(self.thinker_top_k, defaults.top_k),
-            top_p=_or(self.thinker_top_p, defaults.top_p),
+            do_sample=_or_default(self.thinker_do_sample, defaults.do_sample),
+            temperature=_or_default(self.thinker_temperature, defaults.temperature),
+            top_k=_or_default(self.thinker_top_k, defaults.top_k),
+            top_p=_or_default(self.thinker_top_p, defaults.top_p),
             repetition_penalty=defaults.repetition_penalty,
         )
 
     def talker_sampling(self) -> SamplingParams:
-        """The talker's sampling of code 0."""
+        """Return the talker's sampling of code 0."""
         return SamplingParams(
             do_sample=self.talker_do_sample,
             temperature=self.talker_temperature,
@@ -84,7 +275,7 @@ class RequestOptions:
         )
 
     def predictor_sampling(self) -> SamplingParams:
-        """The code predictor's sampling of codes 1 to 15."""
+        """Return the code predictor's sampling of codes 1 to 15."""
         return SamplingParams(
             do_sample=self.predictor_do_sample,
             top_k=self.predictor_top_k,
@@ -92,59 +283,70 @@ class RequestOptions:
         )
 
     def eos_ids(self, config: OmniConfig) -> frozenset[int]:
-        """The thinker ids that end a reply."""
+        """Return the thinker ids that end a reply."""
         given = self.thinker_eos_token_id
         if given is None:
             return frozenset((config.im_end_id,))
         return frozenset((given,) if isinstance(given, int) else given)
 
     def speaker_id(self, config: OmniConfig) -> int:
-        """The codec id of the speaker, whose name is matched without case."""
+        """Return the codec id of the speaker, whose name is matched without case."""
         if config.talker is None:
             raise OptionError("this checkpoint has no talker: it can write text, not speak.")
         speakers = config.talker.speaker_ids
         if self.speaker.lower() not in speakers:
             names = ", ".join(name.capitalize() for name in sorted(speakers))
-            raise OptionError(f"unknown speaker {self.speaker!r}. This checkpoint has {names}.")
+            raise OptionError(
+                f"unknown speaker {format_value(self.speaker)}. This checkpoint has {names}."
+            )
         return speakers[self.speaker.lower()]
 
 
-def _or(value: Any, default: Any) -> Any:
+def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _check(name: str, value: Any) -> None:
-    """One rule a kind of option, by the name's ending."""
-    if value is None:
-        return
-    problem = ""
-    if name == "speaker":
-        problem = "" if isinstance(value, str) else "must be a name"
-    elif name == "thinker_eos_token_id":
-        if not _all_integers([value] if isinstance(value, int) else value, least=0):
-            problem = "must be a token id or a list of them"
-    elif name == "chunk_frames":
-        problem = "" if _all_integers(value, least=1) else "must be a list of sizes in frames"
-    elif name.endswith(("do_sample", "use_audio_in_video")):
-        problem = "" if isinstance(value, bool) else "must be True or False"
-    elif isinstance(value, bool) or not isinstance(value, int | float):
-        problem = "must be a number"
-    elif name.endswith(("max_new_tokens", "top_k", "seed")):
-        least = 1 if name.endswith("max_new_tokens") else 0
-        if not isinstance(value, int) or value < least:
-            problem = f"must be an integer of {least} or more"
-    elif name.endswith("top_p"):
-        problem = "" if 0 < value <= 1 else "must be above 0 and at most 1"
-    elif not 0 < value < float("inf"):
-        problem = "must be above 0"
-    if problem:
-        raise OptionError(f"{name} {problem}, got {value!r}.")
+@dataclass(frozen=True)
+class Option:
+    """One option, as the command line, a server or a document shows it.
+
+    type: the annotation, such as `int | None`.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    doc: OptionDoc
+
+    @property
+    def value_type(self) -> Any:
+        """The annotation's first type: int of `int | None`."""
+        union = get_origin(self.type) in (Union, types.UnionType)
+        return get_args(self.type)[0] if union else self.type
+
+    @property
+    def default_text(self) -> str:
+        """The default in words."""
+        return self.doc.default if self.default is None else str(self.default)
+
+    def check(self, value: Any) -> None:
+        """Raise OptionError where a value is out of range. None is one where it is the default."""
+        values = self.doc.values
+        if values is None or (value is None and self.default is None):
+            return
+        if not values.accepts(value):
+            raise OptionError(f"{self.name} must be {values.phrase}, got {format_value(value)}.")
 
 
-def _all_integers(values: Any, least: int) -> bool:
-    """Whether it is a list, not empty, of integers of `least` or more."""
-    return (
-        isinstance(values, Sequence)
-        and len(values) > 0
-        and all(isinstance(i, int) and not isinstance(i, bool) and i >= least for i in values)
-    )
+def options_of(arguments: type, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
+    """Return the options of `RequestArguments` or `LoadArguments`, in their order."""
+    found = []
+    for name, annotation in get_type_hints(arguments, include_extras=True).items():
+        kind, doc = get_args(annotation)
+        found.append(Option(name, kind, defaults[name], doc))
+    return tuple(found)
+
+
+REQUEST_OPTIONS = options_of(
+    RequestArguments, {field.name: field.default for field in fields(RequestOptions)}
+)

@@ -1,37 +1,20 @@
-"""The targets that a tree can be compiled for, by name: the place where another one is put in."""
+"""The table of targets: the machines that a model can be compiled for and run on.
 
-from pathlib import Path
+To add one, write its `compilation.target.Target` and put it into TARGETS; nothing else in the
+package knows a target by its name.
+"""
 
-from qwen3_omni_neuron.compilation.manifest import GraphRecord
-from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron.cpu.target import CPU
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.target import NEURON
+
+TARGETS: dict[str, Target] = {target.limits.target: target for target in (CPU, NEURON)}
+DEFAULT_TARGET = CPU.limits.target
 
 
-def _compile_for_cpu(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    from qwen3_omni_neuron.cpu.weights import compile_graph  # torch, which only the worker needs
-
-    return compile_graph(plan, graph, folder)
-
-
-def _cpu_bytes(plan: CompilePlan, graph: str) -> int:
-    from qwen3_omni_neuron.cpu.weights import expected_bytes
-
-    return expected_bytes(plan, graph)
-
-
-def _compile_for_neuron(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    from qwen3_omni_neuron.neuron.compile import compile_graph
-
-    return compile_graph(plan, graph, folder)
-
-
-def _neuron_bytes(plan: CompilePlan, graph: str) -> int:
-    from qwen3_omni_neuron.neuron.compile import expected_bytes
-
-    return expected_bytes(plan, graph)
-
-
-COMPILERS = {
-    "cpu": Target(_compile_for_cpu, _cpu_bytes),
-    "neuron": Target(_compile_for_neuron, _neuron_bytes, keeps_failed=True),
-}
+def find_target(name: str) -> Target:
+    """Return the target of this name. Raises OptionError where there is none."""
+    if name not in TARGETS:
+        raise OptionError(f"target is one of {', '.join(TARGETS)}, got {name!r}.")
+    return TARGETS[name]

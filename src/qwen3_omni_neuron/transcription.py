@@ -1,4 +1,4 @@
-"""The words of many sound files, several at once."""
+"""Transcription of many audio files, several at a time."""
 
 import time
 from collections.abc import Generator, Sequence
@@ -14,18 +14,19 @@ from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.options import RequestOptions
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
-SOUND_RATE = 16000  # what the model hears; a file of another rate is resampled once, here
-# A file's own fault. Anything else would be the same for every file, and ends them all.
-_OF_ONE_FILE = (AudioError, PromptTooLongError, LateError)
+SAMPLING_RATE = 16000  # the audio encoder's; a file of another rate is resampled once, here
+# Errors that concern one file. Any other error would be the same for every file and ends them all.
+_FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
 
 @dataclass(frozen=True)
 class Transcript:
-    """What was heard in a file.
+    """Transcript of one file.
 
-    audio_s: duration of the sound. ttft_s: from opening the file to the first token of text.
-    total_s: to the last. rtf: total_s over audio_s; below 1 is faster than real time.
-    finish_reason: "stop" (the model ended), or "length" (max_new_tokens or the context did).
+    audio_s: duration of the audio. ttft_s: from opening the file to the first token of text.
+    total_s: from opening the file to the last token. rtf: total_s over audio_s; below 1 is faster
+    than real time. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens
+    or the context did).
     """
 
     file: Path
@@ -39,7 +40,7 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why there is no transcript of a file."""
+    """Error message of a file that has no transcript."""
 
     file: Path
     error: str
@@ -52,22 +53,22 @@ def transcribe(
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
 ) -> Generator[Transcript | Failure, None, None]:
-    """Transcribe each file greedily; what comes out is in the order of the files.
+    """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
-    instruction: said to the model after the sound. concurrency: files at once, 1 or more; a model
-    of fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each text.
-    A file that can't be heard, is too long for the context, or takes too long gives a Failure.
+    instruction: text that follows the audio in the question. concurrency: files at a time, 1 or
+    more; a model of fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each
+    text. A file that can't be read, is too long for the context, or takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator gives up the files that were not begun.
     """
-    one = partial(_transcribe_one, omni, instruction, max_new_tokens)
-    # A thread a file: each takes its own request's tokens as they come, so that its times are
-    # true and no reply waits for a reader; the model makes one batch of them all.
+    transcribe_one = partial(_transcribe_one, omni, instruction, max_new_tokens)
+    # A thread a file: each takes its own request's tokens as they are made, so that its times are
+    # true and no reply waits for its reader; the model runs them all as one batch.
     pool = ThreadPoolExecutor(concurrency, "transcribe")
     try:
-        yield from pool.map(one, files)
+        yield from pool.map(transcribe_one, files)
     finally:
-        # Not waited for: what still runs here ends when the model is closed.
+        # No wait: requests that still run end when the model is closed.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
@@ -76,10 +77,10 @@ def _transcribe_one(
 ) -> Transcript | Failure:
     start_s = time.perf_counter()
     try:
-        samples = load_waveform({"audio": file}, SOUND_RATE, "audio")
+        samples = load_waveform({"audio": file}, SAMPLING_RATE, "audio")
         read_s = time.perf_counter() - start_s
         content = [
-            {"type": "audio", "audio": samples, "sampling_rate": SOUND_RATE},
+            {"type": "audio", "audio": samples, "sampling_rate": SAMPLING_RATE},
             {"type": "text", "text": instruction},
         ]
         result = omni.generate_text(
@@ -87,9 +88,9 @@ def _transcribe_one(
             thinker_do_sample=False,
             thinker_max_new_tokens=max_new_tokens,
         )
-    except _OF_ONE_FILE as error:
+    except _FILE_ERRORS as error:
         return Failure(file, str(error))
-    audio_s = len(samples) / SOUND_RATE
+    audio_s = len(samples) / SAMPLING_RATE
     total_s = read_s + result.timings.total_s
     return Transcript(
         file=file,

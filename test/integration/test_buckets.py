@@ -10,14 +10,13 @@ from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SingleSlotCache
 from testing.media_cases import IMAGE, audio, text, user, video
 from testing.prompts import prompt_of
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
 BUCKET = 48
@@ -27,13 +26,13 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 
 @pytest.fixture(scope="module")
 def exact(checkpoint: Path, config: OmniConfig) -> Engines:
-    return build_engines(engine_spec(checkpoint))
+    return cpu_engines(engine_spec(checkpoint))
 
 
 @pytest.fixture(scope="module")
 def bucketed(checkpoint: Path, config: OmniConfig) -> Engines:
     buckets = {"prompt_buckets": (BUCKET, 2 * BUCKET), "patch_buckets": (20, 40)}
-    return build_engines(engine_spec(checkpoint, **buckets))
+    return cpu_engines(engine_spec(checkpoint, **buckets))
 
 
 def test_the_next_longer_bucket_is_taken() -> None:
@@ -105,7 +104,9 @@ def test_nothing_in_the_padding_of_a_prompt_matters(
         at = torch.tensor([step])
         stepped = [
             model.decode(
-                inputs[step - 12 : step - 11], at.float(), LineCache(cache.window(step + 1), at)
+                inputs[step - 12 : step - 11],
+                at.float(),
+                SingleSlotCache(cache.window(step + 1), at),
             )
             for cache in (clean, dirty)
         ]

@@ -13,7 +13,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.cli.wav import WavFile
 from testing.made_videos import make_video
-from testing.media_cases import QUESTION_WAV, picture, text, user
+from testing.media_cases import QUESTION_WAV, noise_image, text, user
 
 SHORT = [
     *("--thinker-max-new-tokens", "3", "--talker-max-new-tokens", "4", "--seed", "1"),
@@ -45,7 +45,7 @@ def test_speak_takes_media_in_the_order_they_are_named(
     omni: Qwen3Omni, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {"image": tmp_path / "a.png", "video": tmp_path / "b.mp4", "audio": QUESTION_WAV}
-    picture(96, 64).save(files["image"])
+    noise_image(96, 64).save(files["image"])
     files["video"].write_bytes(make_video(audio="aac"))
     items = [{"type": kind, kind: str(files[kind])} for kind in ("video", "image", "audio")]
     result = omni.generate_text(

@@ -23,17 +23,18 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_record,
     verify_files,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from testing.made_trees import DYING, FULL, SLOW
+from testing.specs import plan_of
 
 MOMENTS = 20
 
 
 @pytest.fixture(scope="module")
 def plan(checkpoint: Path) -> CompilePlan:
-    return make_plan(checkpoint, read_config(checkpoint), prompt_buckets=(16, 32))
+    return plan_of(checkpoint, read_config(checkpoint), prompt_buckets=(16, 32))
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +76,12 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
-        f"from made_trees import {target}\n"
+        f"from testing.made_trees import {target}\n"
         "from qwen3_omni_neuron.compilation.runner import compile_tree\n"
         "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
-        "from qwen3_omni_neuron.compilation.plan import make_plan\n"
+        "from qwen3_omni_neuron.compilation.plan import \n"
         f"model = Path({str(plan.model)!r})\n"
-        f"plan = make_plan(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
+        f"plan = plan_of(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
         f"compile_tree(plan, Path({str(tree)!r}), {target})\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)

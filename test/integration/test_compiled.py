@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult, cli
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.manifest import read_manifest
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, make_plan
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.graphs.all import all_graphs
@@ -29,6 +29,7 @@ from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.media_cases import IMAGE, audio, text, user
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
+from testing.specs import plan_of
 from testing.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +60,7 @@ def copy(tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> SpeechResult:
-    """What the checkpoint says that is loaded directly, with nothing padded."""
+    """The reply of the checkpoint that is loaded directly, with nothing padded."""
     load = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     with Qwen3Omni.load(checkpoint, **load) as omni:
         return omni.generate_audio(MESSAGES, **SHORT)
@@ -160,7 +161,7 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "tp": (edit_manifest(lambda m: m["plan"].update(tp=8)), "tp is 1 for target cpu, got 8"),
     "target": (
         edit_manifest(lambda m: m["plan"].update(target="gpu")),
-        "target is one of cpu, neuron, got 'gpu'",
+        "was compiled for target gpu, and this version has cpu, neuron",
     ),
     "a setting": (
         edit_manifest(lambda m: m["plan"].update(colour=1)),
@@ -216,7 +217,7 @@ def test_the_manifest_has_the_rows_of_every_graph(
 ) -> None:
     """Those that the unit tests of graphs hold against the modules."""
     manifest = read_manifest(tree)
-    plan = make_plan(checkpoint, config, **manifest.plan)
+    plan = plan_of(checkpoint, config, **manifest.plan)
     rows = [row for row in all_graphs(config, plan) if row.part in GRAPH_PARTS[graph]]
     assert rows
     for call, row in zip(manifest.graphs[graph].calls, rows, strict=True):
@@ -237,15 +238,15 @@ PEAK_SCRIPT = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from peak_memory import watched
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.cpu.compile import compile_graph, expected_bytes
-from qwen3_omni_neuron.plan import graphs_of
-from qwen3_omni_neuron.planning import make_plan
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation.plan import graphs_of
+from qwen3_omni_neuron.cpu.weights import compile_graph, expected_bytes
+from testing.peak_memory import watched
+from testing.specs import plan_of
 
 small, tiny, out = map(Path, sys.argv[1:])
 config = read_config(small)
-plan = make_plan(small, config, dtype="float32")
+plan = plan_of(small, config, dtype="float32")
 (out / "warm").mkdir()  # what the libraries themselves take
 compile_graph(replace(plan, model=tiny), "thinker", out / "warm")
 
@@ -325,6 +326,12 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     assert "| thinker_prefill[rows=64] | 8 |" in printed
     assert cli.main([*words, "--tp", "2"]) == 0
     assert "| GB | GB a core, TP 2 |\n" in capsys.readouterr().out
+    assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert " of 12.9 |\n" in printed
+    assert "One call on one core of trn2 at LNC 1." in printed
+    assert cli.main([*words, "--target", "cpu"]) == 1
+    assert "--dry-run counts what graphs take on a trn2" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -355,7 +362,7 @@ def test_there_is_a_script_for_every_graph() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--target", "gpu"], "target is one of cpu, neuron, got 'gpu'"),
+        (["--target", "gpu"], "was compiled for target gpu, and this version has cpu, neuron"),
         (["--tp", "8"], "tp is 1 for target cpu"),
         (["--lnc", "2"], "lnc is 1 for target cpu"),
         (["--buckets", "96,48"], "prompt_buckets is a list of ascending sizes.* got 96, 48"),

@@ -139,12 +139,12 @@ AN_HOUR = """
 import sys
 from pathlib import Path
 import numpy as np, torch
-from qwen3_omni_neuron.media.audio import load_waveform
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.loading import load_models
-from qwen3_omni_neuron.cpu.audio import CpuAudio
-from qwen3_omni_neuron.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import load_models
+from qwen3_omni_neuron.conversation.media.audio import load_waveform
+from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.cpu.encoders import CpuAudio
 
 torch.set_num_threads(1)
 

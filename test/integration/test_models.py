@@ -17,10 +17,10 @@ from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.engines.talker import text_row_table
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, PromptCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SingleSlotCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.moe import FEW_ROWS
-from qwen3_omni_neuron.model.rotary import rotate
+from qwen3_omni_neuron.model.rotary import apply_rotary
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from testing.oracle import Reference
@@ -46,7 +46,7 @@ def test_thinker_prefill_and_accept_layer(
     cache = KvCache.zeros(config.thinker.text, 3, 64, torch.float32)
     positions = rope_positions(30)
     logits, accepted = models.thinker.prefill(
-        models.thinker.embedding(ids), positions, torch.tensor([29]), PromptCache(cache.lines(1, 2))
+        models.thinker.embedding(ids), positions, torch.tensor([29]), PromptCache(cache.slots(1, 2))
     )
     torch.testing.assert_close(logits[0], expected.logits[0, -1], **CLOSE)
     layer = config.talker.accept_hidden_layer
@@ -92,7 +92,7 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
             models.thinker.embedding(ids),
             rope_positions(len(ids)),
             torch.tensor([len(ids) - 1]),
-            PromptCache(cache.lines(line, line + 1)),
+            PromptCache(cache.slots(line, line + 1)),
         )
     where = torch.tensor(lengths)
     token = torch.tensor([7, 8, 9])
@@ -191,7 +191,7 @@ def test_talker_prefill_and_decode(
     models.talker.prefill(rows[:9], rope_positions(9), torch.tensor([8]), PromptCache(cache))
     for step in range(9, 14):
         at = torch.tensor([step])
-        line = LineCache(cache.window(step + 1), at)
+        line = SingleSlotCache(cache.window(step + 1), at)
         logits, hidden = models.talker.decode(rows[step : step + 1], at.float(), line)
         torch.testing.assert_close(hidden[0], expected[step], **CLOSE)
         torch.testing.assert_close(
@@ -268,9 +268,9 @@ def test_norm_and_rotation_are_float32_inside(models: Models) -> None:
     heads = x.view(200, 4, 16)
     rotation = models.thinker.rotary.at(torch.arange(200) % 16)
     assert rotation[0].dtype == rotation[1].dtype == torch.float32
-    turned = rotate(widen(heads), rotation)
+    turned = apply_rotary(widen(heads), rotation)
     assert turned.dtype == torch.float32
-    assert torch.equal(turned, rotate(heads.float(), rotation))
+    assert torch.equal(turned, apply_rotary(heads.float(), rotation))
 
 
 @torch.no_grad()

@@ -13,34 +13,37 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_neuron_engine, build_neuron_engines
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.placement import load_engines, take_cores
+from qwen3_omni_neuron.neuron.build import build_engines
+from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.placement import load_engines, set_environment
 from testing.eager_neuron import (
     CONTEXT_LENGTH,
     DECODE_BUCKETS,
     PROMPT_BUCKETS,
     REPORT,
     SLOTS,
-    EagerLoader,
+    EagerPart,
+    EagerToolchain,
     eager_spec,
+    eager_target,
 )
 from testing.media_cases import CASES, audio, text, user
+from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.neuron.alike import (
-    CLOSE,
     SPEAKER,
+    assert_close,
     assert_prefills_alike,
     assert_speaks_alike,
     assert_steps_alike,
 )
-from testing.neuron.alike import GREEDY as GREEDY_FRAME
 from testing.prompts import prompt_of
 from testing.replies import GREEDY
+from testing.specs import cpu_engines
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 LONG_AUDIO = [user(audio(15.0), audio(0.4), text("Which is longer?"))]  # 3 windows
@@ -64,47 +67,38 @@ HOW = [
 ]
 
 
-class Simulated:
-    """A loader that a test can look into: makes itself of the spec."""
-
-    def __init__(self) -> None:
-        self.loaders: list[EagerLoader] = []
-
-    def __call__(self, spec: NeuronSpec) -> EagerLoader:
-        self.loaders.append(EagerLoader(spec))
-        return self.loaders[-1]
-
-
 @pytest.fixture(scope="module")
 def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
     return Conversation(checkpoint, config)
 
 
 @pytest.fixture(scope="module")
-def spec(checkpoint: Path) -> NeuronSpec:
+def spec(checkpoint: Path) -> EngineSpec:
     return eager_spec(checkpoint)
 
 
-def omni_over(engines: Engines, spec: NeuronSpec, conversation: Conversation) -> Qwen3Omni:
-    defaults = read_generation_defaults(spec.engine.plan.model)
-    return Qwen3Omni(spec.engine.config, defaults, conversation, engines, max_queued=8)
+def omni_over(engines: Engines, spec: EngineSpec, conversation: Conversation) -> Qwen3Omni:
+    defaults = read_generation_defaults(spec.plan.model)
+    return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)
 
 
 @pytest.fixture(scope="module")
-def loader() -> Simulated:
-    return Simulated()
+def toolchain(spec: EngineSpec) -> EagerToolchain:
+    return EagerToolchain(spec)
 
 
 @pytest.fixture(scope="module")
-def neuron(spec: NeuronSpec, conversation: Conversation, loader: Simulated) -> Iterator[Qwen3Omni]:
-    engines = build_neuron_engines(replace(spec, make_loader=loader))
+def neuron(
+    spec: EngineSpec, conversation: Conversation, toolchain: EagerToolchain
+) -> Iterator[Qwen3Omni]:
+    engines = Engines.of(build_engines(spec, toolchain=toolchain))
     with omni_over(engines, spec, conversation) as omni:
         yield omni
 
 
 @pytest.fixture(scope="module")
-def cpu(spec: NeuronSpec, conversation: Conversation) -> Iterator[Qwen3Omni]:
-    with omni_over(build_engines(spec.engine), spec, conversation) as omni:
+def cpu(spec: EngineSpec, conversation: Conversation) -> Iterator[Qwen3Omni]:
+    with omni_over(cpu_engines(spec), spec, conversation) as omni:
         yield omni
 
 
@@ -157,7 +151,7 @@ def test_prompts_are_read_alike(
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1], [2, 0], [1]])
 def test_slots_in_any_order_with_others_idle(
-    both: tuple[Engines, Engines], loader: Simulated, order: list[int]
+    both: tuple[Engines, Engines], toolchain: EagerToolchain, order: list[int]
 ) -> None:
     spoken = []
     for engines in both:
@@ -175,17 +169,16 @@ def test_slots_in_any_order_with_others_idle(
             logits |= dict(zip(turn, stepped.split(1), strict=True))
         spoken.append((frames, torch.cat([logits[slot] for slot in range(3)])))
     assert spoken[1][0] == spoken[0][0]
-    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
-    assert loader.loaders[0].decoders["talker"].called[-1][0] == f"decode {SLOTS}"
+    assert_close(spoken[1][1], spoken[0][1])
+    assert toolchain.decoders["talker"].called[-1][0] == f"decode {SLOTS}"
 
 
 def test_every_graph_is_called_once_before_the_first_request(
-    spec: NeuronSpec, caplog: pytest.LogCaptureFixture
+    spec: EngineSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
-    loader = Simulated()
+    simulated = EagerToolchain(spec)
     with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
-        engines = build_neuron_engines(replace(spec, make_loader=loader))
-    (simulated,) = loader.loaders
+        engines = Engines.of(build_engines(spec, toolchain=simulated))
     for name, part in simulated.parts.items():
         warmed = part.called[: len(part.graphs)]
         assert sorted(warmed) == sorted(part.graphs), name
@@ -205,16 +198,23 @@ def test_every_graph_is_called_once_before_the_first_request(
     close(engines)
 
 
+def load(
+    spec: EngineSpec, placement: str, instance: str = "trn2.48xlarge", **cores: Any
+) -> Engines:
+    target = eager_target(EagerToolchain(spec))
+    return load_engines(target, spec, placement, instance, **cores)
+
+
 def close(engines: Engines) -> None:
     assert engines.talker is not None and engines.vocoder is not None
     for engine in (engines.thinker, engines.talker, engines.vocoder):
         engine.close()
 
 
-def test_closing_gives_every_part_back(spec: NeuronSpec) -> None:
-    loader = Simulated()
-    engines = build_neuron_engines(replace(spec, make_loader=loader))
-    parts = loader.loaders[0].parts
+def test_closing_gives_every_part_back(spec: EngineSpec) -> None:
+    toolchain = EagerToolchain(spec)
+    engines = Engines.of(build_engines(spec, toolchain=toolchain))
+    parts = toolchain.parts
     closed = {name for name, part in parts.items() if part.closed}
     assert closed == {"text_projection"}, "its table is made"
     engines.thinker.close()
@@ -222,26 +222,6 @@ def test_closing_gives_every_part_back(spec: NeuronSpec) -> None:
     assert not parts["code_predictor"].closed
     close(engines)
     assert all(part.closed for part in parts.values())
-
-
-class Broken(Simulated):
-    """One graph raises from the start."""
-
-    def __init__(self, part: str, label: str) -> None:
-        super().__init__()
-        self._part, self._label = part, label
-
-    def __call__(self, spec: NeuronSpec) -> EagerLoader:
-        loader = super().__call__(spec)
-        load = loader.load_part
-
-        def load_broken(name: str) -> Any:
-            part = load(name)
-            part.broken = self._label if name == self._part else ""
-            return part
-
-        loader.load_part = load_broken  # type: ignore[method-assign]
-        return loader
 
 
 @pytest.mark.parametrize(
@@ -253,12 +233,12 @@ class Broken(Simulated):
     ],
 )
 def test_a_graph_that_fails_at_its_first_call_fails_the_load(
-    spec: NeuronSpec, part: str, label: str
+    spec: EngineSpec, part: str, label: str
 ) -> None:
-    loader = Broken(part, label)
+    toolchain = EagerToolchain(spec, broken={part: label})
     with pytest.raises(RuntimeError, match="failed on the device"):
-        build_neuron_engines(replace(spec, make_loader=loader))
-    assert all(p.closed for p in loader.loaders[0].parts.values()), "what was loaded is given back"
+        build_engines(spec, toolchain=toolchain)
+    assert all(p.closed for p in toolchain.parts.values()), "what was loaded is given back"
 
 
 @pytest.mark.parametrize(
@@ -271,9 +251,13 @@ def test_a_graph_that_fails_at_its_first_call_fails_the_load(
     ],
 )
 def test_a_failure_in_a_part_reaches_the_caller_and_ends_nothing_else(
-    neuron: Qwen3Omni, loader: Simulated, expected: list[SpeechResult], part: str, label: str
+    neuron: Qwen3Omni,
+    toolchain: EagerToolchain,
+    expected: list[SpeechResult],
+    part: str,
+    label: str,
 ) -> None:
-    broken = loader.loaders[0].parts[part]
+    broken = toolchain.parts[part]
     broken.broken = label
     try:
         with pytest.raises(RuntimeError, match="failed on the device"):
@@ -293,13 +277,10 @@ def test_more_codes_than_were_compiled_are_refused(
         neuron.generate_audio(TEXT, **LIMITS, predictor_top_k=top_k)
 
 
-def test_slots_that_differ_are_refused(spec: NeuronSpec) -> None:
-    plan = replace(spec.engine.plan, max_concurrency=4)
-    four = replace(
-        spec, engine=replace(spec.engine, plan=plan), make_loader=lambda _: EagerLoader(spec)
-    )
+def test_slots_that_differ_are_refused(spec: EngineSpec) -> None:
+    plan = replace(spec.plan, max_concurrency=4)
     with pytest.raises(ArtifactError, match=r"vocoder's graphs have 3 slots.*loaded with 4"):
-        build_neuron_engine(four, "vocoder")
+        build_engines(replace(spec, plan=plan), ["vocoder"], EagerToolchain(spec))
 
 
 @pytest.mark.parametrize(
@@ -310,20 +291,22 @@ def test_slots_that_differ_are_refused(spec: NeuronSpec) -> None:
     ],
 )
 def test_a_vocoder_without_all_its_graphs_is_refused(
-    spec: NeuronSpec, missing: str, said: str
+    spec: EngineSpec, missing: str, said: str
 ) -> None:
-    loader = Simulated()
-    simulated = loader(spec)
-    part = simulated.load_part("code2wav")
-    del part.graphs[missing]
-    simulated.load_part = lambda name: part  # type: ignore[method-assign]
+    class Lacking(EagerToolchain):
+        def load_part(self, spec: PartSpec, folder: Path) -> EagerPart:
+            part = super().load_part(spec, folder)
+            part.graphs = {k: g for k, g in part.graphs.items() if k != missing}
+            return part
+
+    toolchain = Lacking(spec)
     with pytest.raises(ArtifactError, match=said):
-        build_neuron_engine(replace(spec, make_loader=lambda spec: simulated), "vocoder")
-    assert part.closed
+        build_engines(spec, ["vocoder"], toolchain)
+    assert toolchain.parts["code2wav"].closed
 
 
 def test_each_stage_in_a_process_with_cores_of_its_own(
-    spec: NeuronSpec,
+    spec: EngineSpec,
     conversation: Conversation,
     expected: list[SpeechResult],
     tmp_path: Path,
@@ -331,7 +314,7 @@ def test_each_stage_in_a_process_with_cores_of_its_own(
 ) -> None:
     """Through real processes, each of which says what it was given."""
     monkeypatch.setenv(REPORT, str(tmp_path))
-    with omni_over(load_engines(spec, "split"), spec, conversation) as omni:
+    with omni_over(load(spec, "split"), spec, conversation) as omni:
         result = omni.generate_audio(REQUESTS[1][0], **LIMITS, **REQUESTS[1][1])
     assert_same(result, expected[1])
     said = sorted(path.read_text(encoding="utf-8") for path in tmp_path.iterdir())
@@ -340,20 +323,20 @@ def test_each_stage_in_a_process_with_cores_of_its_own(
 
 
 def test_shared_engines_take_their_cores_here(
-    spec: NeuronSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    spec: EngineSpec, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
         monkeypatch.setenv(name, "")  # so that it is put back
         monkeypatch.delenv(name)
     monkeypatch.setenv(REPORT, str(tmp_path))
     second = dict.fromkeys(("thinker", "talker", "vocoder"), "8-15")
-    close(load_engines(replace(spec, cores=second), "shared"))
+    close(load(spec, "shared", cores=second))
     assert (tmp_path / str(os.getpid())).read_text(encoding="utf-8") == "8-15 2"
     with pytest.raises(OptionError, match="'8-15' in this process, and '0-7' is planned"):
-        load_engines(spec, "shared")
-    take_cores({"NEURON_RT_VISIBLE_CORES": "8-15"})
+        load(spec, "shared")
+    set_environment({"NEURON_RT_VISIBLE_CORES": "8-15"})
 
 
-def test_an_instance_too_small_is_refused_before_anything_starts(spec: NeuronSpec) -> None:
+def test_an_instance_too_small_is_refused_before_anything_starts(spec: EngineSpec) -> None:
     with pytest.raises(OptionError, match=r"trn2\.3xlarge has 4 logical cores"):
-        load_engines(replace(spec, instance="trn2.3xlarge"), "shared")
+        load(spec, "shared", instance="trn2.3xlarge")

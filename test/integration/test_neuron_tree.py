@@ -22,13 +22,12 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_manifest,
     verify_files,
 )
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree
-from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ArtifactError,
     CompileError,
@@ -36,16 +35,17 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_neuron_engines
+from qwen3_omni_neuron.neuron.build import build_engines
 from qwen3_omni_neuron.neuron.compile import compile_graph, expected_bytes
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.tree_loader import TreeLoader
+from qwen3_omni_neuron.neuron.target import NEURON
+from qwen3_omni_neuron.targets import TARGETS
 from testing.eager_neuron import SETTINGS
 from testing.media_cases import CASES
 from testing.simulated_toolchain import SimulatedToolchain
+from testing.specs import cpu_engines, plan_of
 
 TOOLCHAIN = SimulatedToolchain()
-SIMULATED = Target(partial(compile_graph, toolchain=TOOLCHAIN), expected_bytes, keeps_failed=True)
+SIMULATED = replace(NEURON, compile_graph=partial(compile_graph, toolchain=TOOLCHAIN))
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 HEADER_BYTES = 200_000  # of the files of a graph, and a description of its graphs
 WITHOUT_SDK = importlib.util.find_spec("neuronx_distributed") is None
@@ -64,7 +64,7 @@ class FailingToolchain(SimulatedToolchain):
 @pytest.fixture(scope="module")
 def plan(checkpoint: Path, config: OmniConfig) -> CompilePlan:
     settings = SETTINGS | {"tp": 2, "dtype": "float32"}
-    return make_plan(checkpoint, config, "neuron", **settings)  # type: ignore[arg-type]
+    return plan_of(checkpoint, config, "neuron", **settings)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 def spec(
     tree: Path, checkpoint: Path, config: OmniConfig, conversation: Conversation
 ) -> EngineSpec:
-    plan = open_tree(tree, checkpoint, config, {})
+    plan = open_tree(tree, checkpoint, config, TARGETS, {})
     return EngineSpec(plan, config, conversation.newline_id, tree)
 
 
@@ -95,9 +95,8 @@ def both(
 ) -> Iterator[tuple[Qwen3Omni, Qwen3Omni]]:
     """On the CPU, and from the tree."""
     defaults = read_generation_defaults(checkpoint)
-    load = partial(TreeLoader, toolchain=TOOLCHAIN)
-    theirs = build_neuron_engines(NeuronSpec(spec, load))
-    ours = build_engines(replace(spec, compiled=None))
+    theirs = Engines.of(build_engines(spec, toolchain=TOOLCHAIN))
+    ours = cpu_engines(replace(spec, compiled=None))
     with (
         Qwen3Omni(spec.config, defaults, conversation, ours, 8) as on_cpu,
         Qwen3Omni(spec.config, defaults, conversation, theirs, 8) as on_neuron,
@@ -193,4 +192,4 @@ def test_another_sdk_is_refused(
     raw["versions"]["neuronx-cc"] = "2.25.1"
     (copy / MANIFEST_FILE).write_text(json.dumps(raw))
     with pytest.raises(ArtifactError, match=r"compiled with neuronx-cc 2.25.1, and here is"):
-        open_tree(copy, checkpoint, config, {})
+        open_tree(copy, checkpoint, config, TARGETS, {})

@@ -44,14 +44,14 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     soundfile.write(folder / "long.wav", np.zeros(16000 * 30), 16000)
     return {
         "does not exist": folder / "missing.wav",
-        "can't be read as sound": folder / "broken.wav",
+        "can't be read as audio": folder / "broken.wav",
         "lasts 0.000 s": folder / "empty.wav",
         "larger context_length": folder / "long.wav",
     }
 
 
 def text_of(omni: Qwen3Omni, file: Path) -> str:
-    """What the library answers to the same question."""
+    """The answer of the library to the same question."""
     content = [{"type": "audio", "audio": file}, {"type": "text", "text": INSTRUCTION}]
     messages = [{"role": "user", "content": content}]
     options = {"thinker_do_sample": False, "thinker_max_new_tokens": TOKENS}

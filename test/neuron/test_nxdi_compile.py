@@ -17,21 +17,21 @@ import torch
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_host_models
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines, media_encoders, talker_engine
+from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.warm_up import warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.application import decoder_files
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from qwen3_omni_neuron.neuron.part_files import decoder_files
 from testing.media_cases import CASES
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
 from testing.neuron.eager_decoder_device import eager_device
 from testing.prompts import prompt_of
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, on_cpu=False, batches=(1, 2, 3))
 GRAPHS = 5
@@ -90,7 +90,7 @@ def engines(
         talker_engine(host, spec, NxdiSlots(talker)),
         None,
     )
-    return build_engines(spec), theirs
+    return cpu_engines(spec), theirs
 
 
 def test_a_folder_holds_the_listed_files_and_no_others(compiled: Compiled) -> None:

@@ -10,15 +10,17 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_neuron_engines
-from qwen3_omni_neuron.neuron.load import decoder_in_cpu_mode
+from qwen3_omni_neuron.neuron.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
-from testing.eager_neuron import EagerLoader, eager_spec
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES
+from testing.neuron.cpu_mode import decoder_in_cpu_mode
+from testing.specs import cpu_engines
 
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
@@ -27,12 +29,13 @@ ASKED = [
 ]  # fmt: skip
 
 
-class NxdiLoader(EagerLoader):
+class NxdiToolchain(EagerToolchain):
     """Its decoders are NxDI's."""
 
-    def load_decoder(self, name: str) -> DecoderGraphs:  # type: ignore[override]
-        spec = replace(self._spec.engine, plan=self._plan)
-        return decoder_in_cpu_mode(spec, name)
+    def load_decoder(
+        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
+    ) -> DecoderGraphs:
+        return decoder_in_cpu_mode(replace(self._spec, plan=self._plan), spec.part)
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +48,8 @@ def both(
     def omni(engines: Engines) -> Qwen3Omni:
         return Qwen3Omni(config, defaults, conversation, engines, max_queued=8)
 
-    theirs = build_neuron_engines(replace(spec, make_loader=NxdiLoader))
-    with omni(build_engines(spec.engine)) as ours, omni(theirs) as over_parts:
+    theirs = Engines.of(build_engines(spec, toolchain=NxdiToolchain(spec)))
+    with omni(cpu_engines(spec)) as ours, omni(theirs) as over_parts:
         yield ours, over_parts
 
 

@@ -10,10 +10,10 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from testing.media_cases import CASES
+from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec
 from testing.oracle import Reference
 from testing.replies import assert_same, reply_to_the_limit

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
-from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.part_files import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from testing.released import TALKER, THINKER
@@ -66,7 +66,7 @@ def test_each_core_gets_what_nxdi_would_give_it(
 def test_the_kernels_padding_is_that_of_nxdis_own_model(
     as_on_a_device: None, tmp_path: Path
 ) -> None:
-    """As NxDI's Qwen3-MoE: gate and up each padded at the end, then cut."""
+    """Pad like NxDI's Qwen3-MoE: gate and up each at the end, then cut."""
     tp, padded = 2, 2 * 256
     shape = dataclasses.replace(
         SHAPES["tiny"], thinker_hidden=512, thinker_layers=2, accept_hidden_layer=1

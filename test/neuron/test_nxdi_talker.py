@@ -10,7 +10,7 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 from testing.media_cases import CASES
-from testing.neuron.alike import CLOSE, GREEDY, SPEAKER, assert_speaks_alike
+from testing.neuron.alike import GREEDY, SPEAKER, assert_close, assert_speaks_alike
 from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
@@ -66,4 +66,4 @@ def assert_turns_alike(both: BothEngines, turns: Sequence[list[int]]) -> None:
             logits |= dict(zip(turn, stepped.split(1), strict=True))
         spoken.append((frames, torch.cat([logits[slot] for slot in range(talker.slots)])))
     assert spoken[1][0] == spoken[0][0]
-    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
+    assert_close(spoken[1][1], spoken[0][1])

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from testing.media_cases import CASES, IMAGE, audio, text, user
-from testing.neuron.alike import CLOSE, assert_prefills_alike, assert_steps_alike
+from testing.neuron.alike import ATOL, assert_prefills_alike, assert_steps_alike
 from testing.prompts import prompt_of
 
 BothEngines = tuple[Engines, Engines]
@@ -181,7 +181,7 @@ def test_positions_between_whole_ones_are_taken_as_they_are(
     assert_prefills_alike(ours, theirs, 0, prompt)
     exact, _ = theirs.prefill(0, prompt)
     rounded, _ = theirs.prefill(0, replace(prompt, positions=prompt.positions.round()))
-    assert (exact - rounded).abs().max() > 10 * CLOSE["atol"]
+    assert (exact - rounded).abs().max() > 10 * ATOL
 
 
 @pytest.mark.parametrize("layer", [0, 1, 3])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import Piece, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.names import Piece, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.weights import nxdi_pieces, nxdi_state, rank_state

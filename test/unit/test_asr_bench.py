@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from bench import asr
-from bench.common.asr_manifest import Clip, read_clips
-from bench.common.json_lines import ManifestError
+from bench.common.command_line import InputError
+from bench.common.manifests import Clip, read_clips
 from bench.common.results import load_results
 from testing.media_cases import QUESTION_WAV
 
@@ -60,7 +60,7 @@ def test_spelling_comes_from_a_whisper_checkpoint(tmp_path: Path) -> None:
     normalize = asr._normalizer("english", mapping)
     assert asr.error_rates(["The colour"], ["the color"], normalize)["wer"] == 0
     assert asr.error_rates(["The colour"], ["the color"], ENGLISH)["wer"] == 0.5
-    with pytest.raises(ManifestError, match=r"is no normalizer\.json"):
+    with pytest.raises(InputError, match=r"is no normalizer\.json"):
         asr._normalizer("english", tmp_path / "missing.json")
 
 
@@ -109,20 +109,20 @@ def test_a_manifest_that_says_something_else_is_refused(
 ) -> None:
     manifest = tmp_path / "m.jsonl"
     manifest.write_text(content)
-    with pytest.raises(ManifestError, match=said):
+    with pytest.raises(InputError, match=said):
         read_clips(manifest)
 
 
 def test_a_source_without_clips_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ManifestError, match="can't be read"):
+    with pytest.raises(InputError, match="can't be read"):
         read_clips(tmp_path / "missing.jsonl")
     assert asr.main([str(tmp_path), "--model", "m"]) == 1
     assert f"{tmp_path} has no clips in" in capsys.readouterr().err
     (tmp_path / "1" / "2").mkdir(parents=True)
     (tmp_path / "1" / "2" / "1-2.trans.txt").write_text("1-2-0000\n")
-    with pytest.raises(ManifestError, match="no name and words"):
+    with pytest.raises(InputError, match="no name and words"):
         read_clips(tmp_path)
     with pytest.raises(SystemExit):
         asr.main([str(tmp_path), "--model", "m", "--limit", "0"])

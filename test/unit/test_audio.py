@@ -126,7 +126,7 @@ def test_integers_are_scaled_by_their_range(dtype: str) -> None:
         (None, {}, 'no "audio"'),
         ("/nowhere/x.wav", {}, "does not exist"),
         (b"", {}, "here is empty: 0 bytes"),
-        (b"RIFF, but not really", {}, "can't be read as sound"),
+        (b"RIFF, but not really", {}, "can't be read as audio"),
         (sound_bytes(np.zeros(0)), {}, "lasts 0.000 s"),
         (np.zeros(0), {"sampling_rate": RATE}, "lasts 0.000 s"),
         (np.zeros((0, 2)), {"sampling_rate": RATE}, "lasts 0.000 s"),
@@ -201,7 +201,7 @@ def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes, name: str) 
     file = tmp_path / name
     file.write_bytes(content)
     for audio in (file, content):
-        with pytest.raises(AudioError, match="can't be read as sound"):
+        with pytest.raises(AudioError, match="can't be read as audio"):
             load(audio)
 
 
@@ -222,7 +222,7 @@ def test_a_flac_file_cut_short_is_refused() -> None:
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 5 * RATE)
     file = sound_bytes(noise, kind="FLAC")
     for cut in (10, 50, len(file) // 2, len(file) - 100):
-        with pytest.raises(AudioError, match=r"here: .*can't be read as sound"):
+        with pytest.raises(AudioError, match=r"here: .*can't be read as audio"):
             load(file[:cut])
 
 
@@ -256,7 +256,7 @@ class TestLimit:
         with pytest.raises(AudioError):
             load(undecodable)
         with pytest.raises(
-            PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of sound"
+            PromptTooLongError, match=r"here lasts 10\.000 s, and 9\.999 s of audio"
         ):
             load(undecodable, limit_s=9.999)
 

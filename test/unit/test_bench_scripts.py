@@ -1,6 +1,8 @@
 """The measuring scripts, run small over the tiny checkpoint; what they read and what they write."""
 
+import importlib
 import json
+import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +13,28 @@ import pytest
 import soundfile
 import torch
 
-from bench import graph_or_c, long_speech, stages, thinker_ttft, ttfb_rtf, vs_transformers
-from bench.common import conversations
-from bench.common.conversations import SHIPPED, read_conversations, write_conversations
-from bench.common.json_lines import ManifestError
-from bench.common.long_prompts import written_messages
-from bench.common.memory import live_tensor_bytes, peak_tensor_bytes
+import bench
+from bench import (
+    graph_or_c,
+    long_speech,
+    stages,
+    thinker_ttft,
+    ttfb_rtf,
+    vs_transformers,
+)
+from bench.common.command_line import InputError
+from bench.common.manifests import SHIPPED, read_conversations
+from bench.common.memory import live_tensor_bytes
+from bench.common.models import written_messages
 from bench.common.results import Results, ResultsError, load_results, publish
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing import report_cases
 from testing.media_cases import QUESTION_WAV
 from testing.oracle import Reference
+from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
 from testing.timed_engines import Script, Sizes, Times, timed_engines
 from testing.virtual_clock import VirtualClock
@@ -58,6 +69,27 @@ def run(script: Any, arguments: list[str], folder: Path) -> Results:
     return results
 
 
+SCRIPTS = sorted(file.stem for file in Path(bench.__path__[0]).glob("*.py"))
+
+
+def test_every_script_has_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    """All in this process; `python -m bench.NAME --help` calls the same function."""
+    assert "ttfb_rtf" in SCRIPTS
+    for name in SCRIPTS:
+        with pytest.raises(SystemExit) as ended:
+            importlib.import_module(f"bench.{name}").main(["--help"])
+        assert ended.value.code == 0, name
+        assert "usage: " in capsys.readouterr().out, name
+
+
+@pytest.mark.parametrize("document", ["BENCHMARK.md", "README.md", "Makefile"])
+def test_a_document_names_scripts_that_exist(document: str) -> None:
+    text = (Path(bench.__path__[0]).parent / document).read_text(encoding="utf-8")
+    named = set(re.findall(r"\bbench\.(\w+)", text)) | set(re.findall(r"\bbench/(\w+)\.py", text))
+    assert named
+    assert named <= set(SCRIPTS)
+
+
 # What they read
 
 
@@ -72,39 +104,12 @@ def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
     assert any(m["role"] == "system" for c in found for m in c.messages)
 
 
-def test_conversations_are_made_by_a_seed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
-        conversations.main([str(tmp_path / name), "--count", "25", "--seed", str(seed)])
-    a, b, c = (Path(line) for line in capsys.readouterr().out.split())
-    files = sorted(file.name for file in a.parent.iterdir())
-    assert files == sorted(file.name for file in b.parent.iterdir())
-    for name in files:
-        assert (a.parent / name).read_bytes() == (b.parent / name).read_bytes(), name
-    assert a.read_text() != c.read_text()
-    made = read_conversations(a)
-    assert len(made) == 25
-    assert len({len(conversation.messages) for conversation in made}) > 2
-    seconds = [soundfile.info(file).duration for file in a.parent.glob("*.wav")]
-    assert min(seconds) < 2
-    assert max(seconds) > 8
-    assert any(m["role"] == "system" for conversation in made for m in conversation.messages)
-
-
-def test_every_made_conversation_is_a_prompt(tmp_path: Path, omni: Qwen3Omni) -> None:
-    lengths = set()
-    for conversation in read_conversations(write_conversations(tmp_path, 8, seed=1)):
-        lengths.add(len(omni.conversation.prompt(conversation.messages)))
-    assert len(lengths) > 5
-
-
 @pytest.mark.parametrize(
     ("second", "said"),
     [
         ([], "an object of id and messages"),
         ({**SKY, "id": "b", "speaker": "Ethan"}, "an object of id and messages"),
-        (SKY, "the id 'sky' stands on a line before"),
+        (SKY, "an earlier line has the id 'sky'"),
         ({**SKY, "id": "a/b"}, "a word without a slash"),
         ({"id": "b", "messages": []}, "the conversation is empty"),
         ({"id": "b", "messages": [{"role": "robot", "content": ""}]}, "has role 'robot'"),
@@ -114,12 +119,12 @@ def test_every_made_conversation_is_a_prompt(tmp_path: Path, omni: Qwen3Omni) ->
         ),
         (
             {"id": "b", "messages": [{"role": "user", "content": [{**HEARD[0], "audio": "no"}]}]},
-            r"messages\[0\].content\[0\]: .*no is not there",
+            r"messages\[0\].content\[0\]: .*no does not exist",
         ),
     ],
 )
 def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, second: Any, said: str) -> None:
-    with pytest.raises(ManifestError, match=rf"m\.jsonl:2 is not .*{said}"):
+    with pytest.raises(InputError, match=rf"m\.jsonl:2 is not .*{said}"):
         read_conversations(manifest_of(tmp_path, SKY, second))
 
 
@@ -263,6 +268,11 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(
         assert row["preprocessing_s"] <= prefill["start_s"]
         assert prefill["end_s"] <= row["ttft_s"]
     summary = found.summary
+    made = report_cases.requests([0.5])
+    assert made["rows"][0].keys() <= found.rows[0].keys(), "the report's cases are of this form"
+    for part in ("all", "complete", "truncated"):
+        assert made["summary"][part].keys() == summary[part].keys()
+    assert made["summary"]["all"]["ttfb_s"].keys() == summary["all"]["ttfb_s"].keys()
     assert (summary["requests"], summary["truncated_requests"]) == (3, 3)
     assert summary["complete"]["rtf"] is None
     assert summary["truncated"]["rtf"]["count"] == summary["all"]["ttfb_s"]["count"] == 3
@@ -274,14 +284,14 @@ def test_a_row_has_the_figures_the_chunks_and_the_timeline(
 
 def test_the_thinker_is_timed_by_prompt_length(omni: Qwen3Omni) -> None:
     options = Namespace(text_tokens=3, repeats=2, seed=4)
-    rows = [row for length in (24, 50) for row in thinker_ttft.measure(omni, length, options)]
+    rows = [row for length in (24, 50) for row in thinker_ttft.rows_of(omni, length, options)]
     assert [(row["length"], row["seed"]) for row in rows] == [(24, 4), (24, 5), (50, 4), (50, 5)]
     for row in rows:
         assert row["length"] - 4 < row["prompt_tokens"] <= row["length"]
         assert row["text_tokens"] == 3
         assert row["itl_s"] == pytest.approx((row["total_s"] - row["ttft_s"]) / 2)
         assert row["tokens_per_s"] == pytest.approx(1 / row["itl_s"])
-    summary = thinker_ttft.summary_of(rows, 50)
+    summary = thinker_ttft.summary_of(rows[2:])
     assert summary["ttft_s"]["count"] == 2
     assert summary["ttft_s"]["mean"] == pytest.approx((rows[2]["ttft_s"] + rows[3]["ttft_s"]) / 2)
     assert summary["prompt_tokens"] == rows[2]["prompt_tokens"]

@@ -156,7 +156,7 @@ def test_stream_equals_one_full_decode_for_random_splits(
 
 
 def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
-    """As in the reference, which computes them as it goes; the talker sets the limit."""
+    """The reference computes positions as it goes too; the talker sets the limit."""
     longer = Code2Wav(dataclasses.replace(double.config, max_positions=20)).double()
     longer.load_state_dict(double.state_dict())
     codes = random_codes(50)
@@ -310,7 +310,7 @@ def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, sp
 
 
 def test_bfloat16_stream(checkpoint: Path, config: OmniConfig, single: Code2Wav) -> None:
-    """As far from float32 as its own full decode is."""
+    """The stream is as far from float32 as its own full decode is."""
     code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16).code2wav
     assert code2wav is not None
     codes = random_codes(60)

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json as dataclasses."""
+"""Reading of config.json and generation_config.json into dataclasses."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ from qwen3_omni_neuron.model.config import (
 
 
 def edited(checkpoint: Path, into: Path, change: Any) -> Path:
-    """A folder with the checkpoint's config.json after `change` was done to it."""
+    """Write the checkpoint's config.json, changed by `change`, into a folder; return the folder."""
     raw = json.loads((checkpoint / "config.json").read_text())
     change(raw)
     (into / "config.json").write_text(json.dumps(raw))
@@ -58,7 +58,7 @@ def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, confi
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (lambda raw: raw.update(model_type="llama"), "model_type 'llama'"),
         (lambda raw: raw["talker_config"].pop("codec_bos_id"), "config.json.talker_config has no"),
@@ -78,11 +78,11 @@ def test_what_transformers_saves_is_read(checkpoint: Path, tmp_path: Path, confi
     ],
 )
 def test_what_cannot_be_used_is_named(
-    checkpoint: Path, tmp_path: Path, change: Any, said: str
+    checkpoint: Path, tmp_path: Path, change: Any, message: str
 ) -> None:
     with pytest.raises(CheckpointError) as caught:
         read_config(edited(checkpoint, tmp_path, change))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe"])
@@ -98,11 +98,11 @@ def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
 
 
 def test_a_text_only_checkpoint_has_no_talker(checkpoint: Path, tmp_path: Path) -> None:
-    def silence(raw: dict[str, Any]) -> None:
+    def remove_speech(raw: dict[str, Any]) -> None:
         raw["enable_audio_output"] = False
         del raw["talker_config"], raw["code2wav_config"]
 
-    config = read_config(edited(checkpoint, tmp_path, silence))
+    config = read_config(edited(checkpoint, tmp_path, remove_speech))
     assert config.talker is None
     assert config.code2wav is None
     assert config.code_groups == 0

@@ -166,7 +166,7 @@ def test_prompts_with_media_are_the_references(
 
 
 def bare_content(content: Any) -> Any:
-    """As the template sees it: a video's sound is not to be taken for a clip."""
+    """The template must not take a video's audio track for a clip."""
     if isinstance(content, str):
         return content
     return [{k: v for k, v in item.items() if k in ("type", "text")} for item in content]
@@ -177,14 +177,14 @@ def bare_content(content: Any) -> Any:
     [
         (
             image(640, 640),
-            r"content\[0\] is a picture of 640 x 640.*makes 400 .*; 50 is",
+            r"content\[0\] is an image of 640 x 640.*makes 400 .*; 50 is",
         ),
         (
             {"type": "video", "video": make_video(30)},
             "4 frames of .* tokens; 50 is",
         ),
         (video(6, 2.0, size=640), "6 frames of 640 x 96 pixels.* vision tokens; 50 is the most"),
-        (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of sound is the most"),
+        (audio(5.0), r"content\[0\] lasts 5.000 s, and 3.846 s of audio is the most"),
     ],
 )
 def test_media_that_alone_exceed_the_context_are_refused_with_the_numbers(

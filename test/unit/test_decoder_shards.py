@@ -7,17 +7,17 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.names import talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard
+from qwen3_omni_neuron.graphs.parallel.experts import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.application import decoder_files
-from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.shards import held_parameters, write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights, nxdi_pieces
-from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.part_files import decoder_files, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.peak_memory import needs_proc
 from testing.released import TALKER, THINKER
@@ -145,12 +145,12 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from peak_memory import watched
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
-from qwen3_omni_neuron.neuron.decoder.source import DecoderWeights
-from qwen3_omni_neuron.neuron.decoder.plan import DecoderPlan
-from qwen3_omni_neuron.weights import thinker_pieces
+from testing.peak_memory import watched
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights
+from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.checkpoint.parameters import thinker_pieces
 
 small, tiny, out = map(Path, sys.argv[1:])
 
@@ -182,9 +182,9 @@ def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_what_the_kernels_padding_costs() -> None:
-    """The released sizes; the numbers that neuron.experts names, in GiB."""
+    """The released sizes; the numbers that graphs.parallel.experts names, in GiB."""
     cost = {
-        (part, tp): expert_widths(c, plan_of(tp, dtype=torch.bfloat16, profile="fast"))
+        (part, tp): expert_widths(c, tp, "fast", torch.bfloat16)
         for part, c in DECODERS.items()
         for tp in (4, 8)
     }
@@ -202,7 +202,7 @@ def test_what_the_kernels_padding_costs() -> None:
         ("talker", 8): (5.625, 30.0),
     }
     for c in DECODERS.values():
-        widths = expert_widths(c, plan_of(4))
+        widths = expert_widths(c, 4, "safe", torch.float32)
         assert widths.padded == widths.width
 
 

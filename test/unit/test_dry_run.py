@@ -1,6 +1,7 @@
 """The plan of a compile, at the released sizes, against published totals and counts by hand."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
-from qwen3_omni_neuron.graphs.dry_run import DryRun, PlannedGraph, dry_run, dry_run_text
+from qwen3_omni_neuron.graphs.dry_run import (
+    CoreMemory,
+    DryRun,
+    PlannedGraph,
+    core_memory,
+    does_not_fit,
+    dry_run,
+    dry_run_text,
+)
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.graphs.hardware import TRN2
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
@@ -46,7 +55,7 @@ def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
 
 
 def test_the_released_totals(plan: DryRun) -> None:
-    """As published: 35.3 B parameters and 70.5 GB in bfloat16."""
+    """Published totals: 35.3 B parameters and 70.5 GB in bfloat16."""
     assert round(plan.parameters / 1e9, 1) == 35.3
     assert round(plan.nbytes / 1e9, 1) == 70.5
     sizes = {part.name: part.parameters for part in plan.parts}
@@ -72,7 +81,7 @@ def test_what_two_parts_share_is_counted_once(plan: DryRun) -> None:
     ],
 )
 def test_floors_on_two_chips(plan: DryRun, name: str, floor_ms: float) -> None:
-    """What the weights of one call take at the bandwidth of two chips, none of them held twice."""
+    """The time to read the weights of one call at the bandwidth of two chips, none held twice."""
     weights = planned(plan, name, 1).cost.weight_bytes
     assert weights / TWO_CHIPS * 1e3 == pytest.approx(floor_ms, rel=0.06)
 
@@ -122,6 +131,107 @@ def test_text_names_every_part_and_graph(plan: DryRun) -> None:
 def test_a_degree_that_does_not_fit_is_refused() -> None:
     with pytest.raises(OptionError, match="KV heads can't be held by 3 cores"):
         dry_run(RELEASED, PLAN, degrees=(3,))
+
+
+# The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
+
+README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
+FAST_PLAN = replace(MEMORY_PLAN, profile="fast")
+
+
+@pytest.fixture(scope="module")
+def safe() -> CoreMemory:
+    return core_memory(RELEASED, MEMORY_PLAN, (4, 8))
+
+
+@pytest.fixture(scope="module")
+def fast() -> CoreMemory:
+    return core_memory(RELEASED, FAST_PLAN, (4, 8))
+
+
+def test_the_memory_table_of_the_readme_is_what_is_counted(safe: CoreMemory) -> None:
+    weights = {part.name: part.shard_bytes for part in safe.parts}
+    projections = ("text_projection", "hidden_projection")
+    # By row of the table: the parts whose weights, and those whose state, are in it.
+    table = {
+        "thinker": (("thinker",), ()),
+        "its KV cache": ((), ("thinker",)),
+        "talker, its projections and KV cache": (("talker", *projections), ("talker",)),
+        "code predictor": (("code_predictor",), ()),
+        "code2wav": (("code2wav",), ("code2wav",)),
+        "encoders": (("audio_encoder", "vision_encoder"), ()),
+    }
+    counted = {
+        name: [
+            sum(weights[part][tp] for part in held) + sum(safe.state_bytes[tp][p] for p in kept)
+            for tp in (4, 8)
+        ]
+        for name, (held, kept) in table.items()
+    }
+    for tp, nbytes in zip((4, 8), zip(*counted.values(), strict=True), strict=True):
+        assert sum(nbytes) == safe.core_bytes(tp)
+    for name, (four, eight) in counted.items():
+        assert f"| {name} | {four / 1e9:.2f} | {eight / 1e9:.2f} |\n" in README
+    all_of_it = " | ".join(f"{safe.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8))
+    assert f"| all, as `shared` has it | {all_of_it} |\n" in README
+
+
+def test_profile_fast_is_counted_with_its_padding(safe: CoreMemory, fast: CoreMemory) -> None:
+    """The thinker's 54 GiB of experts become 72 over 4 cores and 144 over 8."""
+    for tp, thinker_gib, talker_gib in ((4, 72, 15), (8, 144, 30)):
+        padding = (thinker_gib - 54 + talker_gib - 5.625) * 2**30 / tp
+        assert fast.padding_bytes[tp] == padding
+        assert fast.core_bytes(tp) - safe.core_bytes(tp) == padding
+        assert safe.padding_bytes[tp] == 0
+    assert "All parts take 28.4\nGB a core at TP 4 and 27.7 at TP 8 then" in README
+    assert [f"{fast.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8)] == ["28.4", "27.7"]
+
+
+def test_profile_fast_does_not_fit_shared_and_says_what_does(fast: CoreMemory) -> None:
+    assert does_not_fit(fast, 4) == (
+        "TP 4 does not fit: 28.36 of 25.8 GB a core with placement shared. Change one or more of: "
+        "placement split (22.82 GB on each core of the thinker); profile safe, which pads no "
+        "experts (21.01 GB); tp 8; fewer slots or a shorter context length (the state of 8 slots "
+        "is 2.63 GB)."
+    )
+    assert does_not_fit(fast, 8).startswith("TP 8 does not fit: 27.71 of 25.8 GB a core")
+    assert does_not_fit(fast, 4) in dry_run_text(DryRun(**vars(fast), graphs=[])).splitlines()
+
+
+def test_what_fits_is_not_complained_of(safe: CoreMemory) -> None:
+    assert not does_not_fit(safe, 4) + does_not_fit(safe, 8)
+    assert "does not fit" not in dry_run_text(DryRun(**vars(safe), graphs=[]))
+
+
+def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
+    one = core_memory(RELEASED, replace(MEMORY_PLAN, lnc=1), (4,))
+    assert one.core_bytes(4) == safe.core_bytes(4)
+    assert (one.chip.cores, one.chip.core_bytes) == (8, 12 * 2**30)
+    assert does_not_fit(one, 4) == (
+        "TP 4 does not fit: 21.01 of 12.9 GB a core with placement shared, 17.98 GB on each core "
+        "of the thinker with placement split. Change one or more of: lnc 2 (25.8 GB a core); tp 8; "
+        "fewer slots or a shorter context length (the state of 8 slots is 2.63 GB)."
+    )
+
+
+def test_lnc_and_profile_are_in_the_floors(config: OmniConfig) -> None:
+    """Half of the bandwidth and of the peak; and experts of width 256 on each core, read whole."""
+    safe, one, fast = (
+        dry_run(config, changed, degrees=(2,))
+        for changed in (
+            TINY_PLAN,
+            replace(TINY_PLAN, lnc=1),
+            replace(TINY_PLAN, profile="fast"),
+        )
+    )
+    for graph in ("thinker_decode", "audio_encoder"):
+        assert planned(one, graph, 2).floor_s == 2 * planned(safe, graph, 2).floor_s
+    reads = [planned(run, "thinker_decode", 2).cost.weight_bytes for run in (safe, fast)]
+    c = config.thinker.text
+    column = 3 * c.hidden_size * 4  # gate, up and down, in float32
+    padding = 256 - c.moe.expert_width // 2
+    assert reads[1] - reads[0] == padding * column * c.moe.experts_per_token * c.layers
 
 
 def cost_of(config: OmniConfig, models: Models, name: str, tp: int = 1) -> tuple[Graph, Cost]:

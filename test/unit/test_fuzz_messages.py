@@ -1,5 +1,10 @@
 """Any conversation becomes a prompt that holds together, or is refused with its place."""
 
+import enum
+import json
+import os
+from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +17,123 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    InputError,
+    MessageError,
+    OptionError,
+    Qwen3OmniError,
+    VideoError,
+    format_value,
+)
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import RequestOptions
 from testing.media_cases import audio, image, text, video
 
 WORDS = st.text(max_size=12)
+# Any code point, halves of surrogate pairs, NUL, control and bidi characters included.
+SURROGATES = st.characters(categories=["Cs"])
+ANY_TEXT = st.text(
+    st.one_of(st.characters(), SURROGATES, st.sampled_from("\0\x1b\u202e\u2066\ufeff\uffff")),
+    max_size=12,
+)
 SIDES = st.integers(1, 150)
-JUNK = st.one_of(
+
+
+class Markup(str):
+    """A str that joins in a way of its own, as markupsafe's does."""
+
+    def __add__(self, other: str) -> str:
+        return "broken"
+
+    __radd__ = __add__
+
+    def __str__(self) -> str:
+        return "broken"
+
+
+class Role(str, enum.Enum):
+    """Roles as a caller may hold them: f"{Role.USER}" is "Role.USER"."""
+
+    USER = "user"
+
+
+class Rude:
+    """An object that raises whatever it is asked."""
+
+    def _no(self, *_: object, **__: object) -> Any:
+        raise OSError("no")
+
+    __repr__ = __len__ = __getitem__ = __array__ = __eq__ = __float__ = _no
+    __hash__ = object.__hash__
+    shape = (2, 4, 4, 3)
+
+
+class RudeFrames(Rude):
+    """One that says how many frames it has, and then gives none."""
+
+    def __len__(self) -> int:
+        return 2
+
+
+def released_view() -> memoryview:
+    view = memoryview(b"abc")
+    view.release()
+    return view
+
+
+def nested(kind: str) -> Any:
+    """Deeper than repr goes."""
+    value: Any = []
+    for _ in range(5000):
+        value = [value] if kind == "list" else {"content": value}
+    return value
+
+
+ODD_VALUES = (
+    *(10**400, -(10**400), 10**5000, 2**63, 1e308, 5e-324, float("nan"), float("inf")),
+    *(1j, Fraction(10**400), Fraction(1, 10**400), np.timedelta64(1, "s"), np.bool_(True)),
+    *(np.int8(3), np.float16(2), np.complex64(1), np.longdouble(3), np.void(b"abc")),
+    *(
+        np.str_("\ud800"),
+        np.bytes_(b"a"),
+        Markup("a"),
+        Role.USER,
+        Rude(),
+        RudeFrames(),
+        [Rude()],
+    ),
+    *(
+        b"",
+        bytearray(b"hi"),
+        memoryview(b"hi"),
+        released_view(),
+        range(3),
+        {1: 2},
+        {None: None},
+    ),
+    *(memoryview(np.zeros((3, 4, 3), np.float32)), nested("list"), nested("dict")),
+    *(
+        np.array([None, 1], object),
+        np.array(["a"]),
+        np.array(None, object),
+        np.zeros(3, "M8[s]"),
+    ),
+    *(np.zeros((9, 9, 3), complex), np.zeros((9, 9, 3), bool), np.zeros(5, [("a", "i4")])),
+    *(
+        np.full((9, 9, 3), np.nan),
+        np.full(900, np.inf),
+        np.zeros((900, 0)),
+        np.zeros((0, 4, 4, 3)),
+    ),
+    *(torch.zeros(9, 9, 3, device="meta"), torch.zeros(9, dtype=torch.complex64)),
+    *(Path("/"), "/dev/zero", "/nonexistent", Path("a\0b"), "/\udc80", "x" * 5000),
+)
+# By index: hypothesis would hash and print what it samples from.
+ODD = st.integers(0, len(ODD_VALUES) - 1).map(lambda index: ODD_VALUES[index])
+PLAIN_JUNK = st.one_of(
+    ODD,
+    ANY_TEXT,
     st.none(),
     st.booleans(),
     st.integers(-3, 3),
@@ -26,10 +141,11 @@ JUNK = st.one_of(
     WORDS,
     st.binary(max_size=40),
     st.lists(st.integers(0, 255), max_size=4),
-    st.dictionaries(WORDS, st.integers(), max_size=2),
+    st.dictionaries(st.one_of(ANY_TEXT, st.integers(), st.none()), st.integers(), max_size=2),
     st.builds(np.zeros, st.lists(st.integers(0, 4), min_size=0, max_size=4).map(tuple)),
     st.just(np.array([np.nan, 1.0])),
 )
+JUNK = st.one_of(PLAIN_JUNK, st.lists(PLAIN_JUNK, max_size=2), st.tuples(PLAIN_JUNK, PLAIN_JUNK))
 GOOD_ITEMS = st.one_of(
     st.builds(text, WORDS),
     st.builds(image, SIDES, SIDES, st.integers(0, 9)),
@@ -69,7 +185,7 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 
 def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
-    """As many placeholders as rows will be made, and positions for all of it."""
+    """There are as many placeholders as rows will be made, and positions for all of it."""
     c, ids = config.thinker, prompt.token_ids
     merge = c.vision.merge_size**2
     made = {
@@ -85,6 +201,13 @@ def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
         assert (positions >= 0).all()
 
 
+def assert_sayable(error: Qwen3OmniError) -> None:
+    """The message can be printed and stored, and is short."""
+    text = str(error)
+    assert text.encode("utf-8")
+    assert len(text) < 1500
+
+
 @settings(max_examples=60, **LIMITS)
 @given(st.lists(GOOD, min_size=1, max_size=4), st.booleans())
 def test_a_good_conversation_becomes_a_prompt(
@@ -94,7 +217,7 @@ def test_a_good_conversation_becomes_a_prompt(
     assert_whole(conversation.prompt(messages, hear_videos), config)
 
 
-@settings(max_examples=150, **LIMITS)
+@settings(max_examples=300, **LIMITS)
 @given(st.one_of(JUNK, st.lists(st.one_of(GOOD, BAD, JUNK), max_size=3)), st.booleans())
 def test_a_bad_conversation_is_refused_or_understood(
     conversation: Conversation, config: OmniConfig, messages: Any, hear_videos: bool
@@ -102,9 +225,180 @@ def test_a_bad_conversation_is_refused_or_understood(
     try:
         prompt = conversation.prompt(messages, hear_videos, most_tokens=2000)
     except InputError as error:
-        assert str(error)
+        assert_sayable(error)
         return
     assert_whole(prompt, config)
+
+
+def at_every_place(value: Any) -> Iterator[tuple[str, Any]]:
+    """Conversations that hold the value, by the place where they do."""
+    clip, frames = audio(0.1), video(2, 2.0, 0.1)
+    rate = {"sampling_rate": 16000}
+    yield "messages", value
+    yield "message", [value]
+    yield "role", [{"role": value, "content": "x"}, {"role": "user", "content": "x"}]
+    yield "content", [{"role": "user", "content": value}]
+    yield "assistant", [{"role": "assistant", "content": value}, {"role": "user", "content": "x"}]
+    for place, item in {
+        "item": value,
+        "type": {"type": value},
+        "text": {"type": "text", "text": value},
+        "key": {"type": "text", "text": "x", format_value(value): value},
+        "audio": {"type": "audio", "audio": value},
+        "audio with a rate": {"type": "audio", "audio": value, **rate},
+        "a block of arriving sound": {"type": "audio", "audio": iter([value]), **rate},
+        "rate": {**clip, "sampling_rate": value},
+        "rate beside an array": {"type": "audio", "audio": (clip["audio"], value)},
+        "image": {"type": "image", "image": value},
+        "min_pixels": {**image(32, 32), "min_pixels": value},
+        "max_pixels": {**image(32, 32), "max_pixels": value},
+        "video": {"type": "video", "video": value, "fps": 2.0},
+        "frame": {"type": "video", "video": [value], "fps": 2.0},
+        "fps": {**frames, "fps": value},
+        "min_pixels of a video": {**frames, "min_pixels": value},
+        "max_pixels of a video": {**frames, "max_pixels": value},
+        "sound of a video": {**frames, "audio": value},
+    }.items():
+        yield place, [{"role": "user", "content": [item]}]
+
+
+@pytest.mark.parametrize("index", range(len(ODD_VALUES)))
+def test_an_odd_value_at_any_place_gives_a_prompt_or_an_error_of_ours(
+    conversation: Conversation, config: OmniConfig, index: int
+) -> None:
+    assert_answered_at_every_place(conversation, config, ODD_VALUES[index])
+
+
+@settings(max_examples=40, **LIMITS)
+@given(PLAIN_JUNK)
+def test_anything_at_any_place_gives_a_prompt_or_an_error_of_ours(
+    conversation: Conversation, config: OmniConfig, value: Any
+) -> None:
+    assert_answered_at_every_place(conversation, config, value)
+
+
+def assert_answered_at_every_place(
+    conversation: Conversation, config: OmniConfig, value: Any
+) -> None:
+    for place, messages in at_every_place(value):
+        try:
+            prompt = conversation.prompt(messages, True, most_tokens=2000)
+        except InputError as error:
+            assert_sayable(error)
+        except Exception as error:
+            raise AssertionError(f"{format_value(value)} as {place}") from error
+        else:
+            assert_whole(prompt, config)
+
+
+@pytest.mark.parametrize("kind", ["audio", "image", "video"])
+def test_paths_that_are_no_files(conversation: Conversation, tmp_path: Path, kind: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "empty").touch()
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for name in (
+        ".",
+        "pipe",
+        "empty",
+        "loop",
+        "absent",
+        "a\0b",
+        "\ud800",
+        "\x1b[31m\u202e",
+        "x" * 999,
+    ):
+        for path in (tmp_path / name, str(tmp_path / name)):
+            item = {"type": kind, kind: path}
+            with pytest.raises(InputError, match=r"messages\[0\]\.content\[0\]") as caught:
+                conversation.prompt([{"role": "user", "content": [item]}], True)
+            assert_sayable(caught.value)
+            assert str(caught.value).isprintable()
+
+
+def test_half_of_a_surrogate_pair_is_refused_with_its_place(conversation: Conversation) -> None:
+    first = {"role": "user", "content": "Hello"}
+    reply = json.loads(r'{"role": "assistant", "content": "Hi \udfff."}')
+    with pytest.raises(
+        MessageError, match=r"messages\[1\] \(assistant\) has U\+DFFF at character 3 of its 5"
+    ):
+        conversation.prompt([first, reply])
+    item = json.loads(r'{"type": "text", "text": "\ud800 hi"}')
+    with pytest.raises(
+        MessageError, match=r"messages\[0\]\.content\[1\] \(user\) has U\+D800 at character 0 of"
+    ):
+        conversation.prompt([{"role": "user", "content": [text("x"), item]}])
+    whole = json.loads(r'"\ud83d\ude00"')  # a pair is one character, once it is read
+    conversation.prompt([{"role": "user", "content": whole}])
+
+
+def test_subclasses_of_str_are_the_text_that_they_hold(conversation: Conversation) -> None:
+    plain = conversation.prompt([{"role": "user", "content": "Hello"}])
+    for role, content in ((Role.USER, Markup("Hello")), (np.str_("user"), np.str_("Hello"))):
+        prompt = conversation.prompt([{"role": role, "content": content}])
+        assert torch.equal(prompt.token_ids, plain.token_ids)
+
+
+def test_numbers_that_no_float_holds_are_refused(conversation: Conversation) -> None:
+    clip, frames = audio(0.1), video(2, 2.0)
+    for item, error, words in (
+        ({**clip, "sampling_rate": 10**400}, AudioError, "without its sampling_rate"),
+        ({**frames, "fps": 10**5000}, VideoError, "has fps a int; it is a number"),
+        ({**frames, "fps": 1e-300}, VideoError, "has fps 1e-300; .* 1e-06 to 1e\\+06"),
+    ):
+        with pytest.raises(error, match=words):
+            conversation.prompt([{"role": "user", "content": [item]}])
+    unlimited = {**image(32, 32), "max_pixels": 10**400}
+    conversation.prompt([{"role": "user", "content": [unlimited]}])
+
+
+def test_an_arriving_sounds_own_error_is_raised_as_it_is(conversation: Conversation) -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield np.zeros(900, np.float32)
+        raise KeyError("the microphone is gone")
+
+    item = {"type": "audio", "audio": broken(), "sampling_rate": 16000}
+    with pytest.raises(KeyError, match="the microphone is gone"):
+        conversation.prompt([{"role": "user", "content": [item]}])
+
+
+OPTIONS = tuple(RequestOptions.__dataclass_fields__)
+
+
+@settings(max_examples=300, **LIMITS)
+@given(st.one_of(st.sampled_from(OPTIONS), ANY_TEXT), PLAIN_JUNK)
+def test_any_option_is_taken_or_refused(config: OmniConfig, name: str, value: Any) -> None:
+    try:
+        options = RequestOptions.parse({name: value})
+        assert options.speaker_id(config) >= 0
+        assert options.eos_ids(config)
+    except OptionError as error:
+        assert_sayable(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("speaker", "\ud800", r"unknown speaker '\\ud800'"),
+        ("speaker", None, "speaker must be a name, got None"),
+        ("talker_max_new_tokens", None, "must be an integer of 1 or more, got None"),
+        (
+            "first_token_timeout_s",
+            10**400,
+            "first_token_timeout_s must be a number above 0 and at most 1e",
+        ),
+        ("wait_timeout_s", 1e300, "wait_timeout_s must be a number above 0 and at most 1e"),
+        ("thinker_temperature", 10**400, "thinker_temperature must be a number from 1e-09 to 1e"),
+        ("talker_temperature", 1e-320, "talker_temperature must be a number from 1e-09 to 1e"),
+        ("talker_top_p", 1e-320, "talker_top_p must be a number from 1e-09 to 1, got"),
+        ("predictor_top_k", 2**63, "predictor_top_k must be an integer from 0 to 2147483647"),
+        ("thinker_eos_token_id", b"hi", "must be a token id or a list of them, got b'hi'"),
+    ],
+)
+def test_an_option_that_would_fail_a_stage_is_refused_before(
+    omni: Qwen3Omni, name: str, value: Any, words: str
+) -> None:
+    with pytest.raises(OptionError, match=words):
+        omni.stream([{"role": "user", "content": "x"}], **{name: value})
 
 
 @settings(max_examples=15, **LIMITS)

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
-    KvLines,
+    KvTensors,
     PromptCache,
     PromptState,
     SlotCache,
@@ -38,7 +38,7 @@ def graphs(config: OmniConfig) -> dict[str, Graph]:
     return {g.label: g for g in all_graphs(config, TINY_PLAN)}
 
 
-def state_of(lines: KvLines) -> KvCache:
+def state_of(lines: KvTensors) -> KvCache:
     return KvCache(torch.stack(lines[::2]), torch.stack(lines[1::2]))
 
 
@@ -93,7 +93,7 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
 def test_the_experts_of_the_cpu_are_no_static_graph(
     graphs: dict[str, Graph], models: Models
 ) -> None:
-    """So the test above does see what follows the data."""
+    """The test above sees a shape that follows the data."""
     with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
         program = export_graph(graphs["thinker_prefill[rows=40]"], models.thinker)
         raise RuntimeError(f"unsupported: {open_shapes(program) or rejected_ops(program)[0]}")
@@ -179,7 +179,7 @@ def test_prefill_and_steps_are_those_of_the_cpu(
     before = [line.clone() for line in lines]
     positions, last = rope_positions(rows), torch.tensor([rows - 1])
     expected = getattr(models, part).prefill(
-        prompt, positions, last, PromptCache(cache.lines(2, 3))
+        prompt, positions, last, PromptCache(cache.slots(2, 3))
     )
     padded = torch.full((40, c.hidden_size), 9.0)
     padded[:rows] = prompt
@@ -235,14 +235,14 @@ def test_state_caches_are_the_caches_in_place() -> None:
         new = torch.randn(4, 1, 3), torch.randn(4, 1, 3)
         expected = placed.append(layer, *new)
         torch.testing.assert_close(pure.append(layer, *new), expected, **EXACT)
-    torch.testing.assert_close(state_of(tuple(pure.left)).keys, cache.keys, **EXACT)
-    torch.testing.assert_close(state_of(tuple(pure.left)).values, cache.values, **EXACT)
+    torch.testing.assert_close(state_of(tuple(pure.new_state)).keys, cache.keys, **EXACT)
+    torch.testing.assert_close(state_of(tuple(pure.new_state)).values, cache.values, **EXACT)
     prompt = PromptState(lines, torch.tensor([1]))
     new = torch.randn(2, 5, 3), torch.randn(2, 5, 3)
     prompt.append(0, *new)
-    torch.testing.assert_close(prompt.left[0][1, :, :5], new[0], **EXACT)
-    torch.testing.assert_close(prompt.left[1][1, :, :5], new[1], **EXACT)
-    assert not prompt.left[0][1, :, 5:].any()
+    torch.testing.assert_close(prompt.new_state[0][1, :, :5], new[0], **EXACT)
+    torch.testing.assert_close(prompt.new_state[1][1, :, :5], new[1], **EXACT)
+    assert not prompt.new_state[0][1, :, 5:].any()
 
 
 def test_pictures_of_fewer_rows_than_the_prompt(
@@ -278,12 +278,12 @@ def codes_of(streams: int, frames: int) -> Tensor:
 
 
 def garbage_state(graph: Graph) -> list[Tensor]:
-    """What streams long gone have left, in every line."""
+    """The remains of earlier streams, in every row."""
     return [*graph.example(7)[len(graph.inputs) :]]
 
 
 def test_code2wav_graphs_share_inputs_and_state(graphs: dict[str, Graph]) -> None:
-    """So a device holds the state once, and any graph renews it."""
+    """A device can hold the state once, and any graph renews it."""
     alike = [g for g in graphs.values() if g.part == "code2wav"]
     assert {g.state for g in alike} == {alike[0].state}
     assert {spec.shape[0] for spec in alike[0].state} == {TINY_PLAN.max_concurrency + 1}
@@ -378,8 +378,8 @@ def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> N
 
 
 def test_quiet_inputs_give_numbers(graphs: dict[str, Graph], static: Models) -> None:
-    """Where nothing is attended to there would be none."""
+    """A row that attends to nothing would give NaN."""
     for graph in graphs.values():
-        quiet = [spec.quiet() for spec in (*graph.inputs, *graph.state)]
+        quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]
         for given in graph.module(getattr(static, graph.part))(*quiet):
             assert given.isfinite().all(), graph.label

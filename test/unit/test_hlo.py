@@ -1,4 +1,4 @@
-"""What Neuron's compiler rejects is seen in HLO, and no graph has any of it."""
+"""Operations that Neuron's compiler rejects are seen in HLO, and no graph has any."""
 
 from pathlib import Path
 

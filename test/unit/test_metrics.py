@@ -12,18 +12,16 @@ from bench.common.metrics import (
     RequestEvents,
     TextArrival,
     distribution,
-    percentile,
     playback,
     request_metrics,
     summarize,
 )
-from bench.common.observed import observe
+from bench.common.observed import Recorder, Span, observe
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
-from testing.traced_engines import Recorder, Span
 
 RATE = 24000
 RANKS = ("p50", "p90", "p95", "p99")
@@ -95,13 +93,6 @@ def test_underruns_are_those_of_a_player_that_starts_at_the_first_sample(
     arrivals = [ChunkArrival(at_s, int(seconds * RATE), 1) for at_s, seconds in chunks]
     waits, silent_s = playback(arrivals, RATE)
     assert (waits, silent_s) == (expected[0], pytest.approx(expected[1]))
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 10, 101])
-@pytest.mark.parametrize("rank", [0, 1, 50, 90, 95, 99, 100])
-def test_percentiles_are_those_of_numpy(count: int, rank: int) -> None:
-    values = np.random.default_rng(count).exponential(size=count)
-    assert percentile(values.tolist(), rank) == pytest.approx(np.percentile(values, rank))
 
 
 def test_a_distribution_leaves_out_what_is_not_there() -> None:

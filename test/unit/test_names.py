@@ -29,7 +29,6 @@ ELSEWHERE = {
     "to_cpu": "a method of NxDI's applications",
     "min_frames": "an argument of transformers' video processor",
     "--extra-index-url": "an option of pip",
-    "--help": "an option that argparse adds",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
@@ -41,7 +40,6 @@ IN_ONE_FILE = {
     )
 } | {
     ("src/qwen3_omni_neuron/neuron/nxdi/toolchain.py", "weights/"): TREE,
-    ("src/qwen3_omni_neuron/conversation/media/video_file.py", "x.txt"): "an example of a name",
 }
 # A first line that begins so is no sentence and no noun phrase that stands alone.
 FORBIDDEN_BEGINNINGS = ("Of", "What", "As", "But", "So", "How", "Where", "Whether")

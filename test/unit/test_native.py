@@ -1,23 +1,29 @@
-"""What runs in C against the modules that it stands for."""
+"""The C library against the modules that it stands for."""
 
+import ctypes
 import dataclasses
 import logging
-import resource
+import re
 import shutil
-from collections.abc import Callable
+import subprocess
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CDLL
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native import choice
-from qwen3_omni_neuron.cpu.native.binding import UnsuitedError, find_library
+from qwen3_omni_neuron.cpu.native import choice, installed
+from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
+from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs
@@ -151,7 +157,7 @@ def test_a_prompt_is_the_modules(
     generator = torch.Generator().manual_seed(5)
     rows = torch.randn(count, c.hidden_size, generator=generator)
     positions = torch.randint(0, 90, (count, 3), generator=generator).float().t()  # not dense
-    line = copied(cache).lines(1, 2)
+    line = copied(cache).slots(1, 2)
     last = torch.tensor([count - 1])
     expected = model.prefill(rows, positions, last, PromptCache(line))
     steps = NativeSteps(c, model, cache, library)
@@ -326,7 +332,8 @@ def test_nan_gives_codes_of_the_vocabulary(
     finally:
         libc.mallopt(M_PERTURB, 0)
     assert torch.equal(codes[1:], whole)
-    assert ((codes >= 0) & (codes < max(vocab_size, c.text.vocab_size))).all()
+    assert torch.equal(codes[:, 0], code0)
+    assert ((codes[:, 1:] >= 0) & (codes[:, 1:] < vocab_size)).all()
 
 
 @torch.no_grad()
@@ -454,6 +461,32 @@ def test_waves_are_as_exact_as_the_modules(config: OmniConfig, library: CDLL, si
     assert float((got - exact).abs().mean()) < 3 * theirs + 1e-6
 
 
+# ---- the functions of kernels.h that are not torch's
+
+
+def test_exponentials_are_within_two_units_in_the_last_place(library: CDLL) -> None:
+    function = library["exponential"]  # a new object, whose types are this test's
+    function.argtypes, function.restype = [ctypes.c_float], ctypes.c_float
+    x = np.linspace(-87, 88, 100_001).astype(np.float32)
+    got = np.array([function(float(number)) for number in x])
+    exact = np.exp(x.astype(np.float64))
+    units = np.abs(got - exact) / np.spacing(exact.astype(np.float32))
+    assert units.max() < 2, f"e^{x[units.argmax()]} is {units.max()} units off"
+
+
+@pytest.mark.parametrize("largest", [10.0, 3000.0])
+def test_squared_sines_are_exact_far_from_zero(library: CDLL, largest: float) -> None:
+    """A `snake` of so large a magnitude that x adds nothing."""
+    x, magnitude = np.linspace(-largest, largest, 100_000).astype(np.float32), 2.0**30
+    y, padded = np.empty(len(x) + 32, np.float32), np.pad(x, (0, 32))  # see MORE_SAMPLES
+    function = library["snake"]
+    function.argtypes = [Pointer, Pointer, ctypes.c_float, ctypes.c_float, Number]
+    function(y.ctypes.data, padded.ctypes.data, 1.0, magnitude, len(x))
+    got = (y[: len(x)].astype(np.float64) - x) / magnitude
+    error = np.abs(got - np.sin(x.astype(np.float64)) ** 2)
+    assert error.max() < 4e-7, f"sin({x[error.argmax()]})^2 is {error.max()} off"
+
+
 # ---- what it refuses, and what stands in for it
 
 
@@ -498,25 +531,61 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -
         NativeWave(code2wav_of(config).double(), library)
 
 
-@torch.no_grad()
-def test_nothing_is_left_behind(config: OmniConfig, library: CDLL) -> None:
-    """5000 frames, steps and chunks, of 100 KB and more each."""
+class MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    ]  # fmt: skip
+
+
+def allocated_bytes() -> int:
+    """Bytes that malloc has given out and not got back, in all threads. Python's small objects are
+    not among them."""
+    libc = CDLL(None)
+    libc.mallinfo2.restype = MallocInfo
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd
+
+
+def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], object]]:
+    """Each call of the library by its name, with small inputs."""
     c = talker_config(config)
     native = NativePredictor(c, random_predictor(c), library)
     hidden, code0, uniforms = frames(c, 2)
-    limits = torch.full((2,), 0.8)
     stack, model, cache = made(config, "talker", "tiny")
     steps, rows = NativeSteps(stack, model, cache, library), inputs_of(stack, "talker", 2)
     code2wav = code2wav_of(config)
     wave, x = NativeWave(code2wav, library), wave_inputs(code2wav, 1, 4)
-    for count in (100, 5000):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for _ in range(count):
-            native(hidden, code0, uniforms, limits)
-            steps.decode([0, 1], [3, 4], [3.0, 4.0], rows)
-            wave.start(x)
-    grown_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    assert grown_kb < 20_000
+    _, state = wave.start(x)
+    return {
+        "decode_step": lambda: steps.decode([0, 1], [3, 4], [3.0, 4.0], rows),
+        "prefill": lambda: steps.prefill(0, rows, torch.zeros(3, 2)),
+        "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
+        "run_wave": lambda: (wave.start(x), wave.step(x, state)),
+    }
+
+
+@torch.no_grad()
+@pytest.mark.skipif(not hasattr(CDLL(None), "mallinfo2"), reason="malloc is not glibc's of 2.33")
+@pytest.mark.parametrize("name", ["decode_step", "prefill", "predict_frame", "run_wave"])
+def test_every_call_frees_what_it_allocates(config: OmniConfig, library: CDLL, name: str) -> None:
+    """Counted in malloc itself: a peak of memory hides what is leaked below it."""
+    before = allocated_bytes()
+    held = ctypes.create_string_buffer(100_000)
+    assert allocated_bytes() - before >= len(held), "the measure misses an allocation"
+    call, calls = every_call(config, library)[name], 500
+    for _ in range(50):  # what torch and malloc keep for later
+        call()
+    before = allocated_bytes()
+    for _ in range(calls):
+        call()
+    grown = (allocated_bytes() - before) / calls
+    assert grown < 32, f"{grown} bytes a call are left"
 
 
 @pytest.mark.parametrize("library", ["missing", "for others"])
@@ -527,7 +596,7 @@ def test_replies_are_the_same_without_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it was not compiled, and where it can't take the weights."""
+    """It was not compiled, or it can't take the weights."""
 
     def refuse(*_: object) -> None:
         raise UnsuitedError("it takes others")
@@ -558,23 +627,193 @@ def test_replies_are_the_same_without_it(
         assert list(pool.map(answer, range(2))) == [None, None]
 
 
-def test_a_reply_in_float32_runs_in_c(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of the calls is made by a reply: what is compiled is also what runs."""
-    called: set[str] = set()
+# ---- libraries that do not belong to these sources
 
-    def counted(owner: type, name: str) -> Callable[..., object]:
-        function = getattr(owner, name)
+NATIVE = Path(installed.__file__).parent
 
-        def call(*given: object, **named: object) -> object:
-            called.add(f"{owner.__name__}.{name}")
-            return function(*given, **named)
+
+def change(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert text.count(old) == 1, f"{file.name} has no single {old!r} to change"
+    file.write_text(text.replace(old, new))
+
+
+def compile_library(folder: Path) -> Path:
+    """Compile the sources of a folder into it, with their hash, as setup.py does."""
+    library = folder / "_library.so"
+    macro = f'-DSOURCE_HASH="{source_hash(folder)}"'
+    flags = ["-shared", "-fPIC", "-Wno-psabi", macro, "-o", library]
+    subprocess.run(["cc", *flags, *folder.glob("*.c"), "-lm"], check=True)
+    return library
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """A folder with a copy of the C sources."""
+    if not shutil.which("cc"):
+        pytest.skip("no C compiler, so no other library can be made")
+    for file in (*NATIVE.glob("*.c"), *NATIVE.glob("*.h")):
+        shutil.copy(file, tmp_path)
+    return tmp_path
+
+
+def of_another_layout(sources: Path) -> Path:
+    change(sources / "steps.c", "int64_t vocab;", "int64_t more, vocab;")
+    return compile_library(sources)
+
+
+def of_fields_in_another_order(sources: Path) -> Path:
+    """All sizes are the same."""
+    change(sources / "wave.c", "int64_t count, inputs;", "int64_t inputs, count;")
+    return compile_library(sources)
+
+
+def of_another_constant(sources: Path) -> Path:
+    change(sources / "status.h", "NO_SUCH_CODE = 2", "NO_SUCH_CODE = 3")
+    return compile_library(sources)
+
+
+def without_a_call(sources: Path) -> Path:
+    change(sources / "wave.c", "int run_wave(", "int run_waves(")
+    return compile_library(sources)
+
+
+def of_older_sources(sources: Path) -> Path:
+    """An update without a compiler: sources that do something else, the same structs."""
+    library = compile_library(sources)
+    change(sources / "status.h", "DONE = 0", "DONE = 0 /* new */")
+    return library
+
+
+def without_a_hash(sources: Path) -> Path:
+    for file in sources.iterdir():
+        file.unlink()
+    (sources / "old.c").write_text("int decode_step(void) { return 0; }\n")
+    return compile_library(sources)
+
+
+def not_a_library(sources: Path) -> Path:
+    path = sources / "_library.so"
+    path.write_text("compiled for another machine")
+    return path
+
+
+MISMATCHES: dict[Callable[[Path], Path], str] = {
+    of_another_layout: "Stepper is 168 in the library and 160 here, Stepper.vocab .* 1 more;",
+    of_fields_in_another_order: "Wave.count is 8 in the library and 0 here, Wave.inputs is 0 in",
+    of_another_constant: "NO_SUCH_CODE is 3 in the library and 2 here",
+    without_a_call: "another version .*run_wave",
+    of_older_sources: "sources of hash [0-9a-f]{16}, and those beside it have [0-9a-f]{16};",
+    without_a_hash: "another version .*source_hash",
+    not_a_library: "can't be loaded",
+}
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], None]]:
+    """Let the package find another library than its own."""
+
+    def replace(library: Path) -> None:
+        monkeypatch.setattr(installed, "library_path", lambda: library)
+        find_library.cache_clear()
+
+    yield replace
+    find_library.cache_clear()
+
+
+@pytest.mark.parametrize("mismatched", MISMATCHES, ids=lambda made: made.__name__)
+def test_a_library_of_other_sources_is_refused(
+    sources: Path,
+    mismatched: Callable[[Path], Path],
+    install: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With one warning that says what differs and what to do; `doctor` says it, too."""
+    install(mismatched(sources))
+    assert find_library() is None
+    assert find_library() is None
+    (record,) = (r for r in caplog.records if r.levelno >= logging.WARNING)
+    for part in (str(sources / "_library.so"), "torch computes the same", "pip install -e ."):
+        assert part in record.getMessage()
+    expected = re.compile(MISMATCHES[mismatched])
+    assert expected.search(record.getMessage())
+    assert cli.main(["doctor"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "steps in C" in line)
+    assert "compiled, not used" in row
+    assert expected.search(row)
+    assert "pip install --force-reinstall" in row
+
+
+def test_a_library_of_these_sources_is_accepted(
+    config: OmniConfig, sources: Path, install: Callable[[Path], None]
+) -> None:
+    """Also where an installation was stripped of the sources, as layouts can still be compared."""
+    library = compile_library(sources)
+    load_library(library)
+    for file in (*sources.glob("*.c"), *sources.glob("*.h")):
+        file.unlink()
+    install(library)
+    c = talker_config(config)
+    assert choice.native_predictor(c, random_predictor(c)) is not None
+    stripped_of_another_layout = sources / "other"
+    shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))
+    other = shutil.move(of_another_layout(stripped_of_another_layout), sources / "other.so")
+    with pytest.raises(MismatchError, match="Stepper is 168"):
+        load_library(other)
+
+
+def test_a_reply_comes_without_a_refused_library(
+    checkpoint: Path,
+    omni: Qwen3Omni,
+    sources: Path,
+    install: Callable[[Path], None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    messages = [{"role": "user", "content": "What is it?"}]
+    expected = omni.generate_audio(messages, **GREEDY, **LIMITS)
+    install(of_another_layout(sources))
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as other:
+        got = other.generate_audio(messages, **GREEDY, **LIMITS)
+    assert got.token_ids == expected.token_ids
+    assert got.codes.tolist() == expected.codes.tolist()
+    assert caplog.text.count("is not used") == 1
+
+
+class CountedLibrary:
+    """A library that counts its calls by name."""
+
+    def __init__(self, library: CDLL) -> None:
+        self.calls: Counter[str] = Counter()
+        self._library = library
+
+    def __getattr__(self, name: str) -> Callable[..., object]:
+        function = getattr(self._library, name)
+
+        def call(*given: object) -> object:
+            self.calls[name] += 1
+            return function(*given)
 
         return call
 
-    calls = [(NativePredictor, "__call__"), (NativeWave, "_advance"), (NativeSteps, "prefill")]
-    for owner, name in calls:
-        monkeypatch.setattr(owner, name, counted(owner, name))
-    omni.generate_audio(
-        [{"role": "user", "content": "What is it?"}], **GREEDY, **LIMITS, chunk_frames=[1]
-    )
-    assert called == {"NativePredictor.__call__", "NativeWave._advance", "NativeSteps.prefill"}
+
+def test_a_reply_in_float32_runs_in_c(
+    checkpoint: Path, library: CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every step, prompt, frame and chunk of a reply is one call of the library."""
+    counted = CountedLibrary(library)
+    monkeypatch.setattr(choice, "find_library", lambda: counted)
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as omni:
+        counted.calls.clear()
+        reply = omni.generate_audio(
+            [{"role": "user", "content": "What is it?"}], **GREEDY, **LIMITS, chunk_frames=[1]
+        )
+    # The thinker's first token comes from its prompt. Each of the talker's comes from a step: the
+    # last row of its prompt waits for the thinker's first token; its last token makes no frame.
+    steps_made = (len(reply.token_ids) - 1) + (len(reply.codes) + 1)
+    assert counted.calls == {
+        "prefill": 2,
+        "decode_step": steps_made,
+        "predict_frame": len(reply.codes),
+        "run_wave": len(reply.codes),  # a chunk a frame
+    }

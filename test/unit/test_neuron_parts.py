@@ -112,7 +112,7 @@ def test_rows_through_a_projection(
 
 
 def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Models) -> None:
-    """Of more rows than are projected at once, and no multiple of any batch."""
+    """A table of more rows than are projected at once, and no multiple of any batch."""
     part = part_of(checkpoint, config, "text_projection")
     assert models.embedding is not None and models.text_projection is not None
     vocabulary = models.embedding.weight.detach().repeat(20, 1)[: ROWS_AT_ONCE + 101]

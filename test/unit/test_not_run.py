@@ -1,4 +1,4 @@
-"""What a run of the tests says that it left out."""
+"""The summary of the proofs that a run of the tests left out."""
 
 import re
 import subprocess

@@ -80,7 +80,7 @@ def kv_heads_of(graph: Graph, config: OmniConfig) -> tuple[int, int] | None:
 def local(
     graph: Graph, names: list[str], tensors: list[Tensor], config: OmniConfig, tp: int, rank: int
 ) -> list[Tensor]:
-    """What a rank holds of a state: its own KV heads, and all of the rest."""
+    """The part of a state that a rank holds: its own KV heads, and all of the rest."""
     heads = kv_heads_of(graph, config)
     if heads is None:
         return tensors

@@ -72,7 +72,7 @@ def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> No
 def picture_grid(
     maker: PatchMaker, height: int, width: int, asked: SizeLimits | None = None
 ) -> tuple[int, int, int]:
-    """What a picture of that size becomes."""
+    """The size in patches of a picture of that size."""
     return maker.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
 
 
@@ -126,7 +126,7 @@ def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
 
 
 def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
-    """Where each number of a video of resized, normalised frames [n, 3, H, W] goes, one by one."""
+    """The layout of resized, normalised frames [n, 3, H, W], one number at a time."""
     n, channels, height, width = frames.shape
     h, w = height // PATCH, width // PATCH
     pairs = -(-n // TOGETHER)
@@ -199,7 +199,7 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
     monkeypatch.setattr(maker, "_run", never)
     with pytest.raises(
         PromptTooLongError,
-        match=r"^here is a picture of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
+        match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
         r"most. Lower its max_pixels \(now 12845056\)",
     ):
         maker.image(picture, "here", SizeLimits(most_tokens=199))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.replaying.player import listen
+from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -160,7 +160,7 @@ def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
 def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
     simulate: Simulate,
 ) -> None:
-    """What was held back for the rest of the character is handed out when the text ends."""
+    """Bytes held back for the rest of a character are handed out when the text ends."""
     simulation = simulate(Times(talker_step_s=0.05))
     half = simulation.start(TOKENS, 30, decode_text=lambda ids: "\ufffd" * len(ids))
     kinds = [type(event) for event in half]
@@ -256,9 +256,9 @@ def test_a_reply_starts_at_the_pace_that_replies_start_at(simulate: Simulate) ->
     reply before say nothing of the next one's first."""
     simulation = simulate(Times(0.1, 0.005, 0, 0.05, lambda n: 0.06 if n < 12 else 0.01))
     finish(simulation.start(TOKENS, 60))
-    heard = listen(simulation.start(TOKENS, 60), simulation.clock)
-    assert heard.chunks[0] == 2
-    assert heard.underruns == 0
+    reply = take_reply(simulation.start(TOKENS, 60), 0.0, simulation.clock)
+    assert reply.chunks[0] == 2
+    assert reply.underruns == 0
 
 
 def test_the_pace_is_the_mean_of_the_intervals() -> None:
@@ -275,9 +275,9 @@ def test_a_player_never_runs_dry_while_frames_come_in_time(
     times = Times(0.1, 0.005, 0, 0.05, frame_ms / 2000, frame_ms / 2000, vocoder_ms / 1000)
     simulation = simulate(times)
     for _ in range(2):
-        heard = listen(simulation.start(TOKENS, 150), simulation.clock)
-        assert heard.underruns == 0, f"{1000 * heard.silent_s:.0f} ms in all"
-        assert len(heard.result.codes) == 150
+        reply = take_reply(simulation.start(TOKENS, 150), 0.0, simulation.clock)
+        assert reply.underruns == 0, f"{1000 * reply.silent_s:.0f} ms in all"
+        assert len(reply.result.codes) == 150
 
 
 def test_the_first_chunk_is_one_frame_where_the_pace_is_known_to_be_fast(

@@ -7,16 +7,18 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
-from qwen3_omni_neuron.compilation.plan import GRAPHS, TARGETS, flag_of, graphs_of, make_plan
+from qwen3_omni_neuron.compilation.plan import GRAPHS, flag_of, graphs_of
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.targets import TARGETS
 from testing.released import RELEASED
+from testing.specs import plan_of
 
 MODEL = Path("/a/checkpoint")
 
 
 def test_what_a_neuron_compile_takes_by_itself() -> None:
-    plan = make_plan(MODEL, RELEASED, "neuron")
+    plan = plan_of(MODEL, RELEASED, "neuron")
     assert (plan.tp, plan.lnc, plan.profile, plan.dtype) == (8, 2, "safe", "bfloat16")
     assert (plan.context_length, plan.talker_context_length) == (8192, 8192 + 9 + 4096)
     assert plan.prompt_buckets[-1] == plan.decode_buckets[-1] == 8192
@@ -25,7 +27,7 @@ def test_what_a_neuron_compile_takes_by_itself() -> None:
 
 
 def test_a_cpu_pads_nothing_by_itself() -> None:
-    plan = make_plan(MODEL, RELEASED)
+    plan = plan_of(MODEL, RELEASED)
     assert (plan.tp, plan.lnc, plan.predictor_top_k) == (1, 1, 0)
     empty = ("prompt_buckets", "decode_buckets", "patch_buckets", "audio_windows", "batches")
     assert not any(getattr(plan, name) for name in empty)
@@ -33,18 +35,18 @@ def test_a_cpu_pads_nothing_by_itself() -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_settings_make_the_same_plan_again(target: str) -> None:
-    plan = make_plan(MODEL, RELEASED, target, prompt_buckets=(100, 300), max_concurrency=3)
+    plan = plan_of(MODEL, RELEASED, target, prompt_buckets=(100, 300), max_concurrency=3)
     assert plan.prompt_buckets == (100, 300, 8192)
-    assert make_plan(MODEL, RELEASED, **plan.settings) == plan
+    assert plan_of(MODEL, RELEASED, **plan.settings) == plan
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_command_makes_the_same_plan_again(target: str, parse: Any) -> None:
-    plan = make_plan(MODEL, RELEASED, target, prompt_buckets=(100,), chunk_frames=(1, 3))
+    plan = plan_of(MODEL, RELEASED, target, prompt_buckets=(100,), chunk_frames=(1, 3))
     words = shlex.split(plan.command(Path("out")))
     parsed = vars(parse(words[2:]))
     given = {name: parsed[name] for name in plan.settings}
-    assert make_plan(MODEL, RELEASED, **given) == plan
+    assert plan_of(MODEL, RELEASED, **given) == plan
 
 
 @pytest.fixture
@@ -58,7 +60,7 @@ def parse() -> Any:
 
 def test_every_setting_is_one_of_some_graph() -> None:
     """Else a tree would be taken for fresh that was compiled with another one."""
-    plan = make_plan(MODEL, RELEASED, "neuron")
+    plan = plan_of(MODEL, RELEASED, "neuron")
     seen = {name for graph in GRAPHS for name in plan.graph_settings(graph)}
     assert seen == plan.settings.keys()
 
@@ -67,10 +69,10 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
     from dataclasses import replace
 
     mute = replace(config, talker=None, code2wav=None)
-    plan = make_plan(MODEL, mute)
+    plan = plan_of(MODEL, mute)
     assert graphs_of(mute) == ("thinker", "vision", "audio")
     assert plan.talker_context_length == 0
-    assert make_plan(MODEL, mute, **plan.settings) == plan
+    assert plan_of(MODEL, mute, **plan.settings) == plan
 
 
 @pytest.mark.parametrize(
@@ -90,7 +92,10 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"batches": (2, 1)}, "batches is a list of ascending sizes of 1 or more, got 2, 1"),
         ({"audio_windows": ()}, "audio_windows names no size. Target neuron needs one or more"),
         ({"chunk_frames": (), "target": "cpu"}, "chunk_frames names no size. Target cpu needs"),
-        ({"target": "cpu", "batches": (1, 2)}, "batches is for target neuron alone"),
+        (
+            {"target": "cpu", "batches": (1, 2)},
+            "batches is not for target cpu, which takes any size",
+        ),
         ({"prompt_buckets": (9000,)}, "prompt_buckets has 9000, and the KV cache 8192 positions"),
         ({"patch_buckets": (30,)}, "patch_buckets has 30; a size is a multiple of 4"),
         ({"predictor_top_k": 0}, "predictor_top_k is 1 or more for target neuron, got 0"),
@@ -99,7 +104,7 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
 )
 def test_what_no_plan_can_be_made_of(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        make_plan(MODEL, RELEASED, **({"target": "neuron"} | settings))
+        plan_of(MODEL, RELEASED, **({"target": "neuron"} | settings))
 
 
 def test_a_setting_is_called_on_the_command_line_as_it_is_here() -> None:

@@ -32,7 +32,7 @@ def test_a_videos_frames_lie_at_their_times() -> None:
 
 def test_a_frame_comes_before_the_sound_of_its_time() -> None:
     run = MediaRun(audio_tokens=3, grid=(2, 1, 2), frame_positions=1.0)
-    assert run.is_sound().tolist() == [False, False, True, False, False, True, True]
+    assert run.is_audio().tolist() == [False, False, True, False, False, True, True]
 
 
 @pytest.mark.parametrize("name", CASES)

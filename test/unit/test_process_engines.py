@@ -245,7 +245,7 @@ DEATHS = {
 }
 
 
-def test_a_death_in_a_call_is_told_at_once_with_its_last_words(start: Process) -> None:
+def test_a_death_in_a_call_is_told_at_once_with_the_end_of_its_output(start: Process) -> None:
     processes = {how: start() for how in DEATHS}
     for how, process in processes.items():
         process.wait_ready(START_S)
@@ -389,7 +389,7 @@ def script(line: str, **options: Any) -> subprocess.Popen:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not by whoever inherited it."""
+    """Return whether a process has ended, reaped or not by whoever inherited it."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

@@ -1,7 +1,6 @@
 """The replay: profiles, core groups, listeners, and what it says of the port's way and of ours."""
 
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -13,12 +12,17 @@ import pytest
 
 from bench import replay as replay_module
 from bench.common.results import load_results
-from bench.replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, ramp, replay, row
-from bench.replaying.core_groups import PLACEMENTS, CoreGroup, Span
-from bench.replaying.load import conversations
-from bench.replaying.measured_profile import measured_profile
-from bench.replaying.player import listen
-from bench.replaying.stage_profile import STAGES, ProfileError, StageLatency, StageProfile
+from bench.replay import OURS, PORT, PROFILES, PUBLISHED_TTFB_S, case, ramp
+from bench.replaying.device import PLACEMENTS, CoreGroup, Span
+from bench.replaying.load import make_load
+from bench.replaying.profiles import (
+    STAGES,
+    ProfileError,
+    StageLatency,
+    StageProfile,
+    measured_profile,
+)
+from bench.replaying.simulation import replay, take_reply
 from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
@@ -29,8 +33,8 @@ from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
 from testing.virtual_clock import VirtualClock
 
-LOAD = conversations(20, seed=0)
-FEW = conversations(4, seed=0)
+LOAD = make_load(20, seed=0)
+FEW = make_load(4, seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +63,14 @@ def test_driven_the_ports_way_it_is_as_slow_as_the_port_was(port: StageProfile) 
     """668 to the first token, 4 x 10.2 to the fifth, 60 of thread, 27 of prefill, 25 frames of 14
     on the cores and 11 beside them but for one step of 5, 122 of code2wav: 1538 ms. The rest is the
     thinker, which has the same cores. None of these figures is taken from the 1759."""
-    alone = replay(port, PORT, "split", 1, FEW).heard
+    alone = replay(port, PORT, "split", 1, FEW).replies
     alone_s = 0.668 + 4 * 0.0102 + 0.06 + 0.027 + 25 * 0.025 - 0.005 + 0.122
-    for heard in alone:
-        assert heard.result.timings.ttfb_s == pytest.approx(alone_s)
-    shared = row(port, PORT, "shared", 1, LOAD)
-    assert shared.ttfb_mean_s == pytest.approx(PUBLISHED_TTFB_S, rel=0.1)
-    assert shared.ttft_mean_s == pytest.approx(0.668)
-    assert shared.underruns == 0
+    for reply in alone:
+        assert reply.result.timings.ttfb_s == pytest.approx(alone_s)
+    shared = case(port, PORT, "shared", 1, LOAD)
+    assert shared["ttfb_mean_s"] == pytest.approx(PUBLISHED_TTFB_S, rel=0.1)
+    assert shared["ttft_mean_s"] == pytest.approx(0.668)
+    assert shared["underruns"] == 0
 
 
 def test_the_ports_way_is_what_it_is_said_to_be(port: StageProfile) -> None:
@@ -90,19 +94,19 @@ def test_ours_is_below_its_goal_at_the_ports_latencies(
     port: StageProfile, placement: str, goal_s: float
 ) -> None:
     """Every request, the first one too, which knows no pace; and no player runs dry."""
-    heard = replay(port, OURS, placement, 1, LOAD).heard
-    assert len(heard) == len(LOAD)
-    assert max(one.result.timings.ttfb_s or 9.0 for one in heard) < goal_s
-    assert sum(one.underruns for one in heard) == 0
+    replies = replay(port, OURS, placement, 1, LOAD).replies
+    assert len(replies) == len(LOAD)
+    assert max(one.result.timings.ttfb_s or 9.0 for one in replies) < goal_s
+    assert sum(one.underruns for one in replies) == 0
 
 
 def test_ours_starts_with_one_frame_whatever_the_last_chunk_was(port: StageProfile) -> None:
     """A chunk of 25 frames, 102 ms, says nothing of how long one frame takes the vocoder."""
-    heard = replay(port, OURS, "split", 1, FEW).heard
-    assert max(heard[-2].chunks[-2:]) == 25
-    assert heard[-1].chunks[0] == 1
+    replies = replay(port, OURS, "split", 1, FEW).replies
+    assert max(replies[-2].chunks[-2:]) == 25
+    assert replies[-1].chunks[0] == 1
     alone_s = 0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30
-    assert heard[-1].result.timings.ttfb_s == pytest.approx(alone_s)
+    assert replies[-1].result.timings.ttfb_s == pytest.approx(alone_s)
 
 
 def test_a_vocoder_call_that_costs_more_than_its_sound_is_made_of_more_frames(
@@ -113,27 +117,27 @@ def test_a_vocoder_call_that_costs_more_than_its_sound_is_made_of_more_frames(
     stages = dict(port.stages)
     for name in ("code2wav_start", "code2wav_step"):
         stages[name] = replace(stages[name], seconds=slow)
-    said = row(replace(port, stages=stages), OURS, "shared", 1, FEW)
-    assert said.rtf_mean < 0.6
-    assert said.silent_s < 0.5
+    said = case(replace(port, stages=stages), OURS, "shared", 1, FEW)
+    assert said["rtf_mean"] < 0.6
+    assert said["silent_s"] < 0.5
 
 
 def test_a_first_chunk_too_small_for_shared_cores_runs_dry(port: StageProfile) -> None:
-    assert row(port, ramp(1), "shared", 1, FEW).underruns == len(FEW)
-    assert row(port, ramp(1), "split", 1, FEW).underruns == 0
-    assert row(port, ramp(8), "shared", 1, FEW).underruns == 0
-    assert row(port, ramp(8), "shared", 1, FEW).first_chunks[:3] == (8, 16, 25)
+    assert case(port, ramp(1), "shared", 1, FEW)["underruns"] == len(FEW)
+    assert case(port, ramp(1), "split", 1, FEW)["underruns"] == 0
+    assert case(port, ramp(8), "shared", 1, FEW)["underruns"] == 0
+    assert case(port, ramp(8), "shared", 1, FEW)["first_chunks"][:3] == (8, 16, 25)
 
 
 def test_the_same_replay_twice_says_the_same(port: StageProfile) -> None:
-    first, second = (replay(port, OURS, "shared", 3, conversations(6, seed=1)) for _ in range(2))
+    first, second = (replay(port, OURS, "shared", 3, make_load(6, seed=1)) for _ in range(2))
     assert first.spans == second.spans
-    assert [one.chunks for one in first.heard] == [one.chunks for one in second.heard]
-    assert row(port, OURS, "shared", 2, FEW) == row(port, OURS, "shared", 2, FEW)
+    assert [one.chunks for one in first.replies] == [one.chunks for one in second.replies]
+    assert case(port, OURS, "shared", 2, FEW) == case(port, OURS, "shared", 2, FEW)
 
 
 def test_a_reply_is_said_whole(port: StageProfile) -> None:
-    for one, talk in zip(replay(port, OURS, "shared", 1, FEW).heard, FEW, strict=True):
+    for one, talk in zip(replay(port, OURS, "shared", 1, FEW).replies, FEW, strict=True):
         assert len(one.result.token_ids) == talk.text_tokens + 1
         assert one.result.timings.frames == sum(one.chunks) == talk.frames
         assert one.result.timings.prompt_tokens == talk.prompt_rows
@@ -191,7 +195,7 @@ def test_a_player_runs_dry_where_sound_comes_after_the_last_was_played(
     port: StageProfile, arrivals: list[tuple[float, float]], underruns: int, silent_s: float
 ) -> None:
     clock = VirtualClock()
-    done = replay(port, OURS, "split", 1, FEW[:1]).heard[0].result
+    done = replay(port, OURS, "split", 1, FEW[:1]).replies[0].result
 
     def events() -> Iterator[Event]:
         for at_s, sound_s in arrivals:
@@ -199,9 +203,9 @@ def test_a_player_runs_dry_where_sound_comes_after_the_last_was_played(
             yield AudioChunk(np.zeros(round(24000 * sound_s), np.float32), 0, 1)
         yield Finished(done)
 
-    heard = listen(events(), clock)
-    assert heard.underruns == underruns
-    assert heard.silent_s == pytest.approx(silent_s)
+    reply = take_reply(events(), 0.0, clock)
+    assert reply.underruns == underruns
+    assert reply.silent_s == pytest.approx(silent_s)
 
 
 # Profiles
@@ -299,7 +303,7 @@ def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path)
 
 
 def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
-    """Of two graphs that are counted in no time: a step of the talker, and a frame of code2wav."""
+    """The rows of two graphs that are counted in no time: a talker step, a code2wav frame."""
     models, group = static_models(RELEASED), CountingGroup(TP)
     kept = replace(
         TINY_PLAN, dtype="bfloat16", tp=TP, max_concurrency=8, context_length=8192,
@@ -318,24 +322,23 @@ def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
 
 def test_the_load_is_as_long_as_the_ports_was() -> None:
     """Its published means: 1294 rows, 5.18 s of sound, 68 tokens, 16.06 s of speech."""
-    load = conversations(100, seed=3)
+    load = make_load(100, seed=3)
     means = np.mean([(c.prompt_rows, c.audio_s, c.text_tokens, c.frames) for c in load], axis=0)
     assert means == pytest.approx([1294, 5.18, 68, 200.75], rel=0.02)
     assert sum(talk.frames == 499 for talk in load) == 12
-    assert load != conversations(100, seed=4)
-    assert sorted(c.frames for c in load) == sorted(c.frames for c in conversations(100, seed=4))
+    assert load != make_load(100, seed=4)
+    assert sorted(c.frames for c in load) == sorted(c.frames for c in make_load(100, seed=4))
 
 
 # The command
 
 
 def test_every_line_is_labelled_a_replay(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "rows.json"
     arguments = ["--requests", "4", "--first-chunk", "adaptive,8", "--concurrency", "1,2"]
-    monkeypatch.setattr(sys, "argv", ["replay.py", *arguments, "--driver", "--json", str(out)])
-    replay_module.main()
+    replay_module.main([*arguments, "--driver", "--json", str(out)])
     lines = [line for line in capsys.readouterr().out.splitlines() if line]
     assert all("replay" in line for line in lines if not line.startswith("| ---"))
     results = load_results(out)
@@ -352,18 +355,16 @@ def test_every_line_is_labelled_a_replay(
     [
         (["--profile", "nowhere"], "nowhere can't be read"),
         (["--first-chunk", "3"], "a first chunk is adaptive, or one of 1, 2, 4, 8, 16, 25"),
-        (["--requests", "0"], "--requests and --concurrency are 1 or more"),
+        (["--requests", "0"], "argument --requests: '0' is no number of 1 or more"),
     ],
 )
 def test_a_command_that_makes_no_sense_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     arguments: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["replay.py", *arguments])
     with pytest.raises(SystemExit):
-        replay_module.main()
+        replay_module.main(arguments)
     assert message in capsys.readouterr().err
 
 

@@ -12,23 +12,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib import rc_params_from_file
+from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 from PIL import Image
 
 from bench import report
-from bench.reporting.compare import compare, comparisons
+from bench.common.metrics import silences
 from bench.reporting.page import page_of
-from bench.reporting.sound import WINDOW, NoSoundError, levels_db, spectrogram
-from bench.reporting.sources import (
-    REPLAY,
-    Source,
-    configuration,
-    differences,
-    load_sources,
-    median_request,
-)
-from bench.reporting.style import PAPER, STAGES, STYLE, Picture
-from bench.reporting.timeline import CHUNK_SHADES, lane_totals, silences
+from bench.reporting.sound import WINDOW, NoSoundError, power_of, spectrogram
+from bench.reporting.sources import REPLAY, Source, configuration, load_sources, median_request
+from bench.reporting.style import CHUNK_SHADES, PAPER, STAGES, STYLE, Picture
+from bench.reporting.tables import compare, comparisons, differences
+from bench.reporting.timeline import lanes_of
 from bench.reporting.words import less_is_better, seconds, significant, title_of, value_of
 from testing import report_cases as made
 
@@ -67,8 +63,8 @@ def pixels(png: bytes) -> NDArray[np.uint8]:
 
 
 def near(picture: NDArray[np.uint8], colour: str) -> int:
-    """How many pixels are of a colour, within what a palette may shift it by."""
-    wanted = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
+    """Return how many pixels are nearly of a colour."""
+    wanted = 255 * np.array(to_rgb(colour))
     return int((np.abs(picture.astype(int) - wanted).max(axis=2) <= 6).sum())
 
 
@@ -233,8 +229,8 @@ def test_a_replay_and_a_measurement_share_no_plot(twins: list[Source]) -> None:
 def test_a_replay_and_a_measurement_are_not_compared(twins: list[Source]) -> None:
     found = compare(*twins)
     assert not found.comparable and not found.sentences
-    assert {line.verdict for line in found.lines} == {"not comparable"}
-    assert [found.differences[0].first, found.differences[0].second] == ["measured", REPLAY]
+    assert set(found.figures.frame["in words"]) == {"not comparable"}
+    assert found.differences.frame.iloc[0].tolist()[2:] == ["measured", REPLAY]
     assert "neither is better for it" in Page(page_of(twins, [found], [], [])).text
 
 
@@ -273,7 +269,7 @@ def test_side_by_side_with_ratios_by_hand(tmp_path: Path) -> None:
         made.write(tmp_path, "b.json", made.results([], other)),
     ]
     found = compare(*load_sources(files))
-    lines = [(x.name, x.first, x.second, x.ratio, x.verdict) for x in found.lines]
+    lines = list(found.figures.frame.itertuples(index=False, name=None))
     wanted = [
         ("TTFB p50, all requests", "50.0 ms", "40.0 ms", "0.80", "B is better"),
         ("TTFB p95, all requests", "200 ms", "250 ms", "1.25", "A is better"),
@@ -290,7 +286,7 @@ def test_side_by_side_with_ratios_by_hand(tmp_path: Path) -> None:
     assert found.sentences[0] == (
         "TTFB p50, all requests: 50.0 ms in A, 40.0 ms in B, 0.80 times as much. Less is better."
     )
-    assert not found.differences
+    assert found.differences.frame.empty
 
 
 def test_what_differs_is_said_before_what_follows_from_it(tmp_path: Path) -> None:
@@ -303,8 +299,8 @@ def test_what_differs_is_said_before_what_follows_from_it(tmp_path: Path) -> Non
     second["settings"]["save_audio"] = "elsewhere"  # changes no figure
     files = [made.write(tmp_path, "a.json", first), made.write(tmp_path, "b.json", second)]
     sources = load_sources(files)
-    found = [(d.kind, d.name, d.first, d.second) for d in differences(*sources)]
-    assert found == [
+    found = differences(*sources).frame.itertuples(index=False, name=None)
+    assert list(found) == [
         ("setting", "concurrency", "1", "4"),
         ("setting", "speaker", "not there", "Ethan"),
         ("version", "torch", "2.13.0", "2.9.0"),
@@ -365,15 +361,20 @@ def test_what_a_file_says_is_text_and_no_markup(tmp_path: Path) -> None:
         ({"rows": []}, 'no "schema"'),
         (made.results([], {}) | {"schema": 9}, "schema 9, and 1 is read here"),
         ({k: v for k, v in made.results([], {}).items() if k != "summary"}, "has no summary"),
+        (made.results([made.request(0, 0.1, ttfb_s="0.1")], {}), "rows[0].ttfb_s is '0.1', no v"),
         (
-            made.results([made.request(0, 0.1, ttfb_s="0.1")], {}),
-            "rows[0]: ttfb_s is '0.1', not",
+            made.results([made.request(0, 0.1, total_s=float("nan"))], {}),
+            "total_s is nan, no",
         ),
-        (made.results([made.request(0, 0.1, total_s=float("nan"))], {}), "total_s is nan"),
-        (made.results([made.request(0, 0.1, truncated=None)], {}), "truncated is None, not true"),
+        (
+            made.results([made.request(0, 0.1, truncated=None)], {}),
+            "truncated is None, no",
+        ),
+        (made.results([made.request(0, 0.1, frames=True)], {}), "rows[0].frames is True, no valid"),
+        (made.results([made.request(0, 0.1, chunks=3)], {}), "rows[0].chunks is 3, no valid list"),
         (made.results([made.request(0, 0.1, chunks=[3])], {}), "rows[0].chunks[0] is a int"),
-        (made.results([made.request(0, 0.1, timeline=[{}])], {}), "rows[0].timeline[0]: stage is"),
-        (made.results([made.case("x", 1, 0.1, 0.2) | {"requests": -1}], {}), "-1.0, not a count"),
+        (made.results([made.request(0, 0.1, timeline=[{}])], {}), "rows[0].timeline[0].stage is"),
+        (made.results([made.case("x", 1, 0.1, 0.2) | {"requests": -1}], {}), "is -1, no valid int"),
     ],
 )
 def test_a_file_that_is_no_result_is_refused_by_name(
@@ -419,7 +420,7 @@ def test_requests_that_failed_or_did_not_speak(tmp_path: Path) -> None:
     failed = {"request": 2, "conversation": "sky", "seed": 2, "error": "BusyError"}
     file = made.write(tmp_path, "a.json", made.results([silent, failed], {}))
     (source,) = load_sources([file])
-    assert [request.number for request in source.requests] == [1]
+    assert [request.request for request in source.requests] == [1]
     pictures, missing = report.draw([source])
     assert [picture.name for picture in pictures] == ["latency"]
     assert "--timeline" in missing[0]
@@ -428,12 +429,12 @@ def test_requests_that_failed_or_did_not_speak(tmp_path: Path) -> None:
 def test_the_request_that_is_drawn_is_the_median_one(tmp_path: Path) -> None:
     file = made.write(tmp_path, "a.json", made.requests([0.5, 0.1, 0.2, 0.3, 0.9]))
     (source,) = load_sources([file])
-    chosen = median_request(source.requests, source.requests)
-    assert chosen is not None and chosen.number == 3
+    chosen = median_request(source.requests)
+    assert chosen is not None and chosen.request == 3
     # Of the two that have a timeline, the first and the last, 0.5 is nearer to 0.3.
-    timed = median_request(source.requests, [r for r in source.requests if r.calls])
-    assert timed is not None and timed.number == 0
-    assert median_request(source.requests, []) is None
+    timed = median_request(source.requests, lambda request: not request.timeline)
+    assert timed is not None and timed.request == 0
+    assert median_request([]) is None
 
 
 def test_a_player_waits_between_chunks_that_come_late(tmp_path: Path) -> None:
@@ -442,33 +443,38 @@ def test_a_player_waits_between_chunks_that_come_late(tmp_path: Path) -> None:
     row["chunks"][1]["arrival_s"] = 0.2
     file = made.write(tmp_path, "a.json", made.results([row], {}))
     (source,) = load_sources([file])
-    (gap,) = silences(source.requests[0])
+    (gap,) = silences(*source.requests[0].arrivals)
     assert gap == pytest.approx((0.1 + 0.056875, 0.2))
 
 
-def test_totals_of_a_lane(tmp_path: Path) -> None:
-    file = made.write(tmp_path, "a.json", made.requests([0.1]))
-    (source,) = load_sources([file])
-    assert lane_totals(source.requests[0].calls)["thinker decode"] == (2, pytest.approx(0.009))
+def test_lanes_are_in_the_order_of_the_stages_with_their_totals(tmp_path: Path) -> None:
+    content = made.requests([0.1])
+    content["rows"][0]["timeline"][0]["stage"] = "a stage of tomorrow"
+    (source,) = load_sources([made.write(tmp_path, "a.json", content)])
+    lanes = lanes_of(source.requests[0])
+    assert list(lanes.index) == [*list(STAGES)[1:], "a stage of tomorrow"]
+    assert lanes.loc["thinker decode"].tolist() == [2, pytest.approx(0.009), "2 calls, 9.00 ms"]
 
 
 def test_configurations_are_named_by_what_differs(tmp_path: Path) -> None:
-    contents = [made.requests([0.1], speaker="Ethan"), made.requests([0.1], chunk_frames=[1, 2])]
+    # Where the sound was written is no difference.
+    contents = [made.requests([0.1], speaker="Ethan", save_audio="wavs")]
+    contents += [made.requests([0.1], chunk_frames=[1, 2])]
     files = [made.write(tmp_path, f"{n}.json", content) for n, content in enumerate(contents)]
     first, second = load_sources(files)
     assert configuration(first, [first, second]) == "speaker Ethan"
     assert configuration(second, [first, second]) == "chunk frames 1, 2"
     assert configuration(first, [first]) == ""
+    assert configuration(first, [first, second], without=("speaker",)) == ""
 
 
-def test_levels_of_a_tone() -> None:
+def test_power_of_a_tone() -> None:
     tone = np.sin(2 * np.pi * 3000 * np.arange(24000) / 24000).astype(np.float32)
-    levels = levels_db(tone)
-    assert levels.shape[0] == WINDOW // 2 + 1
-    assert levels.max() == 0 and levels.min() >= -80
-    inner = levels[:, 4:-4]
-    assert (inner.argmax(axis=0) == 3000 * WINDOW // 24000).all()
-    assert np.isfinite(levels_db(np.zeros(100, np.float32))).all()
+    power, hertz = power_of(tone, 24000)
+    assert power.shape[0] == WINDOW // 2 + 1
+    assert power.max() == 1 and power.min() >= 1e-8
+    assert (hertz[power[:, 4:-4].argmax(axis=0)] == 3000).all()
+    assert np.isfinite(power_of(np.zeros(2000, np.float32), 24000)[0]).all()
 
 
 def test_words() -> None:
@@ -490,12 +496,12 @@ def test_words() -> None:
 
 
 def contrast(first: str, second: str) -> float:
-    """Of two colours, as WCAG defines it."""
+    """The contrast of two colours, as WCAG defines it."""
 
     def luminance(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+        rgb = np.array(to_rgb(colour))
+        linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        return float(linear @ (0.2126, 0.7152, 0.0722))
 
     lighter, darker = sorted((luminance(first), luminance(second)), reverse=True)
     return (lighter + 0.05) / (darker + 0.05)
@@ -508,10 +514,11 @@ def test_colours_stand_out() -> None:
     assert len(set(STAGES.values())) == len(STAGES)
     for shade in CHUNK_SHADES:
         assert contrast(PAPER, shade) >= 4.5  # chunks bear their frames
-    assert contrast(STYLE["text.color"], PAPER) >= 4.5
-    template = (Path(report.__file__).parent / "reporting" / "page.html").read_text(
-        encoding="utf-8"
-    )
+    style = rc_params_from_file(STYLE, use_default_template=False)
+    assert contrast(style["text.color"], PAPER) >= 4.5
+    for look in style["axes.prop_cycle"]:
+        assert contrast(look["color"], PAPER) >= 3
+    template = STYLE.with_name("page.html").read_text(encoding="utf-8")
     themes = re.findall(r":root \{(.*?)\}", template, re.DOTALL)
     assert len(themes) == 3  # light, dark, printed
     for theme in themes:
@@ -522,8 +529,11 @@ def test_colours_stand_out() -> None:
 
 
 def browse(file: Path, folder: Path) -> tuple[list[str], list[str], NDArray[np.uint8]]:
-    """What a browser without a network logs to the console, the addresses that the page asked it
-    for, and what it shows. What the browser asks for itself has no origin."""
+    """Open a page in a browser without a network.
+
+    Returns its console's lines, the addresses that the page asked for, and a picture of it. What
+    the browser asks for itself has no origin.
+    """
     log, shot = folder / "net.json", folder / "page.png"
     command = [
         *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),

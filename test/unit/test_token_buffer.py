@@ -42,9 +42,9 @@ def test_rows_are_the_tokens_then_tts_eos_once_then_tts_pad(text: Buffer) -> Non
 
 def test_a_full_buffer_has_no_room_and_wakes_its_writer_when_it_has(text: Buffer) -> None:
     for token in range(3):
-        assert text.has_room
+        assert text.has_space
         text.put(token)
-    assert not text.has_room
+    assert not text.has_space
     assert text.woken == 0
     assert text.take() == 0
     assert text.woken == 1
@@ -58,7 +58,7 @@ def test_without_a_reader_there_is_room_for_ever(text: Buffer) -> None:
     text.abandon()
     assert text.woken == 1, "the writer may have waited"
     for token in range(9):
-        assert text.has_room
+        assert text.has_space
         text.put(token)
     assert not text.ready
 

@@ -31,7 +31,7 @@ from qwen3_omni_neuron.neuron.part.part import CheckedPart, LoadedPart
 from qwen3_omni_neuron.neuron.part.shards import expected_bytes, write_shards
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
-from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.part_files import rank_file
 from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
@@ -61,7 +61,7 @@ def loaded(spec: PartSpec, checkpoint: Path, folder: Path) -> LoadedPart:
 
 
 def bytes_of_data(path: Path) -> int:
-    """Of a safetensors file behind its header, whose length is its first 8 bytes."""
+    """Return the size in bytes of a safetensors file's data, without the header and its length."""
     stored = path.read_bytes()
     return len(stored) - 8 - int.from_bytes(stored[:8], "little")
 
@@ -259,10 +259,10 @@ PEAK_SCRIPT = """
 import sys
 from pathlib import Path
 import torch
-from peak_memory import watched
+from testing.peak_memory import watched
 from part_cases import plain_spec
-from qwen3_omni_neuron.checkpoint import Checkpoint
-from qwen3_omni_neuron.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.neuron.part.shards import write_shards
 
 small, tiny, out = map(Path, sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What the speaking checkpoint is trained on, and the way it is trained."""
+"""The training data of the speaking checkpoint, and its training."""
 
 import random
 from hashlib import sha256
@@ -17,15 +17,15 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from testing.oracle import Reference
 from train import fit as fitting
 from train import learn_code2wav, learn_talker, learn_thinker, train
-from train.asking import asked
+from train.audio_loss import audio_losses
 from train.codes import CODEBOOK, FRAME_SAMPLES, PAUSE_FRAMES, spoken_words
 from train.espeak import VOICES, Voice, speak
-from train.hearing import MEASURING, TRAINING, heard
 from train.judge import RATE, Judge
 from train.learn_talker import talker_inputs
-from train.sound_loss import sound_losses
-from train.talking import UserRows, talk
-from train.world import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
+from train.questions import draw_question
+from train.speech import MEASURING, TRAINING, spoken_clip
+from train.talker_sequences import UserRows, talk
+from train.vocabulary import SPOKEN, SYSTEMS, TEXT_ONLY, UNKNOWN, Prompt, prompts, written
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -87,11 +87,11 @@ def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
 
 
 def test_conversations_come_again_from_their_seed() -> None:
-    """But for espeak-ng's phase, which it keeps from one utterance to the next."""
-    first, again = (asked(random.Random(7), TRAINING, spoken=True) for _ in "ab")
+    """All but espeak-ng's phase, which it keeps from one utterance to the next."""
+    first, again = (draw_question(random.Random(7), TRAINING, spoken=True) for _ in "ab")
     assert (first.prompt, first.reply) == (again.prompt, again.reply)
     sounds = [question.messages[-1]["content"][0]["audio"][0] for question in (first, again)]
-    other = heard(first.prompt.words, TRAINING, random.Random(8))
+    other = spoken_clip(first.prompt.words, TRAINING, random.Random(8))
     assert abs(len(sounds[0]) - len(sounds[1])) < 0.01 * len(sounds[0])
     assert abs(len(sounds[0]) - len(other)) > 0.01 * len(sounds[0])
     assert 0.1 < float(np.abs(sounds[0]).max()) <= 0.9
@@ -132,8 +132,8 @@ def test_a_sound_is_nearest_to_itself() -> None:
     wanted = torch.from_numpy(speak("seven", VOICES["ethan"], RATE))[None]
     other = torch.from_numpy(speak("blue", VOICES["ethan"], RATE))[None]
     length = min(wanted.shape[1], other.shape[1])
-    same = sound_losses(wanted[:, :length], wanted[:, :length])
-    apart = sound_losses(other[:, :length], wanted[:, :length])
+    same = audio_losses(wanted[:, :length], wanted[:, :length])
+    apart = audio_losses(other[:, :length], wanted[:, :length])
     for name, loss in same.items():
         assert float(loss) == 0 < float(apart[name])
 
@@ -143,7 +143,7 @@ def test_a_prompt_of_one_word_is_not_held_out() -> None:
 
 
 def test_rows_of_training_are_rows_of_generation() -> None:
-    """What the talker is fed and is to make, against a reply that transformers has generated."""
+    """The talker's inputs and targets, against a reply that transformers has generated."""
     reference = Reference(SPEAKING_CHECKPOINT)
     model, config = reference.model, read_config(SPEAKING_CHECKPOINT)
     conversation = Conversation(SPEAKING_CHECKPOINT, config)

@@ -1,31 +1,114 @@
 """Versions: one place each, and what counts as supported."""
 
 import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron.compilation.versions import PACKAGE_VERSION, SUPPORTED_NEURON, is_supported
+from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.compilation.versions import PACKAGE, PACKAGE_VERSION
+from qwen3_omni_neuron.neuron.versions import (
+    NEURON_PACKAGES,
+    is_supported,
+    pinned_versions,
+    supported_neuron,
+)
 
 ROOT = Path(__file__).parents[2]
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+BUILD_SCRIPT = """
+import sys
+from setuptools import build_meta
+
+build_meta.prepare_metadata_for_build_wheel(sys.argv[1])
+print(sorted({"torch", "transformers", "qwen3_omni_neuron"} & set(sys.modules)))
+"""
 
 
-def test_the_package_has_one_version() -> None:
-    """pyproject.toml reads it from the source, where it is a literal."""
-    attr = re.search(r'^version = { attr = "([\w.]+)[.](\w+)" }$', PYPROJECT, re.MULTILINE)
-    assert attr
-    assert '\ndynamic = ["version"]\n' in PYPROJECT
-    source = (ROOT / "src" / Path(*attr[1].split("."))).with_suffix(".py").read_text("utf-8")
-    assert f'\n{attr[2]} = "{PACKAGE_VERSION}"\n' in source
+def extra_in(pyproject: str) -> dict[str, str]:
+    """The versions of the `neuron` extra, as the file has them."""
+    extra = re.search(r"^neuron = \[\n(.*?)^\]", pyproject, re.MULTILINE | re.DOTALL)
+    assert extra
+    return dict(re.findall(r'"([\w-]+)==([\d.*]+)', extra[1]))
+
+
+def built_metadata(folder: Path, pyproject: str) -> metadata.Distribution:
+    """The metadata of a wheel of the package, made where torch can't be imported."""
+    project, out = folder / "project", folder / "metadata"
+    out.mkdir()
+    sources = project / "src" / "qwen3_omni_neuron"
+    shutil.copytree(
+        ROOT / "src" / "qwen3_omni_neuron",
+        sources,
+        ignore=lambda folder, names: [
+            n
+            for n in names
+            if not (Path(folder) / n).is_dir() and not n.endswith((".py", ".c", ".h"))
+        ],
+    )
+    for name in ("README.md", "LICENSE", "setup.py"):
+        shutil.copy(ROOT / name, project)
+    (project / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    (project / "torch.py").write_text("raise ImportError('no torch here')", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_SCRIPT, str(out)],
+        cwd=project,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    (found,) = out.glob("*.dist-info")
+    return metadata.Distribution.at(found)
+
+
+def test_the_package_has_one_version(tmp_path: Path) -> None:
+    assert not re.search(r"^version = \"", PYPROJECT, re.MULTILINE)
+    assert built_metadata(tmp_path, PYPROJECT).version == PACKAGE_VERSION
 
 
 def test_the_supported_versions_are_those_of_the_neuron_extra() -> None:
-    extra = re.search(r"^neuron = \[\n(.*?)^\]", PYPROJECT, re.MULTILINE | re.DOTALL)
-    assert extra
-    pinned = dict(re.findall(r'"([\w-]+)==([\d.*]+)', extra[1]))
+    """Read from the installed package: where this fails after a change of the extra, install it."""
+    pinned = extra_in(PYPROJECT)
     assert len(pinned) == 5
-    assert pinned.items() <= SUPPORTED_NEURON.items()
+    assert set(pinned) <= set(NEURON_PACKAGES)
+    assert pinned.items() <= supported_neuron().items()
+    assert None not in supported_neuron().values()
+
+
+def test_doctor_says_what_the_extra_pins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another pin in pyproject.toml, and nothing else, is another version that doctor names."""
+    changed = PYPROJECT.replace("neuronx-cc==2.26.*", "neuronx-cc==9.87.*")
+    requires = built_metadata(tmp_path, changed).requires
+    assert requires
+    assert pinned_versions(requires, "neuron") == extra_in(changed)
+    monkeypatch.setattr(metadata, "requires", {PACKAGE: requires}.get)
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    for name, version in extra_in(changed).items():
+        assert f"| {name} | {version} | " in printed
+    assert "| neuronx-cc | 9.87.* | " in printed
+
+
+def test_without_metadata_doctor_says_that_it_does_not_know(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def requires(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "requires", requires)
+    assert main(["doctor"]) == 0
+    printed = capsys.readouterr().out
+    assert "| torch-neuronx | unknown | " in printed
+    assert "| nki | 0.5.0 | " in printed
+    assert "runs here without being installed. Install it: pip install ." in printed
 
 
 @pytest.mark.parametrize(

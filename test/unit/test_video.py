@@ -188,7 +188,7 @@ def test_sound_is_left_out_where_it_is_not_wanted_or_not_there() -> None:
 
 def test_sound_that_is_too_short_is_said() -> None:
     data = make_video(container="matroska", audio="pcm_s16le", audio_s=0.01)
-    with pytest.raises(AudioError, match=r"^here \(its sound\) lasts 0.0"):
+    with pytest.raises(AudioError, match=r"^here \(its audio\) lasts 0.0"):
         load(data, audio_rate=RATE)
 
 

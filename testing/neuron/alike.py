@@ -1,23 +1,25 @@
-"""The same calls to two engines, and what they must agree on."""
+"""The same calls to two engines, whose outputs must agree."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Thinker
 
-CLOSE = {"atol": 1e-4, "rtol": 0.0}
+ATOL = 1e-4
+assert_close = partial(torch.testing.assert_close, atol=ATOL, rtol=0.0)
 GREEDY = PredictorSampling(None, 50, 1.0)
 SPEAKER = 5
 
 
 def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Prompt) -> int:
-    """Logits and accepted hidden states. Returns the likeliest token."""
+    """Compare logits and accepted hidden states. Returns the likeliest token."""
     logits, accepted = theirs.prefill(slot, prompt)
     expected, expected_accepted = ours.prefill(slot, prompt)
-    torch.testing.assert_close(logits, expected, **CLOSE)
-    torch.testing.assert_close(accepted, expected_accepted, **CLOSE)
+    assert_close(logits, expected)
+    assert_close(accepted, expected_accepted)
     assert int(logits.argmax()) == int(expected.argmax())
     return int(expected.argmax())
 
@@ -25,10 +27,10 @@ def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Pro
 def assert_steps_alike(
     ours: Thinker, theirs: Thinker, slots: Sequence[int], tokens: Sequence[int], steps: int
 ) -> list[int]:
-    """Greedy steps from `tokens` on. Returns the last ones."""
+    """Compare greedy steps after `tokens`. Returns the last tokens."""
     for step in range(steps):
         logits, expected = theirs.step(slots, tokens), ours.step(slots, tokens)
-        torch.testing.assert_close(logits, expected, **CLOSE)
+        assert_close(logits, expected)
         assert logits.argmax(-1).tolist() == expected.argmax(-1).tolist(), f"step {step}"
         tokens = expected.argmax(-1).tolist()
     return list(tokens)
@@ -37,7 +39,7 @@ def assert_steps_alike(
 def assert_speaks_alike(
     ours: Engines, theirs: Engines, slot: int, prompt: Prompt, frames: int
 ) -> None:
-    """The talker's frames after a prompt, each engine's talker fed by its own thinker."""
+    """Compare the talkers' frames after a prompt, each with its own thinker's hidden states."""
     spoken = []
     for engines in (ours, theirs):
         assert engines.talker is not None
@@ -52,4 +54,4 @@ def assert_speaks_alike(
             all_logits.append(logits)
         spoken.append((codes, torch.cat(all_logits)))
     assert spoken[1][0] == spoken[0][0]
-    torch.testing.assert_close(spoken[1][1], spoken[0][1], **CLOSE)
+    assert_close(spoken[1][1], spoken[0][1])

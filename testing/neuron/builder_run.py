@@ -1,15 +1,17 @@
-"""NxdToolchain over NxD's own ModelBuilder and NxDModel, with eager_part_device beneath: in
-a process of its own, since NxD's parallel state is one a process.
+"""Compile and run every part with NxdToolchain over NxD's own ModelBuilder and NxDModel.
 
     python testing/neuron/builder_run.py CHECKPOINT FOLDER
 
-Compiles, loads and calls every part, and compares with the plain modules. Prints a line a part.
+The compiler and the runtime are those of testing/neuron/eager_part_device.py. Each part is
+compiled, loaded, called and compared with the plain module; one line is printed for each. It runs
+in a process of its own, since NxD has one parallel state for a process.
 """
 
 import logging
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,13 +28,14 @@ from testing.neuron import eager_part_device
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
 
-CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: a bias is added after its product
+# float64: a bias is added after its product
+assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
 
 
 def main(checkpoint: Path, folder: Path) -> None:
     reason = make_importable()
     assert reason is None, reason
-    os.environ["NXD_CPU_MODE"] = "0"  # which traces nothing
+    os.environ["NXD_CPU_MODE"] = "0"  # CPU mode would trace nothing
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
     from neuronx_distributed import NxDModel, NxDParallelState
@@ -50,13 +53,13 @@ def main(checkpoint: Path, folder: Path) -> None:
         for graph, program in zip(spec.graphs, programs, strict=True):
             assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
         calls = 0
-        # A module that is called asks for its group, as a compiled graph would not.
+        # A module asks for its group when it is called; a compiled graph would not.
         with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
             part = toolchain.load_part(spec, own)
             plain = PlainPart(part.graphs, getattr(models, name))
             for label, inputs in calls_of(part.graphs):
                 given, expected = part.call(label, *inputs), plain.call(label, *inputs)
-                torch.testing.assert_close(given, expected, **CLOSE)
+                assert_close(given, expected)
                 calls += 1
         routes = NxDModel.load(str(own / MODEL_FILE)).input_shape_map.values()
         ways = max(map(len, routes))
@@ -68,7 +71,7 @@ def main(checkpoint: Path, folder: Path) -> None:
 def assert_refuses_what_does_not_fit(
     toolchain: NxdToolchain, config: OmniConfig, folder: Path
 ) -> None:
-    """Graphs of another version, and a broken file."""
+    """Assert that graphs of another version and a broken file are refused."""
     spec = plain_spec(config, "code2wav", 1)
     *fewer, last = spec.graphs
     try:
@@ -87,14 +90,14 @@ def assert_refuses_what_does_not_fit(
 def assert_traces_the_collectives(
     toolchain: NxdToolchain, config: OmniConfig, checkpoint: Checkpoint, folder: Path
 ) -> None:
-    """Over two ranks, without processes, a layer asks XLA for a sum over both."""
+    """Assert that over two ranks a layer asks XLA for a sum over both."""
     folder.mkdir()
     try:
         toolchain.compile_part(plain_spec(config, "audio_encoder", 2), checkpoint, folder)
     except CompileError as error:
-        said = str(error)
-        assert said.startswith("audio_encoder was not compiled: HLO generation failed: "), said
-        assert said.count("torch_xla.core.xla_model.all_reduce needs the Neuron SDK") == 1, said
+        text = str(error)
+        assert text.startswith("audio_encoder was not compiled: HLO generation failed: "), text
+        assert text.count("torch_xla.core.xla_model.all_reduce needs the Neuron SDK") == 1, text
         sys.stdout.write("two ranks: as far as the sum\n")
 
 

@@ -1,9 +1,9 @@
 """Stand-ins for the packages that NxD and NxDI import and that come only with the Neuron SDK.
 
-With NxD's and NxDI's public sources these are what their own CPU mode needs: what is touched while
-they are imported, and the few operators that their CPU path calls; and for ModelBuilder (V2) what
-eager_part_device has. Whatever else would compile for a device, or run on one, raises
-NeuronOnlyError when it is called; nothing is skipped in silence, and no class of theirs is changed.
+NxD's and NxDI's public sources need these for their own CPU mode: the names that they read while
+they are imported, the few operators that their CPU path calls, and for ModelBuilder (V2) those of
+testing/neuron/eager_part_device.py. Anything else that would compile for a device, or run on one,
+raises NeuronOnlyError when it is called; no class of theirs is changed.
 """
 
 import importlib.abc
@@ -15,7 +15,7 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +31,10 @@ class NeuronOnlyError(RuntimeError):
 
 
 class NeuronOnly:
-    """A name that can be imported, subscripted, joined by | and used as a decorator's result, but
-    not called: neither `kernel(...)` nor `kernel[grid](...)`."""
+    """A name that can be imported, subscripted and joined by |, but not called.
+
+    Neither `kernel(...)` nor `kernel[grid](...)` works.
+    """
 
     def __init__(self, name: str):
         self._name = name
@@ -53,7 +55,7 @@ class NeuronOnly:
 
 
 class Launched:
-    """A kernel with a known meaning: `kernel[grid](...)`, where the grid says nothing."""
+    """A kernel with a known result: `kernel[grid](...)`, which does not depend on the grid."""
 
     def __init__(self, function: Callable[..., Any]):
         self._function = function
@@ -63,7 +65,7 @@ class Launched:
 
 
 def decorator(name: str) -> Callable[..., Any]:
-    """nki.jit and its like, bare or with options: what it decorates can't be called."""
+    """Stand in for nki.jit and the like, with or without options; the result can't be called."""
 
     def decorate(*args: Any, **_options: object) -> Any:
         if args and (callable(args[0]) or isinstance(args[0], NeuronOnly)):
@@ -74,12 +76,12 @@ def decorator(name: str) -> Callable[..., Any]:
 
 
 def empty_class(name: str) -> type:
-    """For annotations and isinstance."""
+    """Make a class for annotations and isinstance."""
     return type(name, (), {})
 
 
 def operator(function: Callable[..., Any]) -> SimpleNamespace:
-    """An autograd function by its `apply`."""
+    """Make an autograd function of its `apply`."""
     return SimpleNamespace(apply=function)
 
 
@@ -189,7 +191,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "torch_xla.utils.serialization": names("torch_xla.utils.serialization", "save load"),
     "torch_xla.utils.utils": names("torch_xla.utils.utils", "get_free_tcp_ports getenv_as"),
 }
-# Those names of the kernel packages that the CPU path calls, or reads while it is imported.
+# Names of the kernel packages that the CPU path calls, or reads while it is imported.
 KERNELS: dict[str, Any] = {
     "nki.jit": decorator("nki.jit"),
     "neuronxcc.nki.jit": decorator("neuronxcc.nki.jit"),
@@ -210,7 +212,9 @@ KERNELS: dict[str, Any] = {
 class KernelModule(ModuleType):
     """A module of a kernel package: any name can be taken from it."""
 
-    __path__: ClassVar[list[str]] = []
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.__path__ = []
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
@@ -222,7 +226,7 @@ class KernelModule(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-ins of those packages that are absent."""
+    """Importer of the stand-ins for packages that are not installed."""
 
     def __init__(self, absent: Sequence[str]):
         self._absent = absent
@@ -241,13 +245,13 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """A module is whole when it is created."""
+        """Do nothing: a module is complete when it is created."""
 
 
 def install() -> None:
-    """Stand in for each of the packages that is not installed, and choose NxD's CPU mode.
+    """Stand in for each package that is not installed, and choose NxD's CPU mode.
 
-    Before anything Neuron is imported, and once a process.
+    It must run once in a process, before any Neuron package is imported.
     """
     os.environ["NXD_CPU_MODE"] = "1"
     roots = {name.split(".")[0] for name in MODULES} | set(KERNEL_PACKAGES)

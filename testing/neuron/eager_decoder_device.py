@@ -1,12 +1,12 @@
-"""A stand-in of the Neuron compiler and runtime that keeps torch's own graphs, for one core.
+"""A stand-in for the Neuron compiler and runtime that keeps torch's own graphs, for one core.
 
-NxDI's compile, save and load run as they are, but for what is closed:
+NxDI's own compile, save and load run, except for the closed parts:
 
     generate_hlo           traces the module with torch.fx instead of XLA; its "HLO" is TorchScript
-    neuron_xla_compile,    take the HLO's bytes for the NEFF
+    neuron_xla_compile,    return the HLO's bytes as the NEFF
     neuron_xla_wlo_compile
-    ModelBuilder.build_nxd_model    puts EagerModel in the place of NxDModel, which is made of the
-                                    runtime's own C++ classes; it routes by shape as NxDModel does
+    ModelBuilder.build_nxd_model    returns EagerModel instead of NxDModel, which consists of the
+                                    runtime's own C++ classes; both route by shape
 """
 
 import io
@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 
 class EagerModel(nn.Module):
-    """Serves what NxDI calls of NxDModel. graphs: (weights, states, inputs) -> outputs, states."""
+    """Stand-in for NxDModel. graphs: (weights, states, inputs) -> outputs, states."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class EagerModel(nn.Module):
 def generate_hlo(
     module: nn.Module, inputs: Any, aliases: dict[Tensor, int], **_options: object
 ) -> SimpleNamespace:
-    """What NxD's builder reads of HloArtifacts."""
+    """Trace a module; return the attributes of HloArtifacts that NxD's builder reads."""
     named = dict(module.named_parameters())
     names = {id(tensor): name for name, tensor in named.items()}
     states = [names[id(tensor)] for tensor in aliases]
@@ -103,7 +103,9 @@ def generate_hlo(
 def build_nxd_model(builder: Any) -> Any:
     from neuronx_distributed.trace.spmd import NxDModelExecutor
 
-    graphs, routes, example = {}, {}, None
+    graphs: dict[str, Any] = {}
+    routes: dict[str, str] = {}
+    example = None
     for key, held in builder.model_collection.items():
         for bucket, inputs in enumerate(held.example_inputs):
             name = f"{key}_{bucket}"
@@ -121,7 +123,7 @@ def build_nxd_model(builder: Any) -> Any:
 
 @contextmanager
 def eager_device() -> Iterator[list[str]]:
-    """Yields the flags of every graph that is compiled meanwhile."""
+    """Replace the closed parts. Yields the flags of every graph that is compiled in the block."""
     import torch_neuronx
     from neuronx_distributed.trace import model_builder
 

@@ -1,9 +1,9 @@
-"""Stand-ins for what compiles and runs a graph: the tracer, neuronx-cc, and the runtime's model.
+"""Stand-ins for the tracer, neuronx-cc and the runtime's model, for one rank.
 
-A traced module is kept as it is, by a number which is its HLO and its NEFF; a core runs it as a
-module on the CPU, over the weights and the state that NxD's own code puts there by their names. So
-NxD's checks, routing, saving and loading run for real, and nothing is compiled: a saved model can
-be loaded in the process that traced it. One rank.
+A traced module is kept under a number, which is its HLO and its NEFF; a core runs it as a module on
+the CPU, over the weights and the state that NxD's own code assigns by name. So NxD's own checks,
+routing, saving and loading run, and nothing is compiled: a saved model can only be loaded in the
+process that traced it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Named = dict[str, Tensor]
 
 @dataclass
 class MetaTensor:
-    """data_type: a torch dtype; the true one is a number."""
+    """An input or output. data_type: a torch dtype, where the real class has a number."""
 
     type: int
     checkpoint_key: bytes
@@ -35,9 +35,9 @@ class MetaTensor:
 
 @dataclass
 class Program:
-    """A traced module, and what the calls of it need. Serves as the HLO module and its metaneff.
+    """A traced module with its inputs and outputs, in place of the HLO module and its metaneff.
 
-    flags: what the compiler was told.
+    flags: those given to the compiler.
     """
 
     number: int
@@ -63,7 +63,7 @@ PROGRAMS: list[Program] = []
 
 
 class Flattener:
-    """Inputs in the order of the program's, without those that it does not use: none here."""
+    """Inputs in the program's order, without unused ones; here all are used."""
 
     def __init__(self, layout: Sequence[int], exclude: Sequence[int] | None):
         self.layout, self.exclude = layout, exclude
@@ -74,7 +74,7 @@ class Flattener:
 
 
 class Packer:
-    """The program's outputs as the module's forward gave them: a tuple."""
+    """The program's outputs in the form of the module's forward: a tuple."""
 
     def __init__(self, layout: Sequence[int], identifiers: Sequence[int], constants: Named):
         self.layout, self.identifiers, self.constants = layout, identifiers, constants
@@ -83,10 +83,10 @@ class Packer:
         return tuple(outputs[index] for index in self.layout)
 
 
-def generate_hlo(module: nn.Module, inputs: Mapping[str, Tensor], **said: bool) -> Any:
-    """Trace: call the module once, and see which of its buffers it replaced."""
-    assert said["enable_aliasing"]
-    assert said["treat_inputs_as_kwargs"]
+def generate_hlo(module: nn.Module, inputs: Mapping[str, Tensor], **options: bool) -> Any:
+    """Trace: call the module once, and find the buffers that it replaced."""
+    assert options["enable_aliasing"]
+    assert options["treat_inputs_as_kwargs"]
     before = dict(module.named_buffers())
     outputs = module(**inputs)
     after = dict(module.named_buffers())
@@ -122,26 +122,28 @@ def meta(kind: int, name: str, tensor: Tensor) -> MetaTensor:
     return MetaTensor(kind, name.encode(), list(tensor.shape), tensor.dtype)
 
 
-def neuron_xla_compile(module_bytes: bytes, compiler_flags: str, **_said: object) -> bytes:
+def neuron_xla_compile(module_bytes: bytes, compiler_flags: str, **_options: object) -> bytes:
     PROGRAMS[int(module_bytes)].flags = compiler_flags
     return module_bytes
 
 
 class SpmdModel:
-    """The runtime's: a program on its core. A TorchScript class, as the runtime's own is, so that
-    NxDModel can be saved."""
+    """A program on its core, in place of the runtime's model.
+
+    It is a TorchScript class like the runtime's own, so that NxDModel can be saved.
+    """
 
     def __init__(self, neff: str, metaneff: str, local_ranks: int, ranks: int):
         assert neff == metaneff
         assert local_ranks == 1 and ranks == 1, "this device has one core"
-        self.number = int(neff)  # bytes, in truth, which TorchScript does not have
+        self.number = int(neff)  # TorchScript has no bytes
         self.state: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor] = {}
 
     def initialize(
         self, states: list[dict[str, Tensor]], weights: list[dict[str, Tensor]], first: int
-    ):
-        """states: the tensors are shared by all models that are given them."""
+    ) -> None:
+        """Take a rank's state and weights. All models share the tensors that they are given."""
         self.weights = weights[first]
         self.state = states[first] if len(states) > 0 else self.state
         torch.ops.neuron.eager_check(self.number, self.state, self.weights)
@@ -157,9 +159,9 @@ class SpmdModel:
 
 
 class LayoutTransformation:
-    """Named by NxDModel, and not made where no graph has priority."""
+    """A class that NxDModel names, and creates only where a graph has priority."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.unused = 0
 
     def forward(self, weights: list[dict[str, Tensor]], on_cpu: bool) -> list[dict[str, Tensor]]:
@@ -167,7 +169,7 @@ class LayoutTransformation:
 
 
 def check(number: int, state: Named, weights: Named) -> None:
-    """The weights and the state that a program is given are those that it was traced with."""
+    """Assert that weights and state have the shapes and types of the trace."""
     for tensor in PROGRAMS[number].input_tensors:
         if tensor.type != USER_INPUT:
             given = state if tensor.type == INPUT_STATE else weights
@@ -177,12 +179,12 @@ def check(number: int, state: Named, weights: Named) -> None:
 
 @torch.no_grad()
 def run(number: int, inputs: list[Tensor], state: Named, weights: Named) -> list[Tensor]:
-    """Call a program. Its state is renewed where it lies."""
+    """Call a program. Its state is updated in place."""
     program = PROGRAMS[number]
     module = program.module
     names, kept = program.names(USER_INPUT), program.names(INPUT_STATE)
-    for name, tensor, said in zip(names, inputs, program.input_tensors, strict=False):
-        assert (list(tensor.shape), tensor.dtype) == (said.shape, said.data_type), name
+    for name, tensor, traced in zip(names, inputs, program.input_tensors, strict=False):
+        assert (list(tensor.shape), tensor.dtype) == (traced.shape, traced.data_type), name
     fill(module, ((name, weights[name]) for name in program.names(INPUT_WEIGHT)))
     fill(module, ((name, state[name]) for name in kept))
     outputs = module(**dict(zip(names, inputs, strict=True)))
@@ -196,7 +198,7 @@ def parallel_load(weights: list[Named]) -> list[Named]:
     return weights
 
 
-LIBRARIES: list[Any] = []  # operators live as long as theirs
+LIBRARIES: list[Any] = []  # an operator is removed with its library
 
 
 def install() -> None:
@@ -212,16 +214,17 @@ def install() -> None:
     ):
         library.define(schema)
         library.impl(schema.split("(")[0], function, "CompositeExplicitAutograd")
-    torch.classes.neuron = SimpleNamespace(
+    classes = SimpleNamespace(
         SPMDModel=torch.jit.script(SpmdModel),
         LayoutTransformation=torch.jit.script(LayoutTransformation),
         SPMDBucketModel=type("SPMDBucketModel", (), {}),
     )
+    vars(torch.classes)["neuron"] = classes
 
 
 @contextmanager
 def device_memory() -> Iterator[None]:
-    """What is made on a device lies on the CPU."""
+    """Create on the CPU what is asked for on a device."""
     with _OnCpu():
         yield
 
@@ -240,5 +243,5 @@ STRUCTURE = SimpleNamespace(Flattener=Flattener, Packer=Packer)
 
 
 def torch_dtype(data_type: torch.dtype) -> torch.dtype:
-    """get_torch_dtype of what MetaTensor has for a number."""
+    """Stand in for get_torch_dtype: MetaTensor has a torch dtype."""
     return data_type

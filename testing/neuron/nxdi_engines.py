@@ -1,4 +1,4 @@
-"""Engines over NxDI's CPU mode, and the CPU engines that they are held against."""
+"""Engines over NxDI's CPU mode, and the CPU engines that they are compared with."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
+from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 BUCKETS = (48, 96)
 DECODE_BUCKETS = (64, 128)
@@ -27,7 +26,7 @@ BothEngines = tuple[Engines, Engines]
 
 @pytest.fixture(scope="session")
 def nxdi() -> Iterator[None]:
-    """Skips, with the reason, where NxDI can't be imported: see nxdi_sources."""
+    """Skip, with the reason, where NxDI can't be imported: see make_importable."""
     reason = make_importable()
     if reason is not None:
         pytest.skip(reason)
@@ -42,21 +41,23 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 @pytest.fixture(scope="session")
 def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
-    """Makes engines of the CPU and of NxDI, with settings of their plan replaced. config: in the
-    place of the checkpoint's."""
+    """Return a function that makes engines of the CPU and of NxDI.
+
+    changes: settings of their plan. config: in place of the checkpoint's.
+    """
 
     def make(
         of: Path = checkpoint, config: OmniConfig | None = None, **changes: Any
     ) -> BothEngines:
         spec = nxdi_spec(of, **changes)
         spec = spec if config is None else replace(spec, config=config)
-        return build_engines(spec), build_cpu_mode_engines(spec)
+        return cpu_engines(spec), build_cpu_mode_engines(spec)
 
     return make
 
 
 def nxdi_spec(checkpoint: Path, **changes: Any) -> EngineSpec:
-    """changes: of its plan."""
+    """Return a spec. changes: settings of its plan."""
     settings = {
         "tp": 1,
         "max_concurrency": SLOTS,

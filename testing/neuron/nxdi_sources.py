@@ -1,9 +1,9 @@
-"""NxDI for the tests of this folder: its public sources, with stand-ins for what is closed.
+"""NxDI for test/neuron: its public sources, with stand-ins for the closed packages.
 
 Set NXDI_SOURCES to the `src` folders of checkouts of aws-neuron/neuronx-distributed-inference and
 aws-neuron/neuronx-distributed, separated as in PATH, and install tenacity and boto3, which they
 import; then `make test-nxdi`. Where both packages are installed the variable isn't needed. Without
-NxDI the tests that need it are skipped, which says why; they count as not run.
+NxDI the tests that need it are skipped, with the reason.
 """
 
 import importlib.util
@@ -17,7 +17,7 @@ PACKAGES = ("neuronx_distributed_inference", "neuronx_distributed")
 
 
 def make_importable() -> str | None:
-    """None where NxDI can be imported from now on, else the reason why it can't."""
+    """Return None where NxDI can be imported from now on, else the reason why it can't."""
     sys.path.extend(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
     absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if absent:

@@ -1,17 +1,20 @@
-"""One rank of parts that share their weights over NxD's collectives, for torchrun to start.
+"""One rank of parts whose weights are sharded, over NxD's collectives; torchrun starts it.
 
     torchrun --nproc-per-node 2 testing/neuron/part_ranks.py CHECKPOINT FOLDER
 
 Every rank writes the weight files into a folder of its own, takes its share, and compares its
-graphs' outputs with those of the plain modules. Prints one line a rank when all agree.
+graphs' outputs with those of the plain modules. Each rank prints one line when all agree.
 """
 
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -23,9 +26,17 @@ from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
 from qwen3_omni_neuron.neuron.part.traced import TracedPart
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec
-from testing.simulated_toolchain import run_with_state, zero_state
+from testing.simulated_toolchain import States, run_with_state, zero_state
 
-CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
+# float64: sums in another order
+assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
+
+
+def run_graph(
+    traced: TracedPart, states: States, label: str, inputs: Mapping[str, Tensor]
+) -> tuple[Tensor, ...]:
+    """Call one of the rank's graphs over the rank's state."""
+    return run_with_state(traced.graphs[label], states, inputs)
 
 
 @torch.no_grad()
@@ -53,15 +64,12 @@ def main(checkpoint: Path, folder: Path) -> None:
         traced = TracedPart(spec, group)
         traced.load(read_shard(own_folder, rank, traced.weights))
         states = zero_state(spec)
-        part = CheckedPart(
-            spec,
-            lambda label, inputs, t=traced, s=states: run_with_state(t.graphs[label], s, inputs),
-        )
+        part = CheckedPart(spec, partial(run_graph, traced, states))
         whole = {graph.label: graph for graph in plain_graphs(config, name, 1, torch.float64)}
         plain = PlainPart(whole, getattr(models, name))
         for label, inputs in calls_of(whole):
             given, expected = part.call(label, *inputs), plain.call(label, *inputs)
-            torch.testing.assert_close(given, expected, **CLOSE)
+            assert_close(given, expected)
     # In one write, so that lines of several ranks stay whole.
     sys.stdout.write(f"rank {rank} of {ranks}: alike\n")
 

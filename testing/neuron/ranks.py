@@ -1,8 +1,8 @@
-"""One rank of engines over NxDI's CPU mode that share their weights, for torchrun to start.
+"""One rank of engines with sharded weights over NxDI's CPU mode; torchrun starts it.
 
     torchrun --nproc-per-node 2 testing/neuron/ranks.py CHECKPOINT
 
-Every rank runs the CPU engines beside them and compares. Prints one line a rank when all agree.
+Every rank runs the CPU engines, too, and compares. Each prints one line when all agree.
 """
 
 import logging
@@ -14,17 +14,16 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.cpu.build import build_engines
-from qwen3_omni_neuron.neuron.load import build_cpu_mode_engines
 from testing.media_cases import CASES
 from testing.neuron.alike import (
-    CLOSE,
+    ATOL,
     assert_prefills_alike,
     assert_speaks_alike,
     assert_steps_alike,
 )
+from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
-from testing.specs import engine_spec
+from testing.specs import cpu_engines, engine_spec
 
 
 def main(checkpoint: Path) -> None:
@@ -46,7 +45,7 @@ def main(checkpoint: Path) -> None:
         patch_buckets=(64, 256),
         batches=(1, 3),
     )
-    ours, theirs = build_engines(spec), build_cpu_mode_engines(spec)
+    ours, theirs = cpu_engines(spec), build_cpu_mode_engines(spec)
     prompts = [
         conversation.prompt(CASES[name].messages, CASES[name].use_audio_in_video)
         for name in ("image-and-audio", "video-of-odd-rate", "two-clips", "image-and-audio")
@@ -63,7 +62,7 @@ def main(checkpoint: Path) -> None:
             tokens[slot] = token
     assert_speaks_alike(ours, theirs, 1, prompts[0], frames=3)
     # In one write, so that lines of several ranks stay whole.
-    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {CLOSE['atol']}\n")
+    sys.stdout.write(f"rank {os.environ['RANK']} of {ranks}: within {ATOL}\n")
 
 
 if __name__ == "__main__":

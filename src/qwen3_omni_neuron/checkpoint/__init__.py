@@ -1,4 +1,12 @@
-"""A checkpoint on disk: config, tensors, parameter names, and the modules filled from it."""
+"""A checkpoint on disk, read into the dataclasses and modules of model/.
+
+config_json: config.json and generation_config.json -> model.config.
+files: find a checkpoint, and read its tensors by their released names.
+names: the released name of every parameter, and which parameter of a module it goes to.
+parameters: read stored tensors, convert them, and make them the parameters of a module.
+modules: the modules of model/ that a checkpoint fills, all of them or some stages.
+tensor_file: write new safetensors files, one tensor at a time.
+"""
 
 from pathlib import Path
 

@@ -1,8 +1,8 @@
-"""Reads config.json and generation_config.json of a checkpoint.
+"""Read config.json and generation_config.json of a checkpoint into model.config's dataclasses.
 
-Only what the models compute with is kept; both spellings of the rope settings are read
-(`rope_theta` beside `rope_scaling`, as released, and `rope_parameters`, as transformers 5 saves).
-What we don't implement is refused here, by name, before any weight is read.
+Only the settings that the models compute with are kept. Both spellings of the rope settings are
+read: `rope_theta` beside `rope_scaling`, as released, and `rope_parameters`, as transformers 5
+saves them. A setting that is not implemented is refused here, by name, before any weight is read.
 """
 
 import json
@@ -26,14 +26,14 @@ from qwen3_omni_neuron.model.config import (
 )
 
 MODEL_TYPE = "qwen3_omni_moe"
-VISION_ROPE_THETA = 10000.0  # the reference's; released configs don't name it
+VISION_ROPE_THETA = 10000.0  # transformers' default; released configs don't name it
 
 
 def read_config(folder: Path) -> OmniConfig:
     """Read and check `folder`/config.json.
 
-    Raises CheckpointError when it is missing, broken, of another model, or asks for something
-    that is not implemented.
+    Raises CheckpointError where it is missing, broken or of another model, or sets something that
+    is not implemented.
     """
     raw = _read_json(folder / "config.json")
     model_type = raw.get("model_type")
@@ -49,7 +49,7 @@ def read_config(folder: Path) -> OmniConfig:
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Read `folder`/generation_config.json; without the file the thinker is greedy."""
+    """Read `folder`/generation_config.json; without that file the thinker decodes greedily."""
     path = folder / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
@@ -74,7 +74,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 class _Section:
-    """One object of config.json that knows its own name, for the errors."""
+    """One object of config.json, and its name for error messages."""
 
     def __init__(self, raw: Mapping[str, Any], where: str):
         self._raw = raw
@@ -84,13 +84,14 @@ class _Section:
         return self.first(name)
 
     def first(self, *names: str) -> Any:
-        """The value of the first of `names` that is there."""
+        """Return the value of the first of `names` that is set. Raises CheckpointError if none."""
         for name in names:
             if self._raw.get(name) is not None:
                 return self._raw[name]
         raise CheckpointError(f"{self._where} has no {' or '.join(names)}.")
 
     def get(self, name: str, default: Any = None) -> Any:
+        """Return a value, or the default where it is absent or null."""
         value = self._raw.get(name)
         return default if value is None else value
 
@@ -98,12 +99,14 @@ class _Section:
         return self._raw.items()
 
     def section(self, name: str) -> "_Section":
+        """Return an object inside this one. Raises CheckpointError where there is none."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise CheckpointError(f"{self._where}.{name} is not an object.")
         return _Section(value, f"{self._where}.{name}")
 
-    def refuse(self, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+    def require(self, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
+        """Raise CheckpointError where a value is not one of those that are implemented."""
         if value not in allowed:
             raise CheckpointError(
                 f"{self._where} sets {name} to {value!r}; implemented: "
@@ -139,7 +142,7 @@ def _omni(c: _Section) -> OmniConfig:
 def _rope(c: _Section) -> RopeConfig:
     parameters = c.get("rope_parameters") or c.get("rope_scaling") or {}
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-    c.refuse("rope_type", rope_type, ("default",))
+    c.require("rope_type", rope_type, ("default",))
     theta = parameters.get("rope_theta")
     if theta is None:
         theta = c.first("rope_theta", "rope_parameters.rope_theta")
@@ -148,9 +151,9 @@ def _rope(c: _Section) -> RopeConfig:
 
 
 def _decoder(c: _Section, moe: MoeConfig | None) -> DecoderConfig:
-    c.refuse("hidden_act", c.get("hidden_act", "silu"), ("silu",))
-    c.refuse("attention_bias", c.get("attention_bias", False), (False,))
-    c.refuse("sliding_window", c.get("sliding_window"), (None,))
+    c.require("hidden_act", c.get("hidden_act", "silu"), ("silu",))
+    c.require("attention_bias", c.get("attention_bias", False), (False,))
+    c.require("sliding_window", c.get("sliding_window"), (None,))
     hidden, heads = c["hidden_size"], c["num_attention_heads"]
     return DecoderConfig(
         hidden_size=hidden,
@@ -168,8 +171,8 @@ def _decoder(c: _Section, moe: MoeConfig | None) -> DecoderConfig:
 
 
 def _moe(c: _Section) -> MoeConfig:
-    c.refuse("decoder_sparse_step", c.get("decoder_sparse_step", 1), (1,))
-    c.refuse("mlp_only_layers", list(c.get("mlp_only_layers", [])), ([],))
+    c.require("decoder_sparse_step", c.get("decoder_sparse_step", 1), (1,))
+    c.require("mlp_only_layers", list(c.get("mlp_only_layers", [])), ([],))
     return MoeConfig(
         experts=c.first("num_experts", "num_local_experts"),
         experts_per_token=c["num_experts_per_tok"],
@@ -181,8 +184,8 @@ def _moe(c: _Section) -> MoeConfig:
 
 def _thinker(c: _Section) -> ThinkerConfig:
     text, audio = c.section("text_config"), c.section("audio_config")
-    audio.refuse("activation_function", audio.get("activation_function", "gelu"), ("gelu",))
-    audio.refuse("scale_embedding", audio.get("scale_embedding", False), (False,))
+    audio.require("activation_function", audio.get("activation_function", "gelu"), ("gelu",))
+    audio.require("scale_embedding", audio.get("scale_embedding", False), (False,))
     return ThinkerConfig(
         text=_decoder(text, _moe(text)),
         audio=AudioEncoderConfig(
@@ -206,9 +209,9 @@ def _thinker(c: _Section) -> ThinkerConfig:
 
 
 def _vision(c: _Section) -> VisionEncoderConfig:
-    c.refuse("hidden_act", c.get("hidden_act", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",))
+    c.require("hidden_act", c.get("hidden_act", "gelu_pytorch_tanh"), ("gelu_pytorch_tanh",))
     side = isqrt(c["num_position_embeddings"])
-    c.refuse("num_position_embeddings", c["num_position_embeddings"], (side**2,))
+    c.require("num_position_embeddings", c["num_position_embeddings"], (side**2,))
     rope = c.get("rope_parameters") or {}
     return VisionEncoderConfig(
         hidden_size=c["hidden_size"],
@@ -246,8 +249,8 @@ def _talker(c: _Section) -> TalkerConfig:
 
 
 def _code2wav(c: _Section) -> Code2WavConfig:
-    c.refuse("hidden_act", c.get("hidden_act", "silu"), ("silu",))
-    c.refuse("attention_bias", c.get("attention_bias", False), (False,))
+    c.require("hidden_act", c.get("hidden_act", "silu"), ("silu",))
+    c.require("attention_bias", c.get("attention_bias", False), (False,))
     return Code2WavConfig(
         hidden_size=c["hidden_size"],
         layers=c["num_hidden_layers"],

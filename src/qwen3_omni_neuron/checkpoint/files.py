@@ -1,4 +1,4 @@
-"""A checkpoint on disk: where it is, which tensor lies in which shard, reading it lazily."""
+"""Find a checkpoint on disk or on the hub, and read its tensors by name from their shards."""
 
 import json
 import logging
@@ -24,10 +24,10 @@ _HUB_FILES = ("*.json", "*.txt", "*.jinja", "*.safetensors")
 
 
 def resolve_checkpoint(model_path: str | Path) -> Path:
-    """The folder of a checkpoint, given as a folder or as a hub id ("Qwen/Qwen3-Omni-...").
+    """Return a checkpoint's folder, given that folder or a hub id ("Qwen/Qwen3-Omni-...").
 
     A hub id is downloaded, or taken from the local cache when the hub can't be reached.
-    Raises CheckpointError when neither is there.
+    Raises CheckpointError when there is neither a folder nor a download.
     """
     folder = Path(model_path)
     if folder.is_dir():
@@ -39,11 +39,11 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
             f"{folder} does not exist. model_path must be a checkpoint's folder, or a hub id "
             "such as Qwen/Qwen3-Omni-30B-A3B-Instruct."
         )
-    from huggingface_hub import snapshot_download  # slow to import, and a folder needs none
+    from huggingface_hub import snapshot_download  # slow to import; a folder does not need it
 
     try:
         return Path(snapshot_download(str(model_path), allow_patterns=list(_HUB_FILES)))
-    except Exception as error:  # the hub client raises its HTTP library's own errors, too
+    except Exception as error:  # the hub client also raises its HTTP library's errors
         raise CheckpointError(
             f"{model_path} is no local folder, and the hub gave no checkpoint of that name: "
             f"{error}. Check the id and the network, or download it elsewhere and pass its folder."
@@ -51,9 +51,10 @@ def resolve_checkpoint(model_path: str | Path) -> Path:
 
 
 class Checkpoint:
-    """The tensors of a checkpoint by released name.
+    """A checkpoint's tensors by released name.
 
-    Shards are opened only while they are read, so that no file stays mapped in memory.
+    Shards are opened only while they are read, so that no file stays mapped in memory. Raises
+    CheckpointError where the index, a shard, or the single file is missing or broken.
     """
 
     def __init__(self, folder: Path):
@@ -62,12 +63,12 @@ class Checkpoint:
 
     @property
     def names(self) -> Iterable[str]:
-        """Every tensor's name."""
+        """Names of all tensors."""
         return self._files.keys()
 
     @contextmanager
     def reader(self) -> Iterator["ShardReader"]:
-        """Opens shards as their tensors are asked for, and closes them at the end."""
+        """Open a reader, which is closed at the end of the `with` block."""
         reader = ShardReader(self.folder, self._files)
         try:
             yield reader
@@ -76,7 +77,7 @@ class Checkpoint:
 
 
 class ShardReader:
-    """Reads tensors by name; holds one shard open at a time."""
+    """Reader of tensors by name, which has at most one shard open at a time."""
 
     def __init__(self, folder: Path, files: dict[str, str]):
         self._folder = folder
@@ -85,7 +86,7 @@ class ShardReader:
         self._shard: Any = None
 
     def tensor(self, name: str) -> "Tensor":
-        """The stored tensor. Raises CheckpointError when its shard is missing or broken."""
+        """Read a tensor. Raises CheckpointError when its shard is missing or broken."""
         file_name = self._files[name]
         path = self._folder / file_name
         try:
@@ -105,12 +106,13 @@ class ShardReader:
             ) from error
 
     def close(self) -> None:
+        """Close the open shard; the next tensor opens one again."""
         self._shard = None
         self._open_file = ""
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:
-    """File name of every tensor, from the index or from the only file's header."""
+    """Return every tensor's file name, from the index or from the single file's header."""
     index_path = folder / INDEX_FILE
     if index_path.exists():
         try:

@@ -1,4 +1,7 @@
-"""The modules of model/, laid out without weights, or with those of a checkpoint."""
+"""Modules of model/: created without memory, then filled with a checkpoint's weights.
+
+They are created on the meta device, so that a parameter takes memory only when it is read.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,20 +12,18 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import (
-    Part,
+from qwen3_omni_neuron.checkpoint.names import (
     audio_encoder_pieces,
     code2wav_pieces,
     code_predictor_pieces,
     codec_embedding_pieces,
     embedding_pieces,
-    load_parts,
     projection_pieces,
-    put_parameter,
     talker_pieces,
     thinker_pieces,
     vision_encoder_pieces,
 )
+from qwen3_omni_neuron.checkpoint.parameters import Part, load_parts, put_parameter
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -37,9 +38,9 @@ STAGES = ("thinker", "talker", "vocoder")
 
 @dataclass
 class Models:
-    """The modules of model/ with their weights; None for a stage that was not loaded.
+    """Modules of model/, by name; None for those that were not asked for.
 
-    embedding: the thinker's table, which the talker's text rows are projected from.
+    embedding: the thinker's token embedding; the talker's text rows are projected from it.
     codec_embedding: the talker's.
     """
 
@@ -63,8 +64,8 @@ def load_models(
 ) -> Models:
     """Read the weights of some stages once, converted to `dtype` as they are copied.
 
-    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError (see
-    weights.load_parts).
+    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError; see
+    checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     load_parts(parts.values(), checkpoint, dtype)
@@ -72,14 +73,17 @@ def load_models(
 
 
 def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
-    """As load_models, without the decoders of thinker and talker: for engines that run those
-    elsewhere."""
+    """Read all modules except the decoders of thinker and talker.
+
+    For engines that run those decoders elsewhere. Raises CheckpointError; see
+    checkpoint.parameters.load_parts.
+    """
     models = Models()
     with torch.device("meta"), _NoInit():
         parts = _encoder_parts(models, config) | _embedding_parts(models, config)
         if config.talker is not None:
             parts |= _codec_embedding_parts(models, config.talker)
-            parts |= _beside_talker_parts(models, config.talker)
+            parts |= _projection_and_predictor_parts(models, config.talker)
         if config.code2wav is not None:
             parts |= _vocoder_parts(models, config.code2wav)
     load_parts(parts.values(), checkpoint, dtype)
@@ -87,7 +91,11 @@ def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dt
 
 
 def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
-    """The token and codec embeddings alone: what the talker's rows are looked up in."""
+    """Read the token embedding and the codec embedding only.
+
+    The talker's rows are looked up in them. Raises CheckpointError; see
+    checkpoint.parameters.load_parts.
+    """
     models = Models()
     with torch.device("meta"), _NoInit():
         parts = _embedding_parts(models, config)
@@ -98,8 +106,11 @@ def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) 
 
 
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
-    """The modules of some stages on the meta device, without weights, and the parts that fill them
-    by their names in Models. Talker and vocoder are left out where the checkpoint has none."""
+    """Create the modules of some stages on the meta device, without weights.
+
+    Returns them, and the parts that fill them by their names in Models. Talker and vocoder are
+    left out where the checkpoint has none.
+    """
     models = Models()
     parts: dict[str, Part] = {}
     with torch.device("meta"), _NoInit():
@@ -113,19 +124,25 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
 
 
 def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Put tensors, by name, in the place of a module's parameters and buffers: no copy."""
+    """Replace a module's parameters and buffers by these tensors, without a copy.
+
+    tensors: each with its dotted name in the module.
+    """
     for name, tensor in tensors:
         owner, _, attribute = name.rpartition(".")
-        kept = module.get_submodule(owner)
-        if attribute in dict(kept.named_parameters(recurse=False)):
+        holder = module.get_submodule(owner)
+        if attribute in dict(holder.named_parameters(recurse=False)):
             put_parameter(module, name, tensor.detach())
         else:
-            setattr(kept, attribute, tensor)
+            setattr(holder, attribute, tensor)
 
 
 class _NoInit(TorchFunctionMode):
-    """Leaves fresh parameters as they are: on the meta device torch's initializers import its
-    compiler, which takes a second, to fill what has no memory."""
+    """Mode in which torch's initializers do nothing.
+
+    On the meta device they would import torch's compiler, which takes a second, to fill parameters
+    that have no memory.
+    """
 
     def __torch_function__(
         self,
@@ -177,10 +194,10 @@ def _talker_parts(models: Models, config: OmniConfig, c: TalkerConfig) -> dict[s
     models.talker = Talker(c)
     models.codec_embedding = models.talker.codec_embedding
     talker = Part(models.talker, list(talker_pieces(c)), ("talker.",))
-    return embedding | {"talker": talker} | _beside_talker_parts(models, c)
+    return embedding | {"talker": talker} | _projection_and_predictor_parts(models, c)
 
 
-def _beside_talker_parts(models: Models, c: TalkerConfig) -> dict[str, Part]:
+def _projection_and_predictor_parts(models: Models, c: TalkerConfig) -> dict[str, Part]:
     assert models.codec_embedding is not None
     models.text_projection, models.hidden_projection = ResizeMlp(c), ResizeMlp(c)
     models.code_predictor = CodePredictor(c, models.codec_embedding)

@@ -1,48 +1,27 @@
-"""From released parameter names to the models' parameters. The names appear here alone.
+"""Read stored tensors, convert them, and make them the parameters of modules.
 
-A parameter of ours is filled from pieces: each names a stored tensor and the region it goes to.
-Gate and up, or q, k and v, are stored apart and computed as one matrix; experts are stored one by
-one and computed as one stack.
+Which stored tensors fill a parameter is in checkpoint.names.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.names import Piece
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.model.config import (
-    AudioEncoderConfig,
-    Code2WavConfig,
-    DecoderConfig,
-    TalkerConfig,
-    ThinkerConfig,
-    VisionEncoderConfig,
-)
 
-Region = tuple[slice | int, ...]
-EMBEDDING = "thinker.model.embed_tokens.weight"
-CODEC_EMBEDDING = "talker.model.codec_embedding.weight"
-LISTED_NAMES = 12  # names that an error spells out; the rest are counted
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One stored tensor: its name, where in the target it goes, and what is done to it first."""
-
-    name: str
-    region: Region = ()
-    convert: Callable[[Tensor], Tensor] | None = None
-
-
-Pieces = Iterator[tuple[str, list[Piece]]]
+LISTED_NAMES = 12  # names that an error lists; the rest are counted
 
 
 @dataclass(frozen=True)
 class Part:
-    """One module with the pieces of every parameter of its own, and the prefixes it owns."""
+    """One module with the pieces of every parameter that is its own.
+
+    prefixes: released names that begin with one of them must all be taken.
+    """
 
     module: nn.Module
     pieces: Sequence[tuple[str, list[Piece]]]
@@ -54,8 +33,8 @@ def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype
 
     One parameter at a time, converted as it is copied: memory peaks at the parameters plus the
     stored tensors of one of them.
-    Raises CheckpointError that lists the names that are missing, those that no parameter takes,
-    and any tensor of another shape than the config says.
+    Raises CheckpointError that lists the missing names and the names that no parameter takes, or
+    names the first tensor of another shape than config.json says.
     """
     parts = list(parts)
     check_names(parts, checkpoint)
@@ -67,28 +46,42 @@ def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype
 def converted(
     part: Part, checkpoint: Checkpoint, dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """The parameters of a part by name, one at a time, in the order of its pieces.
+    """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    Raises CheckpointError for a tensor of another shape than the config says.
+    Raises CheckpointError for a tensor of another shape than config.json says.
     """
     parameters = dict(part.module.named_parameters())
     for target, pieces in part.pieces:
         tensor = torch.empty(parameters[target].shape, dtype=dtype)
         with checkpoint.reader() as reader:
             for piece in pieces:
-                fill(tensor, piece, reader.tensor(piece.name))
+                copy_piece(tensor, piece, reader.tensor(piece.name))
         yield target, tensor
 
 
-def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make a tensor the parameter of that name, wherever under the module it is."""
-    owner, _, attribute = name.rpartition(".")
-    setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))
+def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
+    """Convert a stored tensor and copy it to its region of a parameter.
+
+    Raises CheckpointError where its shape is not the region's.
+    """
+    region = parameter[piece.region]
+    if piece.convert is not None:
+        stored = piece.convert(stored)
+    # A norm's weight [head_dim] goes to every head [heads, head_dim]; else shapes are equal.
+    if region.shape[-stored.ndim :] != stored.shape:
+        raise CheckpointError(
+            f"{piece.name} has shape {list(stored.shape)}; config.json says "
+            f"{list(region.shape[-stored.ndim :])}."
+        )
+    region.copy_(stored)
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError that lists the names that the parts lack, and those under their
-    prefixes that none of them takes."""
+    """Check that the checkpoint has all names that the parts take.
+
+    It may have no other names that begin with one of their prefixes. Raises CheckpointError; see
+    compare_names.
+    """
     stored = set(checkpoint.names)
     wanted = {p.name for part in parts for _, pieces in part.pieces for p in pieces}
     owned = tuple(prefix for part in parts for prefix in part.prefixes)
@@ -96,8 +89,11 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
 
 
 def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
-    """Raises CheckpointError where a checkpoint lacks a wanted name, or has an owned one that is
-    not wanted."""
+    """Compare the names that modules take with the names that a checkpoint has.
+
+    wanted: must all be stored. owned: those stored that must all be wanted. Raises CheckpointError
+    that lists the wanted names that are not stored and the owned names that are not wanted.
+    """
     problems = []
     for problem, names in (
         ("lacks", sorted(wanted - stored)),
@@ -114,234 +110,7 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
         )
 
 
-def fill(target: Tensor, piece: Piece, stored: Tensor) -> None:
-    """Copy a stored tensor to its place in a parameter. Raises CheckpointError where it does not
-    fit."""
-    region = target[piece.region]
-    if piece.convert is not None:
-        stored = piece.convert(stored)
-    # A norm's weight [head_dim] goes to every head [heads, head_dim]; else shapes are equal.
-    if region.shape[-stored.ndim :] != stored.shape:
-        raise CheckpointError(
-            f"{piece.name} has shape {list(stored.shape)}; config.json says "
-            f"{list(region.shape[-stored.ndim :])}."
-        )
-    region.copy_(stored)
-
-
-def embedding_pieces() -> Pieces:
-    """Of the thinker's token embedding, on its own."""
-    yield "weight", [Piece(EMBEDDING)]
-
-
-def codec_embedding_pieces() -> Pieces:
-    """Of the talker's codec embedding, on its own."""
-    yield "weight", [Piece(CODEC_EMBEDDING)]
-
-
-def thinker_pieces(c: ThinkerConfig) -> Pieces:
-    """Of model.thinker.Thinker."""
-    yield "embedding.weight", [Piece(EMBEDDING)]
-    yield from _decoder("decoder", "thinker.model", c.text)
-    yield "head.weight", [Piece("thinker.lm_head.weight")]
-
-
-def audio_encoder_pieces(c: AudioEncoderConfig) -> Pieces:
-    """Of model.audio_encoder.AudioEncoder."""
-    stored = "thinker.audio_tower"
-    for index in (1, 2, 3):
-        yield from _same(f"conv{index}", f"{stored}.conv2d{index}")
-    yield "conv_out.weight", [Piece(f"{stored}.conv_out.weight")]
-    width = c.hidden_size
-    for layer in range(c.layers):
-        ours, theirs = f"layers.{layer}", f"{stored}.layers.{layer}"
-        for kind in ("weight", "bias"):
-            yield (
-                f"{ours}.qkv.{kind}",
-                [
-                    Piece(f"{theirs}.self_attn.{name}.{kind}", _rows(i * width, width))
-                    for i, name in enumerate(("q_proj", "k_proj", "v_proj"))
-                ],
-            )
-        yield from _same(f"{ours}.out", f"{theirs}.self_attn.out_proj")
-        yield from _same(f"{ours}.attention_norm", f"{theirs}.self_attn_layer_norm")
-        yield from _same(f"{ours}.fc1", f"{theirs}.fc1")
-        yield from _same(f"{ours}.fc2", f"{theirs}.fc2")
-        yield from _same(f"{ours}.ffn_norm", f"{theirs}.final_layer_norm")
-    yield from _same("norm", f"{stored}.ln_post")
-    yield from _same("fc1", f"{stored}.proj1")
-    yield from _same("fc2", f"{stored}.proj2")
-
-
-def vision_encoder_pieces(c: VisionEncoderConfig) -> Pieces:
-    """Of model.vision_encoder.VisionEncoder."""
-    stored = "thinker.visual"
-    patch = Piece(f"{stored}.patch_embed.proj.weight", convert=_flat_rows)
-    yield "patch_embedding.weight", [patch]
-    yield "patch_embedding.bias", [Piece(f"{stored}.patch_embed.proj.bias")]
-    yield "position_embedding.weight", [Piece(f"{stored}.pos_embed.weight")]
-    for layer in range(c.layers):
-        ours, theirs = f"layers.{layer}", f"{stored}.blocks.{layer}"
-        yield from _same(f"{ours}.attention_norm", f"{theirs}.norm1")
-        yield from _same(f"{ours}.qkv", f"{theirs}.attn.qkv")
-        yield from _same(f"{ours}.out", f"{theirs}.attn.proj")
-        yield from _same(f"{ours}.ffn_norm", f"{theirs}.norm2")
-        yield from _same(f"{ours}.fc1", f"{theirs}.mlp.linear_fc1")
-        yield from _same(f"{ours}.fc2", f"{theirs}.mlp.linear_fc2")
-    mergers = [("merger", "merger")]
-    for index in range(len(c.deepstack_layers)):
-        mergers.append((f"deepstack_mergers.{index}", f"merger_list.{index}"))
-    for ours, theirs in mergers:
-        yield from _same(f"{ours}.norm", f"{stored}.{theirs}.ln_q")
-        yield from _same(f"{ours}.fc1", f"{stored}.{theirs}.mlp.0")
-        yield from _same(f"{ours}.fc2", f"{stored}.{theirs}.mlp.2")
-
-
-def talker_pieces(c: TalkerConfig) -> Pieces:
-    """Of model.talker.Talker."""
-    yield "codec_embedding.weight", [Piece(CODEC_EMBEDDING)]
-    yield from _decoder("decoder", "talker.model", c.text)
-    yield "codec_head.weight", [Piece("talker.codec_head.weight")]
-
-
-def projection_pieces(name: str) -> Pieces:
-    """Of model.talker_prompt.ResizeMlp. name: "text_projection" or "hidden_projection"."""
-    yield from _same("fc1", f"talker.{name}.linear_fc1")
-    yield from _same("fc2", f"talker.{name}.linear_fc2")
-
-
-def code_predictor_pieces(c: TalkerConfig) -> Pieces:
-    """Of model.code_predictor.CodePredictor, but for the table it shares with the talker."""
-    stored = "talker.code_predictor"
-    yield from _decoder("decoder", f"{stored}.model", c.predictor)
-    groups = range(c.code_groups - 1)
-    tables = [Piece(f"{stored}.model.codec_embedding.{g}.weight", (g,)) for g in groups]
-    yield "embedding", tables
-    yield "head", [Piece(f"{stored}.lm_head.{g}.weight", (g,)) for g in groups]
-
-
-def code2wav_pieces(c: Code2WavConfig) -> Pieces:
-    """Of model.code2wav.Code2Wav."""
-    yield "embedding.weight", [Piece("code2wav.code_embedding.weight")]
-    for layer in range(c.layers):
-        ours, theirs = f"layers.{layer}", f"code2wav.pre_transformer.layers.{layer}"
-        yield from _attention(ours, theirs, c.heads, c.kv_heads, c.head_dim)
-        yield from _feed_forward(f"{ours}.ffn", f"{theirs}.mlp", c.ffn_width)
-        yield f"{ours}.attention_scale", [Piece(f"{theirs}.self_attn_layer_scale.scale")]
-        yield f"{ours}.ffn_scale", [Piece(f"{theirs}.mlp_layer_scale.scale")]
-        yield from _layer_norms(ours, theirs)
-    yield "norm.weight", [Piece("code2wav.pre_transformer.norm.weight")]
-    for stage in range(len(c.upsampling_ratios)):
-        ours, theirs = f"upsample.{stage}", f"code2wav.upsample.{stage}"
-        yield from _same(f"{ours}.conv", f"{theirs}.0.conv")
-        yield from _same(f"{ours}.depthwise", f"{theirs}.1.dwconv.conv")
-        yield from _same(f"{ours}.norm", f"{theirs}.1.norm")
-        yield from _same(f"{ours}.fc1", f"{theirs}.1.pwconv1")
-        yield from _same(f"{ours}.fc2", f"{theirs}.1.pwconv2")
-        yield f"{ours}.scale", [Piece(f"{theirs}.1.gamma")]
-    yield from _same("conv_in", "code2wav.decoder.0.conv")
-    blocks = len(c.upsample_rates)
-    for block in range(blocks):
-        ours, theirs = f"blocks.{block}", f"code2wav.decoder.{block + 1}.block"
-        yield from _snake(f"{ours}.act", f"{theirs}.0")
-        yield from _same(f"{ours}.upsample", f"{theirs}.1.conv")
-        for unit in range(3):
-            for act, conv in (("act1", "conv1"), ("act2", "conv2")):
-                name = f"{theirs}.{unit + 2}"
-                yield from _snake(f"{ours}.units.{unit}.{act}", f"{name}.{act}")
-                yield from _same(f"{ours}.units.{unit}.{conv}", f"{name}.{conv}.conv")
-    yield from _snake("act_out", f"code2wav.decoder.{blocks + 1}")
-    yield from _same("conv_out", f"code2wav.decoder.{blocks + 2}.conv")
-
-
-def _decoder(ours: str, theirs: str, c: DecoderConfig) -> Pieces:
-    for layer in range(c.layers):
-        mine, stored = f"{ours}.layers.{layer}", f"{theirs}.layers.{layer}"
-        yield from _attention(f"{mine}.attention", stored, c.heads, c.kv_heads, c.head_dim)
-        yield (
-            f"{mine}.attention.qk_norm.weight",
-            [
-                Piece(f"{stored}.self_attn.q_norm.weight", _rows(0, c.heads)),
-                Piece(f"{stored}.self_attn.k_norm.weight", _rows(c.heads, c.kv_heads)),
-            ],
-        )
-        yield from _layer_norms(mine, stored)
-        if c.moe is None:
-            yield from _feed_forward(f"{mine}.ffn", f"{stored}.mlp", c.ffn_width)
-            continue
-        yield f"{mine}.ffn.router.weight", [Piece(f"{stored}.mlp.gate.weight")]
-        width, experts = c.moe.expert_width, range(c.moe.experts)
-        yield (
-            f"{mine}.ffn.gate_up",
-            [
-                Piece(f"{stored}.mlp.experts.{e}.{name}.weight", (e, *_rows(start, width)))
-                for e in experts
-                for name, start in (("gate_proj", 0), ("up_proj", width))
-            ],
-        )
-        down = f"{stored}.mlp.experts"
-        yield (
-            f"{mine}.ffn.down",
-            [Piece(f"{down}.{e}.down_proj.weight", (e,), torch.t) for e in experts],
-        )
-        if shared := c.moe.shared_expert_width:
-            name = f"{stored}.mlp.shared_expert"
-            yield from _feed_forward(f"{mine}.ffn.shared.ffn", name, shared)
-            yield f"{mine}.ffn.shared.gate.weight", [Piece(f"{name}_gate.weight")]
-    yield f"{ours}.norm.weight", [Piece(f"{theirs}.norm.weight")]
-
-
-def _attention(ours: str, theirs: str, heads: int, kv_heads: int, head_dim: int) -> Pieces:
-    q, kv = heads * head_dim, kv_heads * head_dim
-    yield (
-        f"{ours}.qkv.weight",
-        [
-            Piece(f"{theirs}.self_attn.q_proj.weight", _rows(0, q)),
-            Piece(f"{theirs}.self_attn.k_proj.weight", _rows(q, kv)),
-            Piece(f"{theirs}.self_attn.v_proj.weight", _rows(q + kv, kv)),
-        ],
-    )
-    yield f"{ours}.out.weight", [Piece(f"{theirs}.self_attn.o_proj.weight")]
-
-
-def _layer_norms(ours: str, theirs: str) -> Pieces:
-    yield f"{ours}.attention_norm.weight", [Piece(f"{theirs}.input_layernorm.weight")]
-    yield f"{ours}.ffn_norm.weight", [Piece(f"{theirs}.post_attention_layernorm.weight")]
-
-
-def _feed_forward(ours: str, theirs: str, width: int) -> Pieces:
-    yield (
-        f"{ours}.gate_up.weight",
-        [
-            Piece(f"{theirs}.gate_proj.weight", _rows(0, width)),
-            Piece(f"{theirs}.up_proj.weight", _rows(width, width)),
-        ],
-    )
-    yield f"{ours}.down.weight", [Piece(f"{theirs}.down_proj.weight")]
-
-
-def _same(ours: str, theirs: str) -> Pieces:
-    for kind in ("weight", "bias"):
-        yield f"{ours}.{kind}", [Piece(f"{theirs}.{kind}")]
-
-
-def _snake(ours: str, theirs: str) -> Pieces:
-    yield f"{ours}.frequency", [Piece(f"{theirs}.alpha", convert=_exp)]
-    yield f"{ours}.inverse_magnitude", [Piece(f"{theirs}.beta", convert=_inverse_exp)]
-
-
-def _flat_rows(kernel: Tensor) -> Tensor:
-    """[out, channels, time, height, width] -> [out, values]: a patch is the kernel's whole size."""
-    return kernel.flatten(1)
-
-
-def _exp(alpha: Tensor) -> Tensor:
-    return alpha.float().exp()[:, None]
-
-
-def _inverse_exp(beta: Tensor) -> Tensor:
-    return (1 / (beta.float().exp() + 1e-9))[:, None]
-
-
-def _rows(start: int, count: int) -> Region:
-    return (slice(start, start + count),)
+def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Make a tensor the parameter of a dotted name in a module, without a copy."""
+    owner, _, attribute = name.rpartition(".")
+    setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))

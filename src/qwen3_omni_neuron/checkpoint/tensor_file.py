@@ -1,4 +1,7 @@
-"""Writes safetensors one tensor at a time: safetensors' own writer wants all of them in memory."""
+"""Write safetensors files one tensor at a time.
+
+The writer of the safetensors package needs all tensors of a file in memory at once.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,22 +13,24 @@ from typing import BinaryIO
 import torch
 from torch import Tensor
 
-_CODES = {
+_DTYPE_NAMES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float64: "F64",
     torch.int32: "I32",
 }
-# A file is mapped where it is read, so that its data lies as a tensor of torch's own would.
+# A reader maps the file into memory: the data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
 
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
-"""Shape and type of each tensor of a file by its name, in the file's order. Types: float32,
-bfloat16, float64, int32."""
+"""Shape and dtype of each tensor of a file by its name, in the file's order.
+
+The dtype is float32, bfloat16, float64 or int32.
+"""
 
 
 def layout_bytes(layout: Layout) -> int:
-    """Of a file's tensors, without its header."""
+    """Return the size in bytes of a file's tensors, without its header."""
     return sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
@@ -35,8 +40,10 @@ def write_tensors(
     dtype: torch.dtype,
     tensors: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Write `tensors`, each with its name, in the order of `shapes` and of these shapes, all of
-    `dtype`, into a new file. Raises OSError."""
+    """Write a new file of tensors that are all of one dtype.
+
+    tensors: each with its name, in the order of `shapes`. Raises OSError.
+    """
     layout = {name: (shape, dtype) for name, shape in shapes.items()}
     write_tensor_files([path], layout, ((name, [tensor]) for name, tensor in tensors))
 
@@ -46,28 +53,29 @@ def write_tensor_files(
 ) -> None:
     """Write several new files of one layout side by side.
 
-    parts: a name, and for each file what it holds of that tensor: all of it, or a part of it along
-    its first axis, the others following. Tensors come in the order of the layout. Raises OSError.
+    parts: the name of a tensor, and its next data for each file: the whole tensor, or the next
+    slice along its first axis. Tensors come in the order of the layout. Raises OSError.
     """
     header = _header(layout)
     with ExitStack() as stack:
         files: list[BinaryIO] = [stack.enter_context(path.open("xb")) for path in paths]
         for file in files:
             file.write(header)
-        names, held, wanted = iter(layout), 0, 0
-        current = ""
+        names, current = iter(layout), ""
+        written, expected = 0, 0  # values of the current tensor
         for name, tensors in parts:
-            if held == wanted:
-                current, held = next(names), 0
-                wanted = prod(layout[current][0])
+            if written == expected:
+                current, written = next(names), 0
+                expected = prod(layout[current][0])
             shape, dtype = layout[current]
-            (part,) = {(tensor.shape, tensor.dtype) for tensor in tensors}
-            assert (name, tuple(shape[1:]), dtype) == (current, tuple(part[0][1:]), part[1])
-            held += part[0].numel()
-            assert held <= wanted, f"{name} has {held} values, and was to have {wanted}"
+            ((part_shape, part_dtype),) = {(tensor.shape, tensor.dtype) for tensor in tensors}
+            assert (name, dtype) == (current, part_dtype)
+            assert tuple(part_shape[1:]) == tuple(shape[1:])
+            written += part_shape.numel()
+            assert written <= expected, f"{name} has {written} values instead of {expected}"
             for file, tensor in zip(files, tensors, strict=True):
                 file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        assert held == wanted and next(names, None) is None, "not all tensors came"
+        assert written == expected and next(names, None) is None, "not all tensors came"
 
 
 def _header(layout: Layout) -> bytes:
@@ -76,7 +84,7 @@ def _header(layout: Layout) -> bytes:
     for name, (shape, dtype) in layout.items():
         begin, end = end, end + prod(shape) * dtype.itemsize
         entries[name] = {
-            "dtype": _CODES[dtype],
+            "dtype": _DTYPE_NAMES[dtype],
             "shape": list(shape),
             "data_offsets": [begin, end],
         }

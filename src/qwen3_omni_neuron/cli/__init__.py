@@ -1,4 +1,4 @@
-"""The command line: `qwen3-omni-neuron VERB`, a file a verb."""
+"""The command line, `qwen3-omni-neuron VERB`: each verb has a file of its own."""
 
 import argparse
 import os
@@ -16,14 +16,14 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb. Returns the exit status: 0, 1 for a failure, 2 for a wrong command line."""
-    parsed = _parser().parse_args(arguments)
+    parsed = make_parser().parse_args(arguments)
     try:
         return parsed.run(parsed)
     except Qwen3OmniError as error:
         print(f"qwen3-omni-neuron: {error}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        # The reader has gone. What is left in stdout's buffer must not be flushed at exit.
+        # The reader is gone. The rest of stdout's buffer must not be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print("qwen3-omni-neuron: nobody reads the output any more.", file=sys.stderr)
         return 1
@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog="qwen3-omni-neuron", description="Qwen3-Omni listens, writes and speaks."
     )

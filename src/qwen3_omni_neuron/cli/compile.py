@@ -1,8 +1,8 @@
-"""`qwen3-omni-neuron compile`: a checkpoint in, a compiled tree out."""
+"""`qwen3-omni-neuron compile`: compiles a checkpoint into a tree."""
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,17 +11,19 @@ from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.compilation.plan import (
     DEFAULT_CONCURRENCY,
     GRAPHS,
-    TARGETS,
+    Limits,
     flag_of,
     make_plan,
 )
+from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import GraphRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
-    from qwen3_omni_neuron.compilation.runner import Outcome
 
+DRY_RUN_TARGET = "neuron"
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 _SIZES = {
     "prompt_buckets": "rows of a prompt",
@@ -35,24 +37,31 @@ _SIZES = {
 
 
 def add_compile(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
+    """Add the verb's arguments."""
     parser.set_defaults(run=_compile)
     add_checkpoint_argument(parser)
     parser.add_argument("--out", type=Path, metavar="DIR", help="the tree's folder")
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="compile nothing; print what each graph takes on a trn2, and the least time of a call",
+        help="compile nothing; print what each graph takes on a trn2, whether all of it fits the "
+        "memory of a core, and the least time of a call",
     )
+    limits = [target.limits for target in TARGETS.values()]
     parser.add_argument(
-        "--target", help=f"{' or '.join(TARGETS)}; default: cpu, and neuron for a --dry-run"
+        "--target",
+        help=f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {DRY_RUN_TARGET} for a "
+        "--dry-run",
     )
-    parser.add_argument("--tp", type=int, help="cores that share a graph; cpu: 1, neuron: 8")
-    parser.add_argument("--lnc", type=int, help="physical cores a logical one; cpu: 1, neuron: 2")
+    degrees = ", ".join(f"{limit.target}: {limit.degrees[0]}" for limit in limits)
+    parser.add_argument("--tp", type=int, help=f"cores that share a graph; {degrees}")
+    core_sizes = ", ".join(f"{limit.target}: {limit.core_sizes[0]}" for limit in limits)
+    parser.add_argument("--lnc", type=int, help=f"physical cores a logical one; {core_sizes}")
     parser.add_argument(
         "--profile", default="safe", help="safe, or fast: NxDI's kernels for the experts"
     )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    dtypes = dict.fromkeys(dtype for limit in limits for dtype in limit.dtypes)
+    parser.add_argument("--dtype", default="auto", help=f"auto, {', '.join(dtypes)}")
     parser.add_argument(
         "--max-concurrency",
         type=int,
@@ -67,16 +76,19 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
         "--talker-context-length", type=int, metavar="N", help="the talker's; default: 4105 more"
     )
     parser.add_argument(
-        "--predictor-top-k", type=int, metavar="K", help="largest of a request; neuron: 50"
+        "--predictor-top-k",
+        type=int,
+        metavar="K",
+        help=f"largest of a request; {_top_ks(limits)}",
     )
     for name, what in _SIZES.items():
-        default = ",".join(map(str, TARGETS["neuron"].sizes[name]))
+        defaults = _defaults(limits, name)
         parser.add_argument(
             flag_of(name),
             type=sizes,
             dest=name,
             metavar="N,N,...",
-            help=f"{what}; neuron: {default}",
+            help=f"{what}; {defaults}",
         )
     parser.add_argument(
         "--only",
@@ -92,22 +104,35 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _top_ks(limits: Sequence[Limits]) -> str:
+    return ", ".join(f"{limit.target}: {limit.predictor_top_k or 'any'}" for limit in limits)
+
+
+def _defaults(limits: Sequence[Limits], name: str) -> str:
+    """Return every target's default of a list of sizes, where it has one."""
+    sizes = {limit.target: limit.sizes.get(name, ()) for limit in limits}
+    return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in sizes.items() if of)
+
+
 def _compile(parsed: argparse.Namespace) -> int:
     """Compile what is missing. Returns the exit status."""
     from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
-    from qwen3_omni_neuron.compilation.runner import compile_tree
-    from qwen3_omni_neuron.targets import COMPILERS
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        plan = _plan(parsed, model, parsed.target or "neuron")
+        if parsed.target not in (None, DRY_RUN_TARGET):
+            raise OptionError(
+                "--dry-run counts what graphs take on a trn2, which is no machine of target "
+                f"{parsed.target}. Give --target {DRY_RUN_TARGET}, or leave --target out."
+            )
+        plan = _plan(parsed, model, DRY_RUN_TARGET)
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")
-    plan = _plan(parsed, model, parsed.target or "cpu")
+    plan = _plan(parsed, model, parsed.target or DEFAULT_TARGET)
     bar = _Bar()
     try:
-        outcome = compile_tree(plan, parsed.out, COMPILERS[plan.target], parsed.only, bar)
+        outcome = compile_tree(plan, parsed.out, find_target(plan.target), parsed.only, bar)
     finally:
         bar.close()
     print(_table(outcome))
@@ -125,12 +150,14 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
         *("talker_context_length", "predictor_top_k"),
     )
     settings: dict[str, Any] = {name: getattr(parsed, name) for name in (*names, *_SIZES)}
-    return make_plan(model, read_config(model), target, **settings)
+    return make_plan(model, read_config(model), find_target(target).limits, **settings)
 
 
 def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
-    """Print what the plan would come to on a trn2. degrees: of tensor parallelism; None: 4 and 8,
-    what one chip and two make of it."""
+    """Print the sizes and least times of a plan on a trn2.
+
+    degrees: of tensor parallelism; None: 4 and 8, for one chip and for two.
+    """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
@@ -138,8 +165,8 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     return 0
 
 
-class _Bar:
-    """Serves compiling.runner.Progress on stderr: bytes written, elapsed and remaining time."""
+class _Bar(Progress):
+    """Progress bar on stderr: bytes written, elapsed and remaining time."""
 
     def __init__(self) -> None:
         self._bar: Any = None
@@ -180,7 +207,7 @@ class _Bar:
         self._bar.update(self._done + written_bytes - self._bar.n)
 
 
-def _table(outcome: "Outcome") -> str:
+def _table(outcome: Outcome) -> str:
     rows = [("graph", "bucket", "seconds", "MB")]
     for graph, record in outcome.records.items():
         seconds = f"{record.seconds:.2f}" if graph in outcome.compiled else "kept"

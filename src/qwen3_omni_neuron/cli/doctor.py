@@ -4,18 +4,15 @@ import argparse
 import os
 import platform
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.versions import (
     LIBRARIES,
-    NEURON_SDK,
     PACKAGE,
     PACKAGE_VERSION,
-    SUPPORTED_NEURON,
     installed_version,
-    is_supported,
 )
+from qwen3_omni_neuron.neuron.versions import NEURON_SDK, is_supported, supported_neuron
 
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",
@@ -23,7 +20,6 @@ NEURON_VARIABLES = (
     "NEURON_LOGICAL_NC_CONFIG",
     "NEURON_CC_FLAGS",
 )
-NATIVE_LIBRARY = "qwen3_omni_neuron.cpu.native._library"
 GB = 1e9
 
 
@@ -49,13 +45,23 @@ def _neuron() -> list[str]:
         f"| for Neuron (SDK {NEURON_SDK}) | supported | installed | |",
         "| --- | --- | --- | --- |",
     ]
-    for name, supported in SUPPORTED_NEURON.items():
+    unknown = False
+    for name, supported in supported_neuron().items():
         version = installed_version(name)
-        if version is None:
+        if supported is None:
+            unknown = True
+            lines.append(f"| {name} | unknown | {version or 'not installed'} | |")
+        elif version is None:
             lines.append(f"| {name} | {supported} | not installed | |")
         else:
             verdict = "ok" if is_supported(version, supported) else "not supported"
             lines.append(f"| {name} | {supported} | {version} | {verdict} |")
+    if unknown:
+        lines += [
+            "",
+            f"Unknown: the metadata of {PACKAGE} says which versions are supported, and it runs "
+            "here without being installed. Install it: pip install .",
+        ]
     return lines
 
 
@@ -66,11 +72,20 @@ def _machine() -> list[str]:
         ("CPU", _cpu()),
         ("memory", _memory()),
         ("disk here", _disk()),
-        ("steps in C", "compiled" if find_spec(NATIVE_LIBRARY) else "not compiled"),
+        ("steps in C", _native_library()),
         ("Neuron devices", str(devices) if devices else "none"),
         *((name, os.environ.get(name, "not set")) for name in NEURON_VARIABLES),
     ]
     return ["| machine | |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
+
+
+def _native_library() -> str:
+    """Say whether the C runs; it is checked by code that imports torch, which may be broken."""
+    try:
+        from qwen3_omni_neuron.cpu.native.installed import library_verdict
+    except (ImportError, OSError) as error:
+        return f"unknown, as torch can't be imported ({error})"
+    return library_verdict()
 
 
 def _cpu() -> str:

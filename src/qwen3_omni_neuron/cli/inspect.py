@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron inspect`: what a compiled tree holds, and whether it still does."""
+"""`qwen3-omni-neuron inspect`: shows the manifest of a compiled tree, and checks its files."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,9 +6,9 @@ from pathlib import Path
 
 from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.compilation.manifest import (
-    Call,
+    CallRecord,
     Manifest,
-    TensorSpec,
+    TensorRecord,
     check_files,
     read_manifest,
     verify_files,
@@ -16,7 +16,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 
 
 def add_inspect(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
+    """Add the verb's arguments."""
     parser.set_defaults(run=_inspect)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what compile wrote as --out")
     parser.add_argument(
@@ -27,7 +27,7 @@ def add_inspect(parser: argparse.ArgumentParser) -> None:
 def _inspect(parsed: argparse.Namespace) -> int:
     """Print a tree's manifest. Returns the exit status."""
     manifest = read_manifest(parsed.folder)
-    print(_shown(manifest))
+    print(_format(manifest))
     if parsed.verify:
         verify_files(parsed.folder, manifest)
         files = [file for record in manifest.graphs.values() for file in record.files.values()]
@@ -38,11 +38,11 @@ def _inspect(parsed: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(manifest: Manifest) -> str:
+def _format(manifest: Manifest) -> str:
     lines = [f"checkpoint: {manifest.fingerprint}"]
     for name, value in manifest.plan.items():
-        said = (",".join(map(str, value)) or "any") if isinstance(value, list) else value
-        lines.append(f"{name}: {said}")
+        text = (",".join(map(str, value)) or "any") if isinstance(value, list) else value
+        lines.append(f"{name}: {text}")
     lines.append("versions: " + ", ".join(f"{n} {v}" for n, v in manifest.versions.items()))
     rows = [("graph", "bucket", "seconds", "MB")]
     for graph, record in manifest.graphs.items():
@@ -53,13 +53,13 @@ def _shown(manifest: Manifest) -> str:
     return "\n".join(lines)
 
 
-def _call(call: Call) -> str:
+def _call(call: CallRecord) -> str:
     sizes = ",".join(f"{name}={size}" for name, size in call.bucket.items())
     state = f", state of {len(call.state)} tensors" if call.state else ""
     return f"{call.name}[{sizes}]: {_tensors(call.inputs)}{state} -> {_tensors(call.outputs)}"
 
 
-def _tensors(specs: Mapping[str, TensorSpec]) -> str:
+def _tensors(specs: Mapping[str, TensorRecord]) -> str:
     return ", ".join(
         f"{name} {spec.dtype} [{', '.join(map(str, spec.shape))}]" for name, spec in specs.items()
     )

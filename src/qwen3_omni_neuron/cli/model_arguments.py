@@ -1,4 +1,4 @@
-"""What verbs take that need a model: which one, and how it is loaded."""
+"""Arguments of the verbs that load a model: its checkpoint, and how to load it."""
 
 import argparse
 import os
@@ -8,30 +8,39 @@ from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
-_ELSE = "an error"
+_NO_DEFAULT = "an error"
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _ELSE) -> None:
-    """--model, --compiled, --dtype, and where it runs. otherwise: see add_checkpoint_argument."""
+def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
+    """Add --model, --compiled, --dtype, --placement, --instance and --cores.
+
+    otherwise: see add_checkpoint_argument.
+    """
     add_checkpoint_argument(parser, otherwise)
     parser.add_argument(
-        "--compiled", metavar="DIR", help="what `compile` wrote of this checkpoint; default: none"
+        "--compiled",
+        metavar="DIR",
+        help="folder that `compile` wrote for this checkpoint; default: none",
     )
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
     parser.add_argument(
         "--placement", default="shared", help="shared, or split: each stage in its own process"
     )
-    parser.add_argument("--instance", help="of a tree for Neuron: trn2.48xlarge; default: asked")
+    parser.add_argument(
+        "--instance",
+        help="instance type, for a tree for Neuron, such as trn2.48xlarge; default: this machine's",
+    )
     parser.add_argument(
         "--cores",
         type=cores,
         metavar="STAGE=N-N,...",
-        help="of a tree for Neuron: thinker=0-7,talker=8-15,vocoder=16-23; default: the first ones",
+        help="cores of each stage, for a tree for Neuron, such as "
+        "thinker=0-7,talker=8-15,vocoder=16-23; default: the first ones",
     )
 
 
-def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _ELSE) -> None:
-    """--model alone. otherwise: what is taken where none is named."""
+def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
+    """Add --model. otherwise: words for the default where the environment names none."""
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
@@ -40,21 +49,23 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _E
     )
 
 
-def model_or_ours(parsed: argparse.Namespace) -> str:
-    """The checkpoint that was named, or else the one that ships."""
+def model_or_shipped(parsed: argparse.Namespace) -> str:
+    """Return the named checkpoint, or else the one that ships with the package."""
     return parsed.model or str(SPEAKING_CHECKPOINT)
 
 
 def chosen_model(parsed: argparse.Namespace) -> str:
-    """The checkpoint that was named. Raises OptionError where none was."""
+    """Return the named checkpoint. Raises OptionError where none was named."""
     if not parsed.model:
         raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
     return parsed.model
 
 
 def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
-    """What `Qwen3Omni.load` takes beside the checkpoint. slots: that the verb needs; a compiled
-    tree has its own number."""
+    """Return the keyword arguments of `Qwen3Omni.load`.
+
+    slots: number that the verb needs; a compiled tree has its own.
+    """
     return {
         "dtype": parsed.dtype,
         "placement": parsed.placement,
@@ -66,7 +77,7 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
 
 
 def cores(text: str) -> dict[str, str]:
-    """ "thinker=0-7,talker=8-15" as {"thinker": "0-7", "talker": "8-15"}."""
+    """Parse "thinker=0-7,talker=8-15" into {"thinker": "0-7", "talker": "8-15"}."""
     found = dict(part.partition("=")[::2] for part in text.split(","))
     if not all(found.values()):
         raise argparse.ArgumentTypeError(f"{text!r} names no cores, such as thinker=0-7")
@@ -74,7 +85,7 @@ def cores(text: str) -> dict[str, str]:
 
 
 def sizes(text: str) -> list[int]:
-    """ "1,2,8" as [1, 2, 8]."""
+    """Parse "1,2,8" into [1, 2, 8]."""
     try:
         return [int(size) for size in text.split(",")]
     except ValueError:

@@ -1,17 +1,16 @@
-"""`qwen3-omni-neuron speak`: a question in, text and speech out."""
+"""`qwen3-omni-neuron speak`: answer a question in text and speech."""
 
 import argparse
 import sys
 from contextlib import ExitStack
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, get_args
+from typing import TYPE_CHECKING, Any, TextIO
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
     load_arguments,
-    model_or_ours,
+    model_or_shipped,
     sizes,
 )
 from qwen3_omni_neuron.errors import OptionError
@@ -23,18 +22,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qwen3_omni_neuron.events import SpeechResult
+    from qwen3_omni_neuron.options import Option
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
-_DEFAULT_HELP = {"seed": "default: a new one each time"} | dict.fromkeys(
-    ("thinker_do_sample", "thinker_temperature", "thinker_top_k", "thinker_top_p"),
-    "default: the checkpoint's",
-)
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes: its own arguments, and every option of a request."""
-    from qwen3_omni_neuron.options import RequestOptions
+    """Add the arguments of the verb and a flag for each option of a request."""
+    from qwen3_omni_neuron.options import REQUEST_OPTIONS
 
     parser.set_defaults(run=_speak)
     parser.add_argument("text", nargs="?", help="the question, in words")
@@ -53,24 +49,18 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
         "--out",
         default="speech.wav",
         metavar="WAV",
-        help="where the speech goes; - plays it to stdout as it comes, raw 16-bit PCM of 24 kHz",
+        help="where the speech goes; - writes it to stdout as it is made, raw 16-bit PCM of 24 kHz",
     )
-    add_model_arguments(parser, "the little one that ships with the package")
-    parser.add_argument(
-        "--chunk-frames",
-        type=sizes,
-        metavar="N,N,...",
-        help="frames of the first chunks, the last for all that follow; default: adaptive",
-    )
-    for option in fields(RequestOptions):
-        if option.name in ("thinker_eos_token_id", "chunk_frames"):
-            continue  # the first is for other programs, the second stands above
-        kind = _value_type(option.type)
+    add_model_arguments(parser, "the small one that ships with the package")
+    for option in REQUEST_OPTIONS:
+        if option.name == "thinker_eos_token_id":
+            continue  # for programs that know the tokenizer
+        parse_value, metavar = _flag_type(option)
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
-            type=_boolean if kind is bool else kind,
-            metavar=kind.__name__.upper(),
-            help=_DEFAULT_HELP.get(option.name, f"default: {option.default}"),
+            type=parse_value,
+            metavar=metavar,
+            help=f"{option.doc.help}; default: {option.default_text}",
         )
 
 
@@ -79,37 +69,37 @@ def _speak(parsed: argparse.Namespace) -> int:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.cli.wav import WavFile, pcm16
     from qwen3_omni_neuron.events import SAMPLE_RATE
-    from qwen3_omni_neuron.options import RequestOptions
+    from qwen3_omni_neuron.options import REQUEST_OPTIONS
 
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
-    model = model_or_ours(parsed)
+    model = model_or_shipped(parsed)
     given = {
         option.name: value
-        for option in fields(RequestOptions)
+        for option in REQUEST_OPTIONS
         if (value := getattr(parsed, option.name, None)) is not None
     }
     load = load_arguments(parsed, slots=1)
     with ExitStack() as stack:
         if parsed.out == STDOUT:
-            sound, text = sys.stdout.buffer, sys.stderr
+            raw, text = sys.stdout.buffer, sys.stderr
 
-            def hear(samples: "NDArray[np.float32]") -> None:
-                sound.write(pcm16(samples))
-                sound.flush()
+            def write_audio(samples: "NDArray[np.float32]") -> None:
+                raw.write(pcm16(samples))
+                raw.flush()
         else:
-            hear = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
+            write_audio = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
         omni = stack.enter_context(Qwen3Omni.load(model, **load))
-        result = _follow(omni.stream(_messages(parsed), **given), hear, text)
+        result = _write_events(omni.stream(_messages(parsed), **given), write_audio, text)
     print(_summary(result, parsed.out), file=sys.stderr)
     return 0
 
 
-def _follow(
-    stream: "SpeechStream", hear: "Callable[[NDArray[np.float32]], None]", text: TextIO
+def _write_events(
+    stream: "SpeechStream", write_audio: "Callable[[NDArray[np.float32]], None]", text: TextIO
 ) -> "SpeechResult":
-    """Print the text and hand on the sound as they come."""
+    """Print the text and write the audio of a stream as they are made."""
     from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 
     with stream:
@@ -117,7 +107,7 @@ def _follow(
             if isinstance(event, TextDelta):
                 print(event.text, end="", file=text, flush=True)
             elif isinstance(event, AudioChunk):
-                hear(event.samples)
+                write_audio(event.samples)
             elif isinstance(event, Finished):
                 result = event.result
     print(file=text, flush=True)
@@ -153,9 +143,12 @@ def _media_item(kind: str, path: str) -> dict[str, Any]:
     return {"type": kind, kind: path}
 
 
-def _value_type(annotation: Any) -> type:
-    """int of `int | None`, and so on."""
-    return get_args(annotation)[0] if get_args(annotation) else annotation
+def _flag_type(option: "Option") -> "tuple[Callable[[str], Any], str]":
+    """Return the parser of a flag's value and the value's name in the help."""
+    if option.name == "chunk_frames":
+        return sizes, "N,N,..."
+    kind = option.value_type
+    return _boolean if kind is bool else kind, kind.__name__.upper()
 
 
 def _boolean(text: str) -> bool:

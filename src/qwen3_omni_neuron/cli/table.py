@@ -1,4 +1,4 @@
-"""Tables in plain text."""
+"""Tables in plain text, for the verbs compile and inspect."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ MB = 1e6
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Rows as lines: the first two columns to the left, numbers to the right."""
+    """Format rows as lines: the first two columns left-aligned, the others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(
@@ -20,6 +20,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def graph_row(graph: str, record: GraphRecord, seconds: str) -> tuple[str, str, str, str]:
-    """graph, bucket, seconds, MB."""
+    """Return a graph's row: graph, buckets, seconds, MB."""
     buckets = [f"{name} {','.join(map(str, sizes))}" for name, sizes in record.buckets.items()]
     return graph, "; ".join(buckets) or "any", seconds, f"{record.bytes / MB:.1f}"

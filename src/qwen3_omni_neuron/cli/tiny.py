@@ -1,10 +1,10 @@
-"""`qwen3-omni-neuron tiny-checkpoint`: the released layout, small and with random weights."""
+"""`qwen3-omni-neuron tiny-checkpoint`: writes a small checkpoint of random weights."""
 
 import argparse
 
 
 def add_tiny(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
+    """Add the verb's arguments."""
     parser.set_defaults(run=_tiny)
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
@@ -13,7 +13,7 @@ def add_tiny(parser: argparse.ArgumentParser) -> None:
 
 
 def _tiny(parsed: argparse.Namespace) -> int:
-    """Write one. Returns the exit status."""
+    """Write the checkpoint. Returns the exit status."""
     from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(parsed.folder, parsed.seed, parsed.size, parsed.dtype)

@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron transcribe`: the words of sound files, in the order of the files."""
+"""`qwen3-omni-neuron transcribe`: write down the speech of audio files, in their order."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def add_transcribe(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes."""
+    """Add the arguments of the verb."""
     from qwen3_omni_neuron.options import RequestOptions
     from qwen3_omni_neuron.transcription import INSTRUCTION
 
@@ -38,7 +38,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
         "--context-length",
         type=int,
         metavar="N",
-        help="positions for a file and its text, about 13 a second of sound; default: 8192",
+        help="positions for a file and its text, about 13 a second of audio; default: 8192",
     )
     parser.add_argument(
         "--concurrency", type=int, default=1, metavar="N", help="files at once; default: 1"
@@ -86,5 +86,5 @@ def _json_line(outcome: "Transcript | Failure") -> str:
 
 
 def _text_line(transcript: "Transcript") -> str:
-    """The text in one line of its own, whatever the model put into it."""
+    """Return the file and its text on one line; line breaks in the text become spaces."""
     return f"{transcript.file}\t{' '.join(transcript.text.split())}"

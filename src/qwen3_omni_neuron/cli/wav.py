@@ -1,4 +1,4 @@
-"""A WAV file that grows beside its path, and is there whole or not at all."""
+"""WAV output that is complete at its path, or not there at all."""
 
 import os
 import tempfile
@@ -15,10 +15,10 @@ from qwen3_omni_neuron.errors import OutputError
 
 
 class WavFile:
-    """Claims a path before any work is done for it, grows beside it, and is renamed at the end.
+    """WAV file that is written under a temporary name and renamed when it is complete.
 
-    Used in a `with` block: leaving it with an error leaves whatever was at the path as it was.
-    16-bit PCM, mono.
+    Used in a `with` block, which checks at its start that the folder can be written; leaving it
+    with an error leaves what was at the path unchanged. 16-bit PCM, mono.
     """
 
     def __init__(self, path: Path, sample_rate: int):
@@ -48,7 +48,7 @@ class WavFile:
         return self
 
     def write(self, samples: NDArray[np.float32]) -> None:
-        """Append. samples: float32 [samples] in [-1, 1]."""
+        """Append float32 [samples] in [-1, 1]."""
         assert self._file is not None, "within a `with` block"
         with self._output_errors():
             self._file.write(samples)
@@ -85,5 +85,5 @@ class WavFile:
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
-    """Raw 16-bit PCM, little-endian, as the file has it. samples: float32 in [-1, 1]."""
+    """Convert float32 samples in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
     return np.rint(samples * 32767).astype("<i2").tobytes()

@@ -1,4 +1,4 @@
-"""Compiled lengths: what is shorter is padded to the next one."""
+"""Buckets: the lengths that were compiled. An input is padded to the next longer one."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,20 @@ from qwen3_omni_neuron.errors import BucketError
 
 
 def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
-    """Those of `buckets`, ascending, that are shorter than `longest`, and `longest` itself; none
-    where there are none."""
+    """Return the ascending buckets below `longest`, followed by `longest` itself.
+
+    Without buckets, which means that any length is allowed, there are none.
+    """
     if not buckets:
         return ()
     return (*(bucket for bucket in buckets if bucket < longest), longest)
 
 
 def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
-    """The smallest of `buckets`, ascending, that holds `length`; without buckets, the length.
+    """Return the smallest of the ascending `buckets` that holds `length`.
 
-    what: is counted, for the error: "prompt rows". Raises BucketError where none is long enough.
+    Without buckets any length is allowed, and it is returned. what: the unit of `length` for the
+    error, such as "prompt rows". Raises BucketError where no bucket is long enough.
     """
     if not buckets:
         return length

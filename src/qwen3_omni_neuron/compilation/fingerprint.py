@@ -1,4 +1,4 @@
-"""What a checkpoint is known by, without reading 70 GB of it."""
+"""The fingerprint of a checkpoint, taken without reading all of its 70 GB."""
 
 import hashlib
 import json
@@ -9,16 +9,16 @@ from qwen3_omni_neuron.checkpoint.files import INDEX_FILE, SINGLE_FILE
 from qwen3_omni_neuron.errors import CheckpointError
 
 SAMPLE_BYTES = 64
-_MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 def fingerprint(folder: Path) -> str:
-    """A sha256 that another checkpoint has not, as 64 hex digits.
+    """Return a sha256, as 64 hex digits, that tells one checkpoint from another.
 
-    Of config.json, the index, and of every shard its size, its header (names, types, shapes and
-    places of its tensors), and the 64 bytes in the middle of every tensor: two fine-tunes of one
-    model differ in nothing else. Where a file lies and when it was written don't count. Not seen:
-    a change of values that misses the middle of every tensor.
+    It covers config.json, the index, and for every shard its size, its header (names, types,
+    shapes and offsets of its tensors), and the 64 bytes in the middle of every tensor: two
+    fine-tunes of one model differ in nothing else. Paths and times of files don't count. A change
+    of values that misses the middle of every tensor is not noticed.
     Takes seconds for the released checkpoint: 28,000 reads.
     Raises CheckpointError for a file that is missing or can't be read.
     """
@@ -47,7 +47,7 @@ def _shards(folder: Path, digest: "hashlib._Hash") -> list[str]:
 def _add_shard(path: Path, digest: "hashlib._Hash") -> None:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > _MOST_HEADER_BYTES:
+        if length > _MAX_HEADER_BYTES:
             raise ValueError(f"{path.name} is no safetensors file")
         header = file.read(length)
         size = os.fstat(file.fileno()).st_size

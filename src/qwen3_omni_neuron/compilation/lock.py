@@ -1,4 +1,4 @@
-"""One run at a time for a compiled tree."""
+"""The lock of a compiled tree: one compile at a time writes into it."""
 
 import fcntl
 import os
@@ -10,17 +10,17 @@ from pathlib import Path
 from qwen3_omni_neuron.errors import CompileError
 
 LOCK_FILE = ".lock"
-# A run that was killed has a worker that still holds the lock until it has noticed: 0.25 s, and
-# what loading a library keeps its other threads waiting.
-PATIENCE_S = 3.0
+# A killed run's worker process holds the lock until it notices that its parent is gone: 0.25 s,
+# and longer while an import keeps its watching thread waiting.
+WAIT_S = 3.0
 _RETRY_S = 0.05
 
 
 @contextmanager
 def tree_lock(tree: Path) -> Iterator[int]:
-    """Hold the tree. Yields the lock's descriptor: a process that inherits it holds the tree, too.
+    """Hold the tree's lock. Yields its descriptor: a process that inherits it holds the lock, too.
 
-    The system lets go of it when the last of them ends, in whatever way.
+    The system releases the lock when the last of these processes ends, in whatever way.
     Raises CompileError where another run holds it, and OSError where the tree can't be written.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
@@ -35,7 +35,7 @@ def tree_lock(tree: Path) -> Iterator[int]:
 
 
 def _acquire(descriptor: int, tree: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + WAIT_S
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""A compiled tree on disk: one folder a graph with its record, and the manifest over all.
+"""The manifest of a compiled tree: written, read and checked against the files.
 
     compiled/
       manifest.json             written last: a tree that has one is whole
@@ -22,33 +22,38 @@ from qwen3_omni_neuron.errors import ArtifactError
 SCHEMA = 2
 MANIFEST_FILE = "manifest.json"
 RECORD_FILE = "record.json"
-_HASHED_AT_ONCE = 1 << 20
+_HASH_BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class TensorSpec:
-    """A tensor that goes into a graph or comes out. shape: a number an axis, or a name where it
-    may be of any length."""
+class TensorRecord:
+    """A tensor that goes into a graph or comes out.
+
+    shape: for each axis its length, or its name where any length is allowed.
+    """
 
     shape: tuple[int | str, ...]
     dtype: str
 
 
 @dataclass(frozen=True)
-class Call:
-    """One way to call a graph. bucket: the compiled sizes by name; a name of its own, where one may
-    be any. state: what a call finds from the last one and renews."""
+class CallRecord:
+    """One way to call a graph.
+
+    bucket: the compiled sizes by name; a string where any size is allowed. state: the tensors that
+    a call reads from the call before it and updates.
+    """
 
     name: str
     bucket: Mapping[str, int | str]
-    inputs: Mapping[str, TensorSpec]
-    outputs: Mapping[str, TensorSpec]
-    state: Mapping[str, TensorSpec]
+    inputs: Mapping[str, TensorRecord]
+    outputs: Mapping[str, TensorRecord]
+    state: Mapping[str, TensorRecord]
 
 
 @dataclass(frozen=True)
 class FileRecord:
-    """bytes: the size. sha256: 64 hex digits."""
+    """Size and hash of a file. sha256: 64 hex digits."""
 
     bytes: int
     sha256: str
@@ -56,19 +61,23 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class GraphRecord:
-    """What a compiled graph is. files: by path inside the graph's folder. seconds: it took."""
+    """A compiled graph.
 
-    calls: tuple[Call, ...]
+    files: by path inside the graph's folder. seconds: duration of the compile.
+    """
+
+    calls: tuple[CallRecord, ...]
     files: Mapping[str, FileRecord]
     seconds: float
 
     @property
     def bytes(self) -> int:
+        """The size of all files."""
         return sum(file.bytes for file in self.files.values())
 
     @property
     def buckets(self) -> dict[str, list[int]]:
-        """Every compiled size by name, ascending; those that may be any are left out."""
+        """All compiled sizes by name, ascending, without those that may be any."""
         found: dict[str, set[int]] = {}
         for call in self.calls:
             for name, size in call.bucket.items():
@@ -79,8 +88,11 @@ class GraphRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """fingerprint: of the checkpoint. plan: plan.CompilePlan.settings. versions: of the run that
-    wrote it. graphs: by name."""
+    """The content of manifest.json.
+
+    fingerprint: of the checkpoint (see compilation.fingerprint). plan: CompilePlan.settings (see
+    compilation.plan). versions: of the packages in the run that wrote it. graphs: by name.
+    """
 
     fingerprint: str
     plan: Mapping[str, Any]
@@ -90,9 +102,10 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a graph was made from: where any of it differs, it is stale.
+    """The inputs of a graph's compile; where any of them differs now, the graph is stale.
 
-    settings: plan.CompilePlan.graph_settings. versions: versions.decisive_versions.
+    settings: CompilePlan.graph_settings (see compilation.plan). versions: Target.versions (see
+    compilation.target).
     """
 
     fingerprint: str
@@ -100,7 +113,7 @@ class Origin:
     versions: Mapping[str, str]
 
     def difference(self, wanted: "Origin") -> str:
-        """What differs from `wanted`, in words; "" where nothing does."""
+        """Describe what differs from `wanted`; "" where nothing does."""
         found = []
         if self.fingerprint != wanted.fingerprint:
             found.append("another checkpoint")
@@ -114,7 +127,10 @@ class Origin:
 
 
 def record_files(folder: Path) -> dict[str, FileRecord]:
-    """Every file under `folder` but the record, with size and hash, and brought to the disk."""
+    """Flush every file under `folder` to the disk, and return its size and hash by path.
+
+    The record itself is left out.
+    """
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -127,12 +143,12 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
 
 
 def write_record(folder: Path, origin: Origin, record: GraphRecord) -> None:
-    """Put a graph's record beside its files."""
+    """Write a graph's record beside its files."""
     write_json(folder / RECORD_FILE, {"made_from": asdict(origin), **asdict(record)})
 
 
 def read_record(folder: Path) -> tuple[Origin, GraphRecord]:
-    """A graph's record. Raises ArtifactError where there is none, or it can't be read."""
+    """Read a graph's record. Raises ArtifactError where there is none, or it can't be read."""
     raw = _read_json(folder / RECORD_FILE)
     try:
         return Origin(**raw.pop("made_from")), _graph_record(raw)
@@ -141,12 +157,15 @@ def read_record(folder: Path) -> tuple[Origin, GraphRecord]:
 
 
 def write_manifest(tree: Path, manifest: Manifest) -> None:
-    """Say that a tree is whole: the last thing that is written."""
+    """Write the manifest. It is written last: a tree that has one is complete."""
     write_json(tree / MANIFEST_FILE, {"schema": SCHEMA, **asdict(manifest)})
 
 
 def read_manifest(tree: Path) -> Manifest:
-    """Raises ArtifactError where there is none, or of another schema, or it can't be read."""
+    """Read a tree's manifest.
+
+    Raises ArtifactError where there is none, it can't be read, or it has another schema.
+    """
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
@@ -170,7 +189,7 @@ def read_manifest(tree: Path) -> Manifest:
 
 
 def file_problem(folder: Path, record: GraphRecord) -> str:
-    """The first file of a graph that is missing or of another size, in words; "" for none."""
+    """Describe the first file of a graph that is missing or of another size; "" for none."""
     for name, file in record.files.items():
         path = folder / name
         if not path.is_file():
@@ -181,15 +200,20 @@ def file_problem(folder: Path, record: GraphRecord) -> str:
 
 
 def check_files(tree: Path, manifest: Manifest) -> None:
-    """Raises ArtifactError that names the first file that is missing or of another size."""
+    """Check that every file is there and has its size.
+
+    Raises ArtifactError that names the first file that is missing or of another size.
+    """
     for graph, record in manifest.graphs.items():
         if problem := file_problem(tree / graph, record):
             raise ArtifactError(f"{problem}: of {graph}, the only graph to be compiled anew.")
 
 
 def verify_files(tree: Path, manifest: Manifest) -> None:
-    """`check_files`, and every file hashed: raises ArtifactError that names the first that
-    differs."""
+    """Do `check_files`, and hash every file.
+
+    Raises ArtifactError that names the first file that differs.
+    """
     check_files(tree, manifest)
     for graph, record in manifest.graphs.items():
         for name, file in record.files.items():
@@ -202,7 +226,7 @@ def verify_files(tree: Path, manifest: Manifest) -> None:
 
 def _graph_record(raw: Mapping[str, Any]) -> GraphRecord:
     calls = tuple(
-        Call(
+        CallRecord(
             call["name"],
             call["bucket"],
             _specs(call["inputs"]),
@@ -215,8 +239,8 @@ def _graph_record(raw: Mapping[str, Any]) -> GraphRecord:
     return GraphRecord(calls, files, raw["seconds"])
 
 
-def _specs(raw: Mapping[str, Any]) -> dict[str, TensorSpec]:
-    return {name: TensorSpec(tuple(spec["shape"]), spec["dtype"]) for name, spec in raw.items()}
+def _specs(raw: Mapping[str, Any]) -> dict[str, TensorRecord]:
+    return {name: TensorRecord(tuple(spec["shape"]), spec["dtype"]) for name, spec in raw.items()}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -240,13 +264,13 @@ def _said(value: Any) -> str:
 def _sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASHED_AT_ONCE):
+        while block := file.read(_HASH_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value beside its path, and rename it when it is on the disk. Raises OSError."""
+    """Write a value as JSON so that the file is there completely or not at all. Raises OSError."""
     temporary = path.with_name(f".{path.name}.part")
     try:
         with temporary.open("w", encoding="utf-8") as file:
@@ -261,7 +285,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Flush the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

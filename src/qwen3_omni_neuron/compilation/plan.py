@@ -1,4 +1,4 @@
-"""The compile plan: what is compiled, for what, in which sizes."""
+"""The compile plan: the settings of a compile, their checks and their defaults."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ _BY_GRAPH = {
 
 @dataclass(frozen=True)
 class CompilePlan:
-    """Made by `planning.make_plan`, which checks it.
+    """Settings of a compile, made and checked by `make_plan`.
 
     model: the checkpoint's folder; where it lies is no part of what is compiled. tp: cores that
     share a graph's weights. lnc: physical cores a logical one. profile: "safe" or "fast", see
@@ -76,18 +76,23 @@ class CompilePlan:
     predictor_top_k: int
 
     @property
+    def is_static(self) -> bool:
+        """All sizes are fixed: every graph has static shapes."""
+        return bool(self.decode_buckets)
+
+    @property
     def settings(self) -> dict[str, Any]:
-        """All but where the checkpoint lies, as JSON has it: what `make_plan` takes."""
+        """All settings but the checkpoint's folder, in the types of JSON."""
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         del settings["model"]
         return settings
 
     def graph_settings(self, graph: str) -> dict[str, Any]:
-        """The part that one graph depends on. graph: one of GRAPHS."""
+        """Return the settings that one graph depends on. graph: one of GRAPHS."""
         return {name: self.settings[name] for name in (*_EVERY_GRAPH, *_BY_GRAPH[graph])}
 
     def command(self, out: Path) -> str:
-        """The command line that compiles this plan into the folder `out`."""
+        """Return the command line that compiles this plan into the folder `out`."""
         words = ["qwen3-omni-neuron", "compile", "--model", str(self.model), "--out", str(out)]
         for name, value in self.settings.items():
             if value not in ([], 0):
@@ -99,13 +104,13 @@ class CompilePlan:
 
 
 def graphs_of(config: OmniConfig) -> tuple[str, ...]:
-    """The graphs of a checkpoint; one without a talker has fewer."""
+    """Return the names of a checkpoint's graphs; one without a talker has fewer."""
     speaks = config.talker is not None and config.code2wav is not None
     return GRAPHS if speaks else HEARING_GRAPHS
 
 
 def flag_of(setting: str) -> str:
-    """A setting's name on the command line."""
+    """Return a setting's flag on the command line."""
     return "--buckets" if setting == "prompt_buckets" else f"--{setting.replace('_', '-')}"
 
 
@@ -115,55 +120,31 @@ DEFAULT_CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
-class _Target:
-    """What a target allows; the first of each is what it takes where nothing is said.
+class Limits:
+    """The settings that a target allows, and its defaults: the first of each.
 
-    degrees: of tensor parallelism. core_sizes: physical cores a logical one. predictor_top_k: the
-    default. sizes: defaults by name; of what is not among them the target takes any.
+    target: its name. degrees: of tensor parallelism. profiles: by name, the numbers of physical
+    cores a logical one that it runs with. predictor_top_k: the default; 0: any. sizes: defaults by
+    the name of a list in CompilePlan; of a list that is not among them the target takes any size.
     """
 
+    target: str
     degrees: tuple[int, ...]
-    core_sizes: tuple[int, ...]
-    profiles: tuple[str, ...]
+    profiles: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
     predictor_top_k: int
     sizes: Mapping[str, tuple[int, ...]]
 
-
-TARGETS = {
-    "cpu": _Target(
-        degrees=(1,),
-        core_sizes=(1,),
-        profiles=("safe",),
-        dtypes=("float32", "bfloat16", "float64"),
-        predictor_top_k=0,
-        sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
-    ),
-    "neuron": _Target(
-        degrees=(8, 4, 2, 1),
-        core_sizes=(2, 1),
-        profiles=("safe", "fast"),
-        dtypes=("bfloat16", "float32"),
-        predictor_top_k=50,
-        sizes={
-            # A spoken question is 100 to 1500 rows: padding to the next of these is cheap.
-            "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
-            "decode_buckets": (512, 2048),
-            "patch_buckets": (1024, 4096, 16384),
-            "audio_windows": (1, 4),
-            "projection_rows": (512, 2048),
-            "batches": (1,),
-            "chunk_frames": CHUNK_FRAMES,
-        },
-    ),
-}
-DTYPES = TARGETS["cpu"].dtypes
+    @property
+    def core_sizes(self) -> tuple[int, ...]:
+        """Numbers of physical cores a logical one, of any profile."""
+        return tuple(dict.fromkeys(lnc for sizes in self.profiles.values() for lnc in sizes))
 
 
 def make_plan(
     model: Path,
     config: OmniConfig,
-    target: str = "cpu",
+    limits: Limits,
     *,
     tp: int | None = None,
     lnc: int | None = None,
@@ -181,32 +162,31 @@ def make_plan(
     chunk_frames: Sequence[int] | None = None,
     predictor_top_k: int | None = None,
 ) -> CompilePlan:
-    """The plan that arguments and a checkpoint's config give: see CompilePlan.
+    """Make the plan of a caller's settings, a target's limits and a checkpoint's config.
 
-    None: the target's default. dtype: "auto" (the checkpoint's), or one of DTYPES. context_length:
+    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's),
+    or one of the limits'. context_length:
     8192 by default, or the model's own limit where that is less. talker_context_length: that, and
     as many as a reply takes. Sizes ascend; where there are any, the last prompt bucket and the last
     decode bucket are the context length, and the last batch is max_concurrency, whether named or
     not.
     Raises OptionError that names the argument and what it may be.
     """
-    if target not in TARGETS:
-        raise OptionError(f"target is one of {', '.join(TARGETS)}, got {target!r}.")
-    allowed = TARGETS[target]
-    tp = allowed.degrees[0] if tp is None else tp
-    lnc = allowed.core_sizes[0] if lnc is None else lnc
+    tp = limits.degrees[0] if tp is None else tp
+    lnc = limits.core_sizes[0] if lnc is None else lnc
     for name, value, choices in (
-        ("tp", tp, allowed.degrees),
-        ("lnc", lnc, allowed.core_sizes),
-        ("profile", profile, allowed.profiles),
+        ("tp", tp, limits.degrees),
+        ("lnc", lnc, limits.core_sizes),
+        ("profile", profile, tuple(limits.profiles)),
     ):
         if value not in choices:
-            said = " or ".join(map(str, choices))
-            raise OptionError(f"{name} is {said} for target {target}, got {value}.")
-    if profile == "fast" and lnc != 2:
+            listed = " or ".join(map(str, choices))
+            raise OptionError(f"{name} is {listed} for target {limits.target}, got {value}.")
+    if lnc not in limits.profiles[profile]:
+        listed = " or ".join(map(str, limits.profiles[profile]))
         raise OptionError(
-            f"profile fast uses kernels that are written for lnc 2, got lnc {lnc}. Take profile "
-            "safe, or lnc 2."
+            f"profile {profile} uses kernels that are written for lnc {listed}, got lnc {lnc}. "
+            f"Take another profile, or lnc {listed}."
         )
     if max_concurrency < 1:
         raise OptionError(f"max_concurrency is 1 or more, got {max_concurrency}.")
@@ -221,26 +201,27 @@ def make_plan(
         "batches": batches,
         "chunk_frames": chunk_frames,
     }
-    chosen = _sizes(target, allowed, given, config, context_length)
+    chosen = _sizes(limits, given, config, context_length)
     for name, longest in (
         ("prompt_buckets", context_length),
         ("decode_buckets", context_length),
         ("batches", max_concurrency),
     ):
         chosen[name] = buckets_within(longest, chosen[name])
-    top_k = allowed.predictor_top_k if predictor_top_k is None else predictor_top_k
-    if (target == "cpu") != (top_k == 0) or top_k < 0:
+    top_k = limits.predictor_top_k if predictor_top_k is None else predictor_top_k
+    any_top_k = limits.predictor_top_k == 0
+    if any_top_k != (top_k == 0) or top_k < 0:
         raise OptionError(
-            f"predictor_top_k is {'0' if target == 'cpu' else '1 or more'} for target {target}, "
+            f"predictor_top_k is {'0' if any_top_k else '1 or more'} for target {limits.target}, "
             f"got {top_k}."
         )
     return CompilePlan(
         model=model,
-        target=target,
+        target=limits.target,
         tp=tp,
         lnc=lnc,
         profile=profile,
-        dtype=_dtype(target, allowed, config, dtype),
+        dtype=_dtype(limits, config, dtype),
         max_concurrency=max_concurrency,
         context_length=context_length,
         talker_context_length=talker_context_length,
@@ -249,16 +230,16 @@ def make_plan(
     )
 
 
-def _dtype(target: str, allowed: _Target, config: OmniConfig, dtype: str) -> str:
-    if dtype not in ("auto", *allowed.dtypes):
+def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
+    if dtype not in ("auto", *limits.dtypes):
         raise OptionError(
-            f"dtype is auto or one of {', '.join(allowed.dtypes)} for target {target}, got "
+            f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
             f"{dtype!r}."
         )
-    if dtype == "auto" and config.dtype not in allowed.dtypes:
+    if dtype == "auto" and config.dtype not in limits.dtypes:
         raise OptionError(
             f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
-            f"{', '.join(allowed.dtypes)}."
+            f"{', '.join(limits.dtypes)}."
         )
     return config.dtype if dtype == "auto" else dtype
 
@@ -272,7 +253,7 @@ def _context_length(config: OmniConfig, given: int | None) -> int:
 
 
 def _talker_context_length(config: OmniConfig, given: int | None, context_length: int) -> int:
-    """0 for a checkpoint that can't speak."""
+    """Check or choose the talker's context length; 0 for a checkpoint that can't speak."""
     if config.talker is None:
         return 0
     limit = config.talker.text.max_positions
@@ -287,23 +268,22 @@ def _talker_context_length(config: OmniConfig, given: int | None, context_length
 
 
 def _sizes(
-    target: str,
-    allowed: _Target,
+    limits: Limits,
     given: Mapping[str, Sequence[int] | None],
     config: OmniConfig,
     context_length: int,
 ) -> dict[str, Any]:
-    """Every list of sizes, checked."""
+    """Check or choose every list of sizes."""
     chosen: dict[str, tuple[int, ...]] = {}
     for name, named in given.items():
-        chosen[name] = tuple(allowed.sizes.get(name, ()) if named is None else named)
-        if chosen[name] and name not in allowed.sizes:
+        chosen[name] = tuple(limits.sizes.get(name, ()) if named is None else named)
+        if chosen[name] and name not in limits.sizes:
             raise OptionError(
-                f"{name} is for target neuron alone: {target} takes any. Leave it out."
+                f"{name} is not for target {limits.target}, which takes any size. Leave it out."
             )
-        # What is empty by default need not be there.
-        if not chosen[name] and allowed.sizes.get(name):
-            raise OptionError(f"{name} names no size. Target {target} needs one or more.")
+        # A list that is empty by default may stay empty.
+        if not chosen[name] and limits.sizes.get(name):
+            raise OptionError(f"{name} names no size. Target {limits.target} needs one or more.")
         for before, size in zip((0, *chosen[name]), chosen[name], strict=False):
             if size <= before:
                 said = ", ".join(map(str, chosen[name]))

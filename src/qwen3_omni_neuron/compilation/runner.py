@@ -1,4 +1,4 @@
-"""Compiles a tree, graph by graph: only what is missing or stale, and nothing by half."""
+"""The compile run: compiles the graphs of a tree that are missing or stale, one after the other."""
 
 import errno
 import shutil
@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation.fingerprint import fingerprint
@@ -25,43 +24,34 @@ from qwen3_omni_neuron.compilation.manifest import (
 )
 from qwen3_omni_neuron.compilation.plan import GRAPHS, CompilePlan, graphs_of
 from qwen3_omni_neuron.compilation.target import Target
-from qwen3_omni_neuron.compilation.versions import decisive_versions, installed_versions
+from qwen3_omni_neuron.compilation.versions import installed_versions
 from qwen3_omni_neuron.compilation.worker import run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
 MB = 1e6
 
 
-class Progress(Protocol):
-    """Hears how far a run is. Bytes are those of a graph's folder."""
+class Progress:
+    """Receiver of a run's progress, which ignores it. Bytes are the size of a graph's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        """These graphs will be compiled, and why."""
-        ...
-
-    def advances(self, graph: str, written_bytes: int) -> None: ...
-
-    def compiled(self, graph: str, record: GraphRecord) -> None: ...
-
-
-class Silence:
-    """A Progress for nobody."""
-
-    def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        pass
+        """Receive the graphs that will be compiled: their expected sizes and the reasons."""
 
     def advances(self, graph: str, written_bytes: int) -> None:
-        pass
+        """Receive how much of a graph is written; called a few times a second."""
 
     def compiled(self, graph: str, record: GraphRecord) -> None:
-        pass
+        """Receive the record of a graph that is finished."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """records: of all graphs that are there and fit the plan, in the plan's order. compiled: which
-    of them this run compiled. missing: graphs that the plan lacks yet, and why; without any the
-    tree has its manifest."""
+    """Result of a run.
+
+    records: of all graphs that are there and fit the plan, in the plan's order. compiled: those
+    that this run compiled. missing: the plan's graphs that are not there yet, with the reason;
+    where it is empty, the tree is complete and has its manifest.
+    """
 
     records: Mapping[str, GraphRecord]
     compiled: tuple[str, ...]
@@ -75,15 +65,15 @@ def compile_tree(
     only: Collection[str] = (),
     progress: Progress | None = None,
 ) -> Outcome:
-    """Bring the tree to the plan.
+    """Compile the graphs of a plan that the tree lacks or that are stale.
 
-    Each graph is compiled in a process of its own, into a folder beside its place, which is renamed
-    when it is whole; a run that was interrupted leaves the graphs it had finished, and the next one
-    goes on from there. The manifest is taken away before the first graph changes, and written when
-    all of them fit. only: of the graphs, those that this run may compile; none: all.
+    Each graph is compiled in a process of its own, into a temporary folder, which gets the graph's
+    name when it is complete. An interrupted run leaves the graphs that it finished, and the next
+    run continues there. The manifest is removed before the first graph changes, and written when
+    all graphs fit the plan. only: the graphs that this run may compile; empty: all.
     Raises OptionError for an unknown graph, CheckpointError, ArtifactError where the folder holds
-    something else under a graph's name, CompileError (see lock and worker), OutputError where the
-    tree can't be written: it is then as it was, but for the graphs that were finished.
+    something else under a graph's name, CompileError (see compilation.lock and
+    compilation.worker), OutputError where the tree can't be written; finished graphs are kept.
     """
     graphs = graphs_of(read_config(plan.model))
     if unknown := [name for name in only if name not in graphs]:
@@ -92,7 +82,7 @@ def compile_tree(
         tree.mkdir(parents=True, exist_ok=True)
         with tree_lock(tree) as lock:
             _sweep(tree)
-            return _compile(plan, tree, target, graphs, only, progress or Silence(), lock)
+            return _compile(plan, tree, target, graphs, only, progress or Progress(), lock)
     except OSError as error:
         if isinstance(error, OutputError):
             raise
@@ -108,12 +98,12 @@ def _compile(
     progress: Progress,
     lock: int,
 ) -> Outcome:
-    checkpoint, versions = fingerprint(plan.model), decisive_versions(plan.target)
+    checkpoint, versions = fingerprint(plan.model), target.versions()
     origins = {g: Origin(checkpoint, plan.graph_settings(g), versions) for g in graphs}
     records: dict[str, GraphRecord] = {}
     missing: dict[str, str] = {}
     for graph, origin in origins.items():
-        reason, record = _standing(tree / graph, origin)
+        reason, record = _inspect(tree / graph, origin)
         if record is None:
             missing[graph] = reason
         else:
@@ -142,7 +132,7 @@ def _compile(
         progress.compiled(graph, record)
     ordered = {graph: records[graph] for graph in graphs if graph in records}
     if not missing:
-        for graph in set(GRAPHS) - set(graphs):  # of another checkpoint, which was here before
+        for graph in set(GRAPHS) - set(graphs):  # left by an earlier checkpoint with a talker
             if (tree / graph / RECORD_FILE).exists():
                 (tree / MANIFEST_FILE).unlink(missing_ok=True)
                 _discard(tree, graph)
@@ -155,10 +145,10 @@ def _advance(progress: Progress, graph: str, part: Path) -> None:
     progress.advances(graph, _folder_bytes(part))
 
 
-def _standing(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
-    """Why a graph has to be compiled, or its record where it is there and fits.
+def _inspect(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
+    """Return why a graph has to be compiled, or its record where it is there and fits.
 
-    Raises ArtifactError for a folder that is none of ours, rather than replace it.
+    Raises ArtifactError for a folder that no run has written, so that it is not replaced.
     """
     if not folder.exists():
         return "missing", None
@@ -179,7 +169,7 @@ def _standing(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
 
 
 def _swap(tree: Path, graph: str, part: Path) -> None:
-    """Put a whole folder into its place."""
+    """Move a complete graph's folder to its final name."""
     (tree / MANIFEST_FILE).unlink(missing_ok=True)
     if (tree / graph).exists():
         _discard(tree, graph)
@@ -188,14 +178,14 @@ def _swap(tree: Path, graph: str, part: Path) -> None:
 
 
 def _discard(tree: Path, graph: str) -> None:
-    """Renamed first, so that a folder under a graph's name is always whole."""
+    """Delete a graph. It is renamed first, so that a folder with a graph's name is complete."""
     old = tree / f".{graph}.old"
     (tree / graph).rename(old)
     shutil.rmtree(old)
 
 
 def _sweep(tree: Path) -> None:
-    """Take away what an interrupted run left."""
+    """Delete temporary files and folders of an interrupted run."""
     for graph in GRAPHS:
         for leftover in (tree / f".{graph}.{what}" for what in ("part", "old", "failed")):
             if leftover.exists():

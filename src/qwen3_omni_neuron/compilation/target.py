@@ -1,23 +1,98 @@
-"""What a target has to give so that the runner can compile for it."""
+"""The interface of a target: everything that the rest of the package knows of a machine.
 
-from collections.abc import Callable
+`targets.TARGETS` is the table of targets. An entry's functions import what they need when they are
+called, so that planning a compile loads neither torch nor the Neuron SDK.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
-from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.plan import CompilePlan, Limits
+from qwen3_omni_neuron.model.config import OmniConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from qwen3_omni_neuron.engines.protocols import StageEngines
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """Inputs from which engines are built. Small, so that it can be sent to another process.
+
+    newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
+    None: the weights are read from the checkpoint.
+    """
+
+    plan: CompilePlan
+    config: OmniConfig
+    newline_id: int
+    compiled: Path | None = None
+
+    @property
+    def dtype(self) -> "torch.dtype":
+        """The type of weights and activations."""
+        import torch
+
+        return getattr(torch, self.plan.dtype)
+
+
+@dataclass(frozen=True)
+class CoreRequest:
+    """A caller's wishes about cores, and the stages that need some.
+
+    placement: "shared" or "split" (see placement.PLACEMENTS). instance, cores: see
+    `api.Qwen3Omni.load`; None: the target's default.
+    """
+
+    placement: str
+    stages: Sequence[str]
+    instance: str | None = None
+    cores: Mapping[str, str] | None = None
+
+
+class EngineBuilder(Protocol):
+    """Builds engines in the process that calls it."""
+
+    def __call__(self, spec: EngineSpec, stages: Sequence[str]) -> "StageEngines":
+        """Return the engine of each stage, ready to be called; nothing is left where it raises.
+
+        Raises CheckpointError, ArtifactError, NotInstalledError.
+        """
+        ...
+
 
 GraphCompiler = Callable[[CompilePlan, str, Path], GraphRecord]
+"""(plan, graph, folder) -> record. The folder exists and is empty. It runs in a process of its own,
+so it must be importable: a function of a module, or a partial of one."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """compile_graph: compiles one graph of the plan into a folder that exists and is empty, and
-    records it; it runs in a process of its own, so it is a function of a module. expected_bytes:
-    about what a graph's folder will hold, for the progress and for a full disk. keeps_failed: what
-    a compile that failed has left is worth a look: a compiler's logs.
+    """One entry of `targets.TARGETS`.
+
+    limits: the settings that a plan may have, and their defaults.
+    versions: returns the versions that a compiled graph depends on, by package; where one differs,
+        the graph is compiled again.
+    compile_graph: compiles one graph of a plan.
+    expected_bytes: returns the approximate size in bytes of a graph's folder, for the progress bar
+        and the error about a full disk.
+    build_engines: builds the engines of some stages. It is sent to other processes, so it must be
+        importable as `compile_graph` must.
+    environments: returns, by stage, the environment variables that give its process its cores.
+        Raises OptionError where the request can't be met, with the numbers.
+    needs_tree: a model is loaded from a compiled tree only, not from the checkpoint's weights.
+    keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
     """
 
+    limits: Limits
+    versions: Callable[[], dict[str, str]]
     compile_graph: GraphCompiler
     expected_bytes: Callable[[CompilePlan, str], int]
+    build_engines: EngineBuilder
+    environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]
+    needs_tree: bool = False
     keeps_failed: bool = False

@@ -1,4 +1,4 @@
-"""A compiled tree as it is loaded: does it fit this checkpoint, this installation, and the call?"""
+"""Opening a compiled tree: checks that it fits the checkpoint, the versions and the call."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -8,25 +8,30 @@ from typing import Any
 from qwen3_omni_neuron.compilation.fingerprint import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan, graphs_of, make_plan
-from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 
 
 def open_tree(
-    folder: Path, model: Path, config: OmniConfig, given: Mapping[str, Any]
+    folder: Path,
+    model: Path,
+    config: OmniConfig,
+    targets: Mapping[str, Target],
+    given: Mapping[str, Any],
 ) -> CompilePlan:
-    """Check a tree. Returns the plan that it was compiled for.
+    """Check a tree against a checkpoint, and return the plan that it was compiled for.
 
-    model: the checkpoint's folder. given: settings that the caller names, to be those of the plan;
-    None: not named. Files are looked at for presence and size, not hashed.
+    model: the checkpoint's folder. targets: by name; the tree is of one of them. given: settings
+    that the caller names, which the plan must have; None: not named. Files are looked at for
+    presence and size, not hashed.
     Raises ArtifactError that says what does not fit and how to compile what does, and OptionError
     for a setting that contradicts the plan.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is no folder. compiled_path is what compile wrote as --out.")
     manifest = read_manifest(folder)
-    plan = _plan(folder, model, config, manifest.plan)
+    plan = _plan(folder, model, config, targets, manifest.plan)
     again = f"Compile again: {plan.command(folder)}"
     for name, value in given.items():
         compiled = manifest.plan[name]
@@ -40,7 +45,7 @@ def open_tree(
             f"{folder} was compiled from another checkpoint than {model} (fingerprint "
             f"{manifest.fingerprint[:12]} against {found[:12]}). Name that one, or: {again}"
         )
-    for name, version in decisive_versions(plan.target).items():
+    for name, version in targets[plan.target].versions().items():
         if (theirs := manifest.versions.get(name)) != version:
             raise ArtifactError(
                 f"{folder} was compiled with {name} {theirs}, and here is {version}. {again}"
@@ -55,17 +60,29 @@ def open_tree(
 
 
 def _plan(
-    folder: Path, model: Path, config: OmniConfig, settings: Mapping[str, Any]
+    folder: Path,
+    model: Path,
+    config: OmniConfig,
+    targets: Mapping[str, Target],
+    manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
-    """The plan of a manifest, as strictly as one of a caller's arguments."""
+    """Make the plan of a manifest, checked as a caller's settings are."""
     wanted = {field.name for field in fields(CompilePlan)} - {"model"}
-    if strange := sorted(wanted ^ settings.keys()):
+    if differing := sorted(wanted ^ manifest_plan.keys()):
         raise ArtifactError(
-            f"{folder} has a plan of another version: {', '.join(strange)} is missing or unknown. "
-            "Compile into another folder."
+            f"{folder} has a plan of another version: {', '.join(differing)} is missing or "
+            "unknown. Compile into another folder."
+        )
+    settings = dict(manifest_plan)
+    name = settings.pop("target")
+    target = targets.get(name) if isinstance(name, str) else None
+    if target is None:
+        raise ArtifactError(
+            f"{folder} was compiled for target {name}, and this version has "
+            f"{', '.join(targets)}. Compile again for one of them."
         )
     try:
-        return make_plan(model, config, **settings)
+        return make_plan(model, config, target.limits, **settings)
     except (OptionError, TypeError) as error:
         raise ArtifactError(
             f"{folder} holds a plan that this version doesn't run ({error}). Compile again, or use "

@@ -1,7 +1,7 @@
-"""One graph's compile in a process of its own.
+"""The worker process that compiles one graph.
 
-What the compile took of memory goes back with it, whatever a compiler does to its process ends
-there, and it has an environment of its own to give.
+A process of its own returns its memory when it ends, can crash without ending the run, and can
+change its environment variables.
 """
 
 import os
@@ -17,13 +17,13 @@ from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import GraphCompiler
 from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.process.failure import Failure
-from qwen3_omni_neuron.process.interpreter import (
-    LastWords,
-    exit_words,
-    obey_parent,
-    start_interpreter,
+from qwen3_omni_neuron.process.child import (
+    OutputTail,
+    describe_exit,
+    follow_parent,
+    start_child,
 )
+from qwen3_omni_neuron.process.failure import Failure
 
 TICK_S = 0.2
 _PIPE_BYTES = 1 << 16
@@ -39,17 +39,17 @@ def run_worker(
 ) -> GraphRecord:
     """Compile one graph into `folder` in a new process, and wait for it.
 
-    lock: a descriptor that the process keeps as long as it lives. tick: called while waiting.
-    Whatever ends the wait ends the process.
-    Raises what compiling raised, and CompileError where the process ended by itself.
+    lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
+    The process is killed when this function ends in any way.
+    Raises the exception of the compile, and CompileError where the process ended without one.
     """
     results, answers = os.pipe()
-    last_words = LastWords()
+    output = OutputTail()
     try:
-        process = start_interpreter(
+        process = start_child(
             "qwen3_omni_neuron.compilation.worker",
             (answers, lock),
-            last_words,
+            output,
             stdin=subprocess.PIPE,
         )
         try:
@@ -63,8 +63,8 @@ def run_worker(
             process.wait()
         if not answer:
             raise CompileError(
-                f"{graph}: its compile {exit_words(status)}. Its last words:\n"
-                f"{last_words.tail() or '(none)'}"
+                f"{graph}: its compile {describe_exit(status)}. The end of its output:\n"
+                f"{output.read() or '(none)'}"
             )
         done, value = pickle.loads(answer)
         if not done:
@@ -74,13 +74,13 @@ def run_worker(
         os.close(results)
         if answers != -1:
             os.close(answers)
-        last_words.close()
+        output.close()
 
 
 def main(answers: int, lock: int, parent: int) -> None:
-    """What the process runs. answers: a descriptor that takes the pickled outcome."""
-    obey_parent(parent)
-    for descriptor in (answers, lock):  # not for what a compiler starts
+    """Run one compile in the worker process. answers: descriptor for the pickled outcome."""
+    follow_parent(parent)
+    for descriptor in (answers, lock):  # a compiler's own child processes must not inherit them
         os.set_inheritable(descriptor, False)
     compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)
     outcome: tuple[bool, Any]
@@ -95,7 +95,7 @@ def main(answers: int, lock: int, parent: int) -> None:
 def _exchange(
     process: "subprocess.Popen[bytes]", job: bytes, results: int, tick: Callable[[], None]
 ) -> bytes:
-    """Send the job, and collect what comes back until the process has closed its end or ended."""
+    """Send the job, and read the answer until the process closes its end of the pipe or ends."""
     assert process.stdin is not None
     try:
         with process.stdin as pipe:
@@ -112,6 +112,6 @@ def _exchange(
                 return answer
             answer += block
         elif process.poll() is not None:
-            # Something that it has forked holds the pipe open after it.
+            # A process that it forked still holds the pipe open.
             return answer
         tick()

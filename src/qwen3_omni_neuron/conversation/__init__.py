@@ -1,0 +1,1 @@
+"""Messages of a conversation -> the prompt: template, media, positions and talker rows."""

@@ -1,18 +1,18 @@
-"""What a conversation becomes before any model sees it."""
+"""Prompt of a conversation: token ids, positions, mel features and patches."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
 Grid = tuple[int, int, int]
-"""Frames, and rows and columns of patches in each."""
+"""Frames, and rows and columns of patches in a frame."""
 
 
 @dataclass(frozen=True)
 class Patches:
-    """An image, or a video, cut up for the vision encoder.
+    """Patches of an image or a video for the vision encoder.
 
-    values: float32 [frames * rows * columns, patch_values], frame by frame, within a frame in
+    values: float32 [frames * rows * columns, patch_values], frame by frame, and inside a frame in
     blocks of merge_size x merge_size patches.
     """
 
@@ -22,9 +22,9 @@ class Patches:
 
 @dataclass(frozen=True)
 class TalkerPrompt:
-    """What the talker reads of a prompt.
+    """Part of a prompt that the talker reads.
 
-    token_ids: int64 [U], the tokens of its user segments. positions: float32 [3, U + 9], the rope
+    token_ids: int64 [U], the tokens of user segments. positions: float32 [3, U + 9], the rope
     positions of those and of the assistant rows that follow (see model.talker_prompt).
     """
 
@@ -32,18 +32,18 @@ class TalkerPrompt:
     positions: Tensor
 
     def __len__(self) -> int:
-        """Rows of the whole talker prompt, the first generated token's included."""
+        """Count the rows of the whole talker prompt, including the first generated token's."""
         return int(self.positions.shape[1])
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One conversation as model inputs.
+    """Model inputs of one conversation.
 
     token_ids: int64 [S], media as runs of their placeholders. positions: float32 [3, S], the rope
-    positions over time, height and width. audio_mel: float32 [mel_bins, frames] a clip, a video's
-    own sound included; images, videos: their patches. Each in the order of its placeholders in
-    token_ids.
+    positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio clip
+    and each video's audio; images, videos: their patches. Each is in the order of the placeholders
+    in token_ids.
     """
 
     token_ids: Tensor

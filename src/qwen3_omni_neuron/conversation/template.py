@@ -1,8 +1,8 @@
 """Messages -> token ids, mel features, patches and positions, by the checkpoint's own files.
 
-The chat template, tokenizer and preprocessors are the checkpoint's, run by transformers. What is
-done here is what the reference's processor does between them: the one placeholder of each media
-item becomes as many as its encoder makes rows of it.
+The chat template, tokenizer and preprocessors are the checkpoint's, run by transformers. This
+module does the rest of the reference's processor: it repeats each media item's placeholder once for
+every row that the item's encoder gives.
 """
 
 import json
@@ -16,7 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.media.items import Film, Media, MediaLoader, Picture, Sound
+from qwen3_omni_neuron.conversation.media.items import (
+    AudioItem,
+    ImageItem,
+    Media,
+    MediaLoader,
+    VideoItem,
+)
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages
@@ -28,7 +34,7 @@ from qwen3_omni_neuron.model.talker_prompt import user_positions
 
 
 class Conversation:
-    """Turns messages into prompts for one checkpoint.
+    """Converter of messages into prompts for one checkpoint.
 
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
@@ -41,7 +47,9 @@ class Conversation:
         try:
             self._tokenizer = Qwen2TokenizerFast.from_pretrained(folder)
             self._features = WhisperFeatureExtractor.from_pretrained(folder)
-        except Exception as error:  # each transformers line has its own for a missing file
+        except (
+            Exception
+        ) as error:  # the exception for a missing file depends on the version of transformers
             raise CheckpointError(
                 f"{folder} has no usable tokenizer or preprocessor_config.json: {error}"
             ) from error
@@ -55,7 +63,7 @@ class Conversation:
         }
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._features.hop_length / self._features.sampling_rate
-        self._sound_tokens_per_s = c.audio.tokens(chunk) / chunk_s
+        self._audio_tokens_per_s = c.audio.tokens(chunk) / chunk_s
         self.newline_id = self._tokenizer.encode("\n", add_special_tokens=False)[0]
 
     def prompt(
@@ -64,22 +72,22 @@ class Conversation:
         use_audio_in_video: bool = False,
         most_tokens: int | None = None,
     ) -> Prompt:
-        """The prompt of a conversation, ending where the assistant is to speak.
+        """Make the prompt of a conversation, up to where the assistant's answer begins.
 
         messages: dicts with "role" (system, user or assistant) and "content": a string, or a list
         of {"type": "text", "text": ...} and, from users, {"type": "audio", "audio": ...}, "image"
-        and "video" (see media.audio, media.image and media.video for what they may hold).
-        use_audio_in_video: hear the sound of videos, too. most_tokens: media that alone have more
-        are refused before they are decoded.
-        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which say
-        which message or item is at fault.
+        and "video"; see conversation.media.audio.load_waveform, conversation.media.image.load_image
+        and conversation.media.video.load_video for their forms. use_audio_in_video: also take the
+        audio of videos. most_tokens: an item that alone has more is refused before it is decoded.
+        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
+        the message or item at fault.
         """
         load = MediaLoader(
             self._patches,
             self._features.sampling_rate,
             use_audio_in_video,
             most_tokens,
-            self._sound_tokens_per_s,
+            self._audio_tokens_per_s,
         )
         checked, media = read_messages(messages, tuple(self._placeholders.values()), load)
         waveforms = [m.waveform for m in media if m.waveform is not None]
@@ -98,32 +106,33 @@ class Conversation:
             rope_positions(len(token_ids), placed),
             TalkerPrompt(token_ids[user_tokens], talker_positions(user_tokens, rows, placed)),
             tuple(mel),
-            tuple(m.patches for m in media if isinstance(m, Picture)),
-            tuple(m.patches for m in media if isinstance(m, Film)),
+            tuple(m.patches for m in media if isinstance(m, ImageItem)),
+            tuple(m.patches for m in media if isinstance(m, VideoItem)),
         )
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of generated tokens, special ones skipped."""
+        """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(
             token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
-        """What becomes of each item. mel: of those that have sound, in order."""
+        """Return the run of tokens of each item. mel: features of those with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
-            heard = c.audio.tokens(next(clips).shape[1]) if item.waveform is not None else 0
-            if isinstance(item, Sound):
-                runs.append(MediaRun(heard))
+            heard = item.waveform is not None
+            audio_tokens = c.audio.tokens(next(clips).shape[1]) if heard else 0
+            if isinstance(item, AudioItem):
+                runs.append(MediaRun(audio_tokens))
                 continue
             frames, height, width = item.patches.grid
             merge = c.vision.merge_size
             step = item.seconds_per_frame * c.positions_per_second
-            runs.append(MediaRun(heard, (frames, height // merge, width // merge), step))
+            runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
         return runs
 
     def _expand(self, text: str, media: Sequence[Media], runs: Sequence[MediaRun]) -> str:
-        """Put each item's tokens where the template has its one placeholder."""
+        """Replace each item's one placeholder in the template's text by all of its tokens."""
         found = re.split(f"({'|'.join(map(re.escape, self._placeholders.values()))})", text)
         wanted = [self._placeholders[item.kind] for item in media]
         if found[1::2] != wanted:
@@ -135,15 +144,15 @@ class Conversation:
         return "".join(found)
 
     def _tokens(self, item: Media, run: MediaRun) -> str:
-        seen, heard = self._placeholders[item.kind], self._placeholders["audio"]
-        tokens = "".join(heard if sound else seen for sound in run.is_sound().tolist())
-        if isinstance(item, Film) and run.audio_tokens:
+        own, audio = self._placeholders[item.kind], self._placeholders["audio"]
+        tokens = "".join(audio if is_audio else own for is_audio in run.is_audio().tolist())
+        if isinstance(item, VideoItem) and run.audio_tokens:
             bos, eos = self._tokenizer.audio_bos_token, self._tokenizer.audio_eos_token
             return f"{bos}{tokens}{eos}"
         return tokens
 
     def _starts(self, token_ids: Tensor, runs: Sequence[MediaRun]) -> list[int]:
-        """The index of each run's first token."""
+        """Return the index of each run's first token."""
         media = np.isin(token_ids.numpy(), self._config.thinker.media_token_ids)
         indices = media.nonzero()[0].tolist()
         ends = accumulate(len(run) for run in runs)
@@ -151,7 +160,7 @@ class Conversation:
 
 
 def _chat_template(folder: Path, of_tokenizer: Any) -> Any:
-    """The processor's template, in either of its files, else the tokenizer's own."""
+    """Read the processor's template from either of its files, or take the tokenizer's."""
     jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")

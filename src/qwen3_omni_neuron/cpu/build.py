@@ -1,7 +1,10 @@
 """From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
+from collections.abc import Sequence
+
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
@@ -9,30 +12,27 @@ from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
 
 
-def build_engines(spec: EngineSpec) -> Engines:
-    """All engines in this process. Raises CheckpointError (see weights.load_parts), and
-    ArtifactError (see compiled)."""
-    models = _models(spec, STAGES)
-    thinker = _thinker(models, spec)
-    if models.talker is None or models.code2wav is None:
-        return Engines(thinker, None, None)
-    return Engines(thinker, _talker(models, spec), vocoder_engine(models, spec))
+def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
+    """Build the engines of some stages in this process, with the weights of those stages alone.
+
+    stages: of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
+    Raises CheckpointError (see checkpoint.parameters.load_parts), ArtifactError (see cpu.weights).
+    """
+    models, built = _models(spec, stages), StageEngines()
+    if models.thinker is not None:
+        built["thinker"] = _thinker(models, spec)
+    if models.talker is not None:
+        built["talker"] = _talker(models, spec)
+    if models.code2wav is not None:
+        built["vocoder"] = vocoder_engine(models, spec)
+    return built
 
 
-def build_engine(spec: EngineSpec, stage: str) -> CpuThinker | TalkerEngine | CpuVocoder:
-    """One stage's engine, with the weights of that stage alone. stage: one of STAGES."""
-    models = _models(spec, (stage,))
-    if stage == "thinker":
-        return _thinker(models, spec)
-    return _talker(models, spec) if stage == "talker" else vocoder_engine(models, spec)
-
-
-def _models(spec: EngineSpec, stages: tuple[str, ...]) -> Models:
+def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
     if spec.compiled is not None:
         return load_compiled_models(spec.compiled, spec.config, spec.dtype, stages)
     return load_models(Checkpoint(spec.plan.model), spec.config, spec.dtype, stages)
@@ -51,7 +51,7 @@ def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
 
 
 def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
-    """The thinker's encoders, on the CPU."""
+    """Build the thinker's audio and vision encoder."""
     assert models.audio_encoder and models.vision_encoder
     audio = CpuAudio(models.audio_encoder)
     vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
@@ -73,7 +73,7 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
 
 
 def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
-    """The talker over its decoder, wherever that runs; all else is on the CPU."""
+    """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU."""
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
     assert models.text_projection and models.hidden_projection
@@ -89,6 +89,6 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
 
 
 def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
-    """The vocoder, on the CPU."""
+    """Build the vocoder."""
     assert models.code2wav
     return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)

@@ -1,4 +1,11 @@
-"""The slots of one decoder on the CPU: its KV cache, where each slot stands, and its steps."""
+"""KV cache slots of one decoder (thinker or talker) on the CPU, and the calls that fill them.
+
+A slot is one row of the KV cache: the keys and values of one request. Slots decides which code runs
+and for which position. That code computes new keys and values and writes them to the cache:
+
+- in C, in decode_rows of cpu/native/decoder.c, which cpu.native.steps.NativeSteps calls, or
+- in torch, in `append` of the caches of model.kv_cache, which the traced graphs of cpu.traced call.
+"""
 
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -10,7 +17,7 @@ from torch import Tensor
 from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.cpu.native.choice import native_steps
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
-from qwen3_omni_neuron.engines.protocols import Numbers
+from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
 from qwen3_omni_neuron.model.moe import FEW_ROWS
@@ -18,11 +25,11 @@ from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
 SHORT_PROMPT = 48
-"""Rows up to which C is the faster; torch's matrix products are for more. See BENCHMARK.md."""
+"""Rows of the longest prompt that C prefills faster than torch's matrix products: BENCHMARK.md."""
 
 
 class Decode(Protocol):
-    """Appends one row to each of several slots."""
+    """Function that appends one row to each of several slots."""
 
     def __call__(
         self,
@@ -31,20 +38,22 @@ class Decode(Protocol):
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """slots: lines of the KV cache; lengths: how many positions of each are filled; positions:
-        the new rows' rope positions; inputs, and what is returned: as the model's `decode` has
-        them."""
+        """Run the decoder on one new row a slot, and write its keys and values to the KV cache.
+
+        slots: which ones; lengths: number of filled positions of each; positions: the new rows'
+        rope positions; inputs: as the model's `decode` takes them. Returns what `decode` returns.
+        """
         ...
 
 
 class Slots:
-    """The lines of a KV cache, each with its length and its next rope position.
+    """KV cache of a decoder, with each slot's length and next rope position.
 
-    model: has `prefill` and `decode`, which run in C where that can be had and is the faster, and
-    are traced here else. example: the first input of `decode`, for one slot. context_length:
-    positions a line holds. prompt_buckets: row counts that the graph's prompts are padded to,
-    ascending; none: no padding. extra: an example of what `prefill` takes after the cache, of
-    which there is nothing: [..., 0, ...] each.
+    model: its `prefill` and `decode` run in C where that is possible and faster, else as traced
+    graphs. example: the first input of `decode`, for one slot. context_length: positions of a slot.
+    prompt_buckets: row counts that a graph's prompts are padded to, ascending; if empty, nothing is
+    padded. extra: examples of the further inputs of `prefill`, after the cache, for a prompt that
+    has none of them: each has an axis of size 0.
     """
 
     def __init__(
@@ -76,7 +85,7 @@ class Slots:
             cache = PromptCache(KvCache(keys, values))
             return model.prefill(rows, positions, last, cache, *extra)
 
-        line = self._cache.lines(0, 1)
+        line = self._cache.slots(0, 1)
         # More rows than the experts' decode step takes: see model.moe.
         rows = torch.zeros(FEW_ROWS + 1, config.hidden_size, dtype=dtype)
         positions = torch.zeros(3, len(rows))
@@ -91,9 +100,12 @@ class Slots:
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0. rows: [S, hidden]; positions: float32 [3, S]; extra: what
-        the model's `prefill` takes after the cache. Returns what it does, rows of padding
-        included."""
+        """Fill a slot from position 0.
+
+        rows: [S, hidden]; positions: float32 [3, S]; extra: the further inputs of the model's
+        `prefill`, after the cache. Returns what `prefill` returns, which may include rows of
+        padding.
+        """
         length = len(rows)
         if self._native and length <= SHORT_PROMPT and not any(map(torch.numel, extra)):
             outputs = self._native.prefill(slot, rows, positions)
@@ -104,8 +116,11 @@ class Slots:
         return outputs
 
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
-        """Append one row to each slot: token ids int64 [n] or embeddings [n, hidden], as `decode`
-        takes them. Returns what it does."""
+        """Append one row to each slot.
+
+        inputs: token ids int64 [n] or embeddings [n, hidden], as the model's `decode` takes them.
+        Returns what `decode` returns.
+        """
         lengths = [self._lengths[slot] for slot in slots]
         positions = [self._next_positions[slot] for slot in slots]
         outputs = self._decode(slots, lengths, positions, inputs)
@@ -117,9 +132,9 @@ class Slots:
     def _padded_prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        length, line = len(rows), self._cache.lines(slot, slot + 1)
+        length, line = len(rows), self._cache.slots(slot, slot + 1)
         padding = bucket_of(length, self._buckets, "prompt rows") - length
-        if padding:  # even no padding would be a copy
+        if padding:  # F.pad copies even where there is nothing to pad
             rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
         return self._prefill_graph(
             rows, positions, self._number(length - 1), line.keys, line.values, *extra

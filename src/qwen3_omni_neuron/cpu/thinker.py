@@ -1,4 +1,4 @@
-"""The thinker on the CPU."""
+"""Thinker engine on the CPU."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.engines.protocols import Numbers
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker_prompt import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class CpuThinker:
-    """Serves runtime.protocols.Thinker over model.thinker and the encoders."""
+    """Thinker over model.thinker and the media encoders; see engines.protocols.Thinker."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class CpuThinker:
         self._config, self._thinker, self._media = config, thinker, media
         width, dtype = config.thinker.text.hidden_size, thinker.embedding.weight.dtype
         layers = len(config.thinker.vision.deepstack_layers)
-        self._nothing_seen = (
+        self._no_visual = (
             torch.zeros(0, dtype=torch.int64),
             torch.zeros(layers, 0, width, dtype=dtype),
         )
@@ -43,14 +43,15 @@ class CpuThinker:
             context_length,
             dtype,
             prompt_buckets,
-            self._nothing_seen,
+            self._no_visual,
         )
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0; see engines.protocols.Thinker.prefill."""
         ids = prompt.token_ids
         rows = self._thinker.embedding(ids)
-        visual, deepstack = self._nothing_seen
+        visual, deepstack = self._no_visual
         media = self._media.encode(prompt)
         if media is not None:
             rows[media.filled] = media.rows
@@ -60,9 +61,10 @@ class CpuThinker:
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see engines.protocols.Thinker.step."""
         if len(slots) == 1:
             return self._slots.step(slots, self._number(token_ids[0]))
         return self._slots.step(slots, torch.tensor(token_ids))
 
     def close(self) -> None:
-        """Nothing to give back but memory, which goes with the engine."""
+        """Do nothing: the engine holds only memory, which is freed with it."""

@@ -1,4 +1,4 @@
-"""Graphs for the CPU: a model's function traced once, so that a step costs no Python."""
+"""Traced torch graphs of what is not in C: functions of model/ that run without Python."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -7,22 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.engines.protocols import Numbers
-from qwen3_omni_neuron.model.kv_cache import KvCache, LineCache, SlotCache
+from qwen3_omni_neuron.engines.inputs import Numbers
+from qwen3_omni_neuron.model.kv_cache import KvCache, SingleSlotCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-
-
-class _Graph(nn.Module):
-    """A function of a module as a module's forward: what the tracer and the freezer take."""
-
-    def __init__(self, owner: nn.Module, function: Callable[..., Any]):
-        super().__init__()
-        self.owner = owner
-        self._function = function
-
-    def forward(self, *inputs: Tensor) -> Any:
-        return self._function(*inputs)
 
 
 def trace_graph(
@@ -30,21 +18,21 @@ def trace_graph(
 ) -> Callable[..., Any]:
     """Trace `function`, a method of `owner` or a partial of it, on an example of its inputs.
 
-    An axis that `function` reads as a Python number is static, as it is in a compiled graph, and
-    what the tracer warns of (a branch on a shape) is meant. An axis that it never reads so, such
-    as the KV window or a chunk of the vocoder's, may be of any length in later calls. Weights are
-    held by reference, not copied.
+    An axis whose length `function` reads as a Python number keeps the length of the example, as in
+    a compiled graph: branches on shapes, of which the tracer warns, are intended. Any other axis,
+    such as the KV window or a vocoder chunk's frames, may have another length in later calls.
+    Weights are held by reference, not copied.
     """
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore", category=torch.jit.TracerWarning)
-        # PyTorch points from TorchScript to torch.export, whose CPU path needs a C++ compiler and
-        # over a minute for the graphs that this traces in a second.
+        # The warning recommends torch.export, whose CPU path needs a C++ compiler and more than a
+        # minute for graphs that are traced here in a second.
         warnings.simplefilter("ignore", category=DeprecationWarning)
         graph = torch.jit.trace(_Graph(owner, function).eval(), example, check_trace=False)
         frozen = torch.jit.freeze(graph)
 
     def run(*inputs: Tensor) -> Any:
-        # Its optimizer takes a second on the first calls and gains nothing here.
+        # TorchScript's optimizer takes a second on the first calls and makes these no faster.
         with torch.jit.optimized_execution(False):
             return frozen(*inputs)
 
@@ -52,9 +40,10 @@ def trace_graph(
 
 
 class DecodeGraphs:
-    """The model's `decode` over a KV cache, traced for one slot and for several.
+    """Decode step of thinker or talker over a KV cache, traced for one slot and for several.
 
-    example: its first input, for one slot.
+    The caches of model.kv_cache that the graphs hold write the new keys and values, in place.
+    example: the first input of the model's `decode`, for one slot.
     """
 
     def __init__(self, model: Thinker | Talker, cache: KvCache, example: Tensor):
@@ -62,14 +51,14 @@ class DecodeGraphs:
         self._cache, self._number = cache, Numbers(positions)
 
         def decode_one(row: Tensor, position: Tensor, length: Tensor, *cache: Tensor) -> Any:
-            return model.decode(row, position, LineCache(KvCache(*cache), length))
+            return model.decode(row, position, SingleSlotCache(KvCache(*cache), length))
 
         def decode_many(
             rows: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, *cache: Tensor
         ) -> Any:
             return model.decode(rows, positions, SlotCache(KvCache(*cache), slots, lengths))
 
-        window = cache.lines(0, 1).window(2)
+        window = cache.slots(0, 1).window(2)
         self._one = trace_graph(
             model, decode_one, example, torch.ones(1), self._number(1), window.keys, window.values
         )
@@ -87,13 +76,25 @@ class DecodeGraphs:
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """See cpu.slots.Decode."""
+        """Append one row to each slot; see cpu.slots.Decode."""
         where = torch.tensor(positions)
         if len(slots) == 1:
             slot, length = slots[0], lengths[0]
-            window = self._cache.lines(slot, slot + 1).window(length + 1)
+            window = self._cache.slots(slot, slot + 1).window(length + 1)
             return self._one(inputs, where, self._number(length), window.keys, window.values)
         window = self._cache.window(max(lengths) + 1)
         return self._many(
             inputs, where, torch.tensor(slots), torch.tensor(lengths), window.keys, window.values
         )
+
+
+class _Graph(nn.Module):
+    """Module whose forward is a given function: torch.jit.freeze takes modules only."""
+
+    def __init__(self, owner: nn.Module, function: Callable[..., Any]):
+        super().__init__()
+        self.owner = owner
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._function(*inputs)

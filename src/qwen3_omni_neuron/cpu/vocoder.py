@@ -1,4 +1,4 @@
-"""code2wav on the CPU."""
+"""Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,46 +11,54 @@ from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.native.choice import native_wave
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import trace_graph
-from qwen3_omni_neuron.engines.chunks import cut_sound, pad_chunks
+from qwen3_omni_neuron.engines.chunks import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 
 
 class CpuVocoder:
-    """Serves runtime.protocols.Vocoder over model.code2wav: a streaming state a slot.
+    """Vocoder over model.code2wav; see engines.protocols.Vocoder.
 
-    Two functions, of a first chunk and of a later one, serve every chunk size and number of slots.
-    A slot whose chunk was padded keeps no state: what it heard last was padding.
+    One function for first chunks and one for later chunks take every chunk size and number of
+    slots. A slot whose chunk was padded keeps no state, because the state would include padding.
+    chunk_frames: ascending.
     """
 
     def __init__(
         self, code2wav: Code2Wav, slots: int, chunk_frames: tuple[int, ...] = CHUNK_FRAMES
     ):
-        """chunk_frames: ascending."""
         self.slots = slots
         self.chunk_frames = chunk_frames
         self.frame_samples = code2wav.config.frame_samples
         self.latency_samples = code2wav.config.latency_samples
         self._states: dict[int, State] = {}
-
         self._start, self._step = code2wav_calls(code2wav)
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """As the protocol has it. Raises BucketError for a chunk of no frames or of too many."""
+        """Decode the first chunks of streams; see engines.protocols.Vocoder.start.
+
+        Raises BucketError for a chunk of no frames or of too many.
+        """
         batch = pad_chunks(codes, self.chunk_frames)
         samples, state = self._start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """As `start`. Every slot was started, and its last chunk was not padded."""
+        """Decode the next chunks of streams; see engines.protocols.Vocoder.step.
+
+        Every slot was started, and its last chunk was not padded. Raises BucketError as `start`.
+        """
         batch = pad_chunks(codes, self.chunk_frames)
-        lost = [slot for slot in slots if slot not in self._states]
-        assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
+        stateless = [slot for slot in slots if slot not in self._states]
+        assert not stateless, (
+            f"slots {stateless} hold no stream: not started, at its end, or closed"
+        )
         samples, state = self._step(batch, _join([self._states[slot] for slot in slots]))
         return self._finish(slots, codes, samples, state, 0)
 
     def close(self) -> None:
+        """Free the streaming states."""
         self._states.clear()
 
     def _finish(
@@ -59,28 +67,19 @@ class CpuVocoder:
         codes: Sequence[Tensor],
         samples: Tensor,
         state: State,
-        late: int,
+        missing: int,
     ) -> list[NDArray[np.float32]]:
-        """Put the new states into their slots, and cut the sound of the padding off."""
-        frames = (samples.shape[1] + late) // self.frame_samples
-        parts = zip(slots, codes, _part(state), strict=True)
-        kept = {slot: left for slot, chunk, left in parts if len(chunk) == frames}
+        """Keep the new states of the slots, and cut the samples of padding off.
+
+        missing: samples that a stream's first chunk has fewer; 0 for later chunks.
+        """
+        frames = (samples.shape[1] + missing) // self.frame_samples
+        parts = zip(slots, codes, _split(state), strict=True)
+        kept = {slot: own for slot, chunk, own in parts if len(chunk) == frames}
         for slot in slots:
             self._states.pop(slot, None)
         self._states |= kept
-        return cut_sound(codes, samples, self.frame_samples, late)
-
-
-def _join(states: list[State]) -> State:
-    """States of one stream each -> the state of all of them. One alone is taken as it is."""
-    if len(states) == 1:
-        return states[0]
-    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
-
-
-def _part(state: State) -> list[State]:
-    """The reverse of _join."""
-    return list(zip(*(tensor.split(1) for tensor in state), strict=True))
+        return cut_audio(codes, samples, self.frame_samples, missing)
 
 
 Start = Callable[[Tensor], tuple[Tensor, State]]
@@ -88,8 +87,10 @@ Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
 def code2wav_calls(code2wav: Code2Wav) -> tuple[Start, Step]:
-    """Code2Wav.start and Code2Wav.step. The state of one is for the other of the same pair; its
-    parts are batch-first."""
+    """Return functions that compute Code2Wav.start and Code2Wav.step, in C where that is possible.
+
+    A state fits only the functions of its own pair. Its tensors have the streams as first axis.
+    """
     wave = native_wave(code2wav)
     if wave is None:
         return code2wav_graphs(code2wav, code2wav.start, code2wav.step)
@@ -98,7 +99,7 @@ def code2wav_calls(code2wav: Code2Wav) -> tuple[Start, Step]:
 
 
 def code2wav_graphs(code2wav: Code2Wav, start: Start, step: Step) -> tuple[Start, Step]:
-    """Two methods of code2wav, traced for any number of streams and frames."""
+    """Trace two methods of code2wav for any number of streams and frames."""
 
     def step_flat(codes: Tensor, *state: Tensor) -> tuple[Tensor, State]:
         return step(codes, state)
@@ -114,16 +115,31 @@ def code2wav_graphs(code2wav: Code2Wav, start: Start, step: Step) -> tuple[Start
 def _with_native_wave(
     start_inputs: Start, step_inputs: Step, wave: NativeWave
 ) -> tuple[Start, Step]:
-    """The wave's own state is the last part of all."""
+    """Return calls whose waveform part runs in C.
+
+    Its state is the last tensor of the whole state.
+    """
 
     def start(codes: Tensor) -> tuple[Tensor, State]:
         x, state = start_inputs(codes)
-        samples, left = wave.start(x)
-        return samples, (*state, left)
+        samples, wave_state = wave.start(x)
+        return samples, (*state, wave_state)
 
     def step(codes: Tensor, state: State) -> tuple[Tensor, State]:
-        x, left = step_inputs(codes, state[:-1])
-        samples, left_of_wave = wave.step(x, state[-1])
-        return samples, (*left, left_of_wave)
+        x, new_state = step_inputs(codes, state[:-1])
+        samples, wave_state = wave.step(x, state[-1])
+        return samples, (*new_state, wave_state)
 
     return start, step
+
+
+def _join(states: list[State]) -> State:
+    """Join the states of single streams to one state of all of them, without a copy of a single."""
+    if len(states) == 1:
+        return states[0]
+    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+
+def _split(state: State) -> list[State]:
+    """Split a state into those of single streams: the reverse of _join."""
+    return list(zip(*(tensor.split(1) for tensor in state), strict=True))

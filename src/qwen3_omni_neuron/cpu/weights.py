@@ -1,7 +1,7 @@
-"""The weights of a compiled tree: our modules' own parameters, a file a graph, mapped into memory.
+"""Write and load the weights of a compiled tree: one file a graph, of our modules' parameters.
 
-Nothing is converted or copied when they are read: pages come from the disk as they are first used,
-and processes over the same tree share them.
+They are converted when they are written. A loaded file is mapped into memory, without a copy: pages
+are read from the disk when they are first used, and all processes of one tree share them.
 """
 
 import time
@@ -31,16 +31,16 @@ WEIGHTS_FILE = "weights.safetensors"
 def load_compiled_models(
     tree: Path, config: OmniConfig, dtype: torch.dtype, stages: Collection[str]
 ) -> Models:
-    """The modules of some stages over the weights in a tree.
+    """Load the modules of some stages from a tree.
 
-    The talker's text rows are made from the token embedding, which lies with the thinker.
+    The talker also gets the token embedding, from the thinker's file, for its text rows.
     Raises ArtifactError for a file that can't be read, or whose tensors are not the modules'.
     """
     models, parts = lay_out(config, stages)
     for graph, names in GRAPH_PARTS.items():
         modules = {name: parts[name].module for name in names if name in parts}
         if modules:
-            with _weights(tree / graph) as file:
+            with _open_weights(tree / graph) as file:
                 wanted = {
                     f"{name}.{target}": (name, target)
                     for name in modules
@@ -49,21 +49,22 @@ def load_compiled_models(
                 _fill(tree / graph, file, wanted, modules, dtype, whole=True)
     if "embedding" in parts:
         wanted = {"thinker.embedding.weight": ("embedding", "weight")}
-        with _weights(tree / "thinker") as file:
+        with _open_weights(tree / "thinker") as file:
             modules = {"embedding": parts["embedding"].module}
             _fill(tree / "thinker", file, wanted, modules, dtype, whole=False)
     return models
 
 
 @contextmanager
-def _weights(folder: Path) -> Iterator[Any]:
+def _open_weights(folder: Path) -> Iterator[Any]:
+    """Open the weights in a graph's folder."""
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
             yield file
     except (SafetensorError, OSError) as error:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} can't be read ({error}). Delete {folder} and compile again: "
-            "only it will be."
+            "only that graph is compiled."
         ) from error
 
 
@@ -75,13 +76,16 @@ def _fill(
     dtype: torch.dtype,
     whole: bool,
 ) -> None:
-    """whole: the file has no other tensors than those that are wanted."""
+    """Make tensors of a file the parameters of modules.
+
+    wanted: module and parameter name of each tensor. whole: the file must have no other tensors.
+    """
     stored = set(file.keys())
-    strange = sorted(wanted.keys() - stored) or (sorted(stored - wanted.keys()) if whole else [])
-    if strange:
+    different = sorted(wanted.keys() - stored) or (sorted(stored - wanted.keys()) if whole else [])
+    if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
-            f"({len(strange)} differ, {strange[0]} first). Delete {folder} and compile again."
+            f"({len(different)} differ, {different[0]} first). Delete {folder} and compile again."
         )
     for name, (module, target) in wanted.items():
         tensor = file.get_tensor(name)
@@ -97,7 +101,8 @@ def _fill(
 def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     """Write a graph's weights into `folder`, one parameter at a time.
 
-    Raises CheckpointError (see weights.load_parts), also for what else its stage needs, OSError.
+    Raises OSError, and CheckpointError (see checkpoint.parameters.load_parts), also for parameters
+    of the other graphs of its stage.
     """
     started = time.monotonic()
     config, dtype = read_config(plan.model), getattr(torch, plan.dtype)
@@ -117,17 +122,19 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Of a graph's weights in the plan's dtype."""
+    """Return the size in bytes of a graph's weights in the plan's dtype."""
     parts = _stage_parts(plan, graph)
     shapes = _shapes({name: parts[name] for name in GRAPH_PARTS[graph]})
     return sum(shape.numel() for shape in shapes.values()) * getattr(torch, plan.dtype).itemsize
 
 
 def _stage_parts(plan: CompilePlan, graph: str) -> dict[str, Part]:
+    """Return all parts of a graph's stage."""
     return lay_out(read_config(plan.model), (GRAPH_STAGES[graph],))[1]
 
 
 def _shapes(parts: dict[str, Part]) -> dict[str, torch.Size]:
+    """Return the shape of every tensor in a graph's file by name."""
     return {
         f"{name}.{target}": part.module.get_parameter(target).shape
         for name, part in parts.items()

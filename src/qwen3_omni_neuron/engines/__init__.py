@@ -1,1 +1,6 @@
-"""What the engines of every target have in common: they put their own graphs in."""
+"""Code that the engines of all targets share.
+
+engines.protocols declares what the runtime calls; engines.talker is the one talker engine, over the
+parts of any target; engines.remote has the engines that run in processes of their own;
+engines.media, engines.chunks and engines.inputs prepare calls.
+"""

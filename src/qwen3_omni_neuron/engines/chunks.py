@@ -1,4 +1,4 @@
-"""Chunks of frames, padded to a compiled size, and their sound, cut to what was asked for."""
+"""Chunks of codec frames: padded to a compiled size, and their audio without the padding's."""
 
 from collections.abc import Sequence
 
@@ -12,10 +12,11 @@ from qwen3_omni_neuron.errors import BucketError
 
 
 def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
-    """[frames, groups] a stream -> [streams, groups, T], T the smallest compiled size that holds
-    all.
+    """Pad the chunks of several streams to the smallest compiled size that holds all of them.
 
-    chunk_frames: ascending. Raises BucketError for a chunk of no frames or of too many.
+    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending.
+    Returns [streams, groups, T], T the size. Raises BucketError for a chunk of no frames or of too
+    many.
     """
     shortest, longest = min(map(len, codes)), max(map(len, codes))
     if not 1 <= shortest <= longest <= chunk_frames[-1]:
@@ -26,14 +27,18 @@ def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
         )
     bucket = next(size for size in chunk_frames if size >= longest)
     padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
-    return torch.stack(padded).transpose(1, 2)
+    return torch.stack(padded).transpose(1, 2)  # [streams, T, groups] -> [streams, groups, T]
 
 
-def cut_sound(
-    codes: Sequence[Tensor], samples: Tensor, frame_samples: int, late: int
+def cut_audio(
+    codes: Sequence[Tensor], samples: Tensor, frame_samples: int, latency_samples: int
 ) -> list[NDArray[np.float32]]:
-    """samples [streams, T * frame_samples - late] -> each stream's own, without its padding's."""
+    """Return the samples of each stream, without those of its padding.
+
+    samples: [streams, T * frame_samples - latency_samples].
+    """
     rows = samples.float().numpy()
     return [
-        row[: len(chunk) * frame_samples - late] for row, chunk in zip(rows, codes, strict=False)
+        row[: len(chunk) * frame_samples - latency_samples]
+        for row, chunk in zip(rows, codes, strict=False)  # a batch may have rows of no stream
     ]

@@ -1,4 +1,4 @@
-"""A prompt's media, encoded: what takes the places of its placeholders."""
+"""A prompt's audio, images and videos as rows for the thinker."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -12,18 +12,18 @@ from qwen3_omni_neuron.model.config import OmniConfig
 
 
 class Audio(Protocol):
-    """The audio encoder, on whatever it runs."""
+    """The audio encoder of a target."""
 
-    def encode(self, clips: Sequence[Tensor]) -> Tensor:
-        """[tokens, hidden] of all clips, in order. clips: float32 [mel_bins, frames] each."""
+    def encode(self, clips: Sequence[Tensor], /) -> Tensor:
+        """Encode clips, float32 [mel_bins, frames] each. Returns [tokens, hidden], in order."""
         ...
 
 
 class Vision(Protocol):
-    """The vision encoder, on whatever it runs."""
+    """The vision encoder of a target."""
 
-    def encode(self, pictures: Iterable[Patches]) -> Tensor:
-        """[1 + deepstack, rows, hidden] of all pictures, in order."""
+    def encode(self, patches: Iterable[Patches], /) -> Tensor:
+        """Encode images or videos. Returns [1 + deepstack, rows, hidden], in order."""
         ...
 
 
@@ -31,9 +31,9 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    filled: bool [S], which of the prompt's tokens they stand for. rows: [filled, hidden]. visual:
-    int64 [V], the places in the prompt of images and videos among them. deepstack: [layers, V,
-    hidden], what the thinker's first layers add there.
+    filled: bool [S], true for the prompt's tokens that the rows replace. rows: [filled, hidden].
+    visual: int64 [V], the prompt's indices of the rows of images and videos. deepstack: [layers, V,
+    hidden], added to these rows in the thinker's first layers.
     """
 
     filled: Tensor
@@ -43,16 +43,16 @@ class PromptMedia:
 
 
 class MediaEncoders:
-    """The thinker's audio and vision encoders, as its prompts need them."""
+    """The audio and the vision encoder of the thinker, called for whole prompts."""
 
     def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
     def encode(self, prompt: Prompt) -> PromptMedia | None:
-        """Encode all media of a prompt; None where it has none."""
+        """Encode all media of a prompt. Returns None where it has none."""
         c = self._config.thinker
-        pictures = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
-        present = [token_id for token_id, seen in pictures.items() if seen]
+        visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
+        present = [token_id for token_id, patches in visuals.items() if patches]
         if prompt.audio_mel:
             present.append(c.audio_token_id)
         if not present:
@@ -63,9 +63,9 @@ class MediaEncoders:
         rows = torch.empty(levels, len(kinds), c.text.hidden_size, dtype=self._dtype)
         if prompt.audio_mel:
             rows[0, kinds == c.audio_token_id] = self._audio.encode(prompt.audio_mel)
-        for token_id, seen in pictures.items():
-            if seen:
-                rows[:, kinds == token_id] = self._vision.encode(seen)
+        for token_id, patches in visuals.items():
+            if patches:
+                rows[:, kinds == token_id] = self._vision.encode(patches)
         visual = kinds != c.audio_token_id
-        places = filled.nonzero().flatten()[visual]
-        return PromptMedia(filled, rows[0], places, rows[1:, visual])
+        indices = filled.nonzero().flatten()[visual]
+        return PromptMedia(filled, rows[0], indices, rows[1:, visual])

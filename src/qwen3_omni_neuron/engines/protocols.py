@@ -1,43 +1,35 @@
-"""What the runtime asks of an engine, whatever it runs on.
+"""Protocols of the engines: what the runtime calls, and the parts that a talker engine is made of.
 
-An engine works on slots, the lines of its KV cache or of its streaming state; it knows nothing of
-requests. It takes several slots in one call, chooses the compiled bucket and pads inside. Tensors
-are on the host.
+The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. `DecoderSlots` and
+`Predictor` are the parts of a target that engines.talker.TalkerEngine turns into a `Talker`.
 
-Each engine is called from one thread at a time. A call that raises has moved no slot: the runtime
-may make it again with fewer slots, to find the one that is at fault.
+An engine works on slots, the rows of its KV cache or of its streaming state, and knows nothing of
+requests. One call takes several slots; the engine chooses the compiled bucket and pads inside.
+Tensors are on the host. Each engine is called from one thread at a time.
+
+A call that raises has changed no slot: the runtime may repeat it with fewer slots, to find the one
+that fails (see runtime.stage).
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.model.sampler import top_p_limits
-
-
-@dataclass(frozen=True)
-class PredictorSampling:
-    """How codes 1 to 15 of a frame are drawn: uniforms float32 [15] in [0, 1), None for greedy."""
-
-    uniforms: NDArray[np.float32] | None
-    top_k: int
-    top_p: float
 
 
 class Thinker(Protocol):
-    """Reads prompts, writes text."""
+    """Engine that reads prompts and writes text tokens."""
 
     slots: int
     context_length: int
 
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Fill a slot from its beginning.
+        """Fill a slot from position 0.
 
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the prompt's audio, image and video positions, in order.
@@ -49,14 +41,26 @@ class Thinker(Protocol):
         ...
 
     def close(self) -> None:
-        """Give back what the engine holds. Calls that come later, or are under way, may raise."""
+        """Release what the engine holds. Calls that are running or come later may raise."""
         ...
 
 
-class Talker(Protocol):
-    """Reads text tokens, writes codec frames.
+@dataclass(frozen=True)
+class PredictorSampling:
+    """Sampling of codes 1 to 15 of one frame.
 
-    Of each slot it keeps the KV cache, the last hidden state and the last frame's feedback.
+    uniforms: float32 [15] in [0, 1), None for greedy.
+    """
+
+    uniforms: NDArray[np.float32] | None
+    top_k: int
+    top_p: float
+
+
+class Talker(Protocol):
+    """Engine that reads text tokens and writes codec frames, the code predictor included.
+
+    It keeps for each slot the KV cache, the last hidden state and the last frame's feedback row.
     """
 
     slots: int
@@ -70,31 +74,36 @@ class Talker(Protocol):
         ...
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        """Do the rest. accepted: as `Thinker.prefill` returns it; first_token: the first generated
-        one. Returns logits [1, codec vocab] of code 0."""
+        """Complete the prompt that `prepare` has begun.
+
+        accepted: hidden states, as `Thinker.prefill` returns them. first_token: the first token
+        that the thinker generated. Returns logits [1, codec vocab] of code 0.
+        """
         ...
 
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
-        """Write the frame that begins with code 0. Returns codes int64 [len(slots), 16]."""
+        """Complete the frame that begins with code 0. Returns codes int64 [len(slots), 16]."""
         ...
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append the slot's last frame and the row of one text token to each slot. Returns logits
-        [len(slots), codec vocab] of code 0."""
+        """Append the slot's last frame and the row of one text token to each slot.
+
+        Returns logits [len(slots), codec vocab] of code 0.
+        """
         ...
 
     def close(self) -> None:
-        """As `Thinker.close`."""
+        """Release what the engine holds; see Thinker.close."""
         ...
 
 
 class Vocoder(Protocol):
-    """Reads frames, writes sound.
+    """Engine that reads codec frames and writes audio.
 
     chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
-    the last one of a stream may be shorter, after which its slot can only be started anew.
+    the last one of a stream may be shorter, and after it the slot can only start a new stream.
     """
 
     slots: int
@@ -103,24 +112,35 @@ class Vocoder(Protocol):
     latency_samples: int
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the first chunks of streams. codes: int64 [frames, 16] a slot. Returns float32
-        [frames * frame_samples - latency_samples] a slot, 24 kHz, in [-1, 1]."""
+        """Decode the first chunks of streams.
+
+        codes: int64 [frames, 16] a slot. Returns float32 [frames * frame_samples -
+        latency_samples] a slot, 24 kHz, in [-1, 1].
+        """
         ...
 
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """Decode the next chunks of streams: float32 [frames * frame_samples] a slot."""
+        """Decode the next chunks of streams. Returns float32 [frames * frame_samples] a slot."""
         ...
 
     def close(self) -> None:
-        """As `Thinker.close`."""
+        """Release what the engine holds; see Thinker.close."""
         ...
+
+
+class StageEngines(TypedDict, total=False):
+    """The engines that were built in one process, by stage."""
+
+    thinker: Thinker
+    talker: Talker
+    vocoder: Vocoder
 
 
 @dataclass(frozen=True)
 class Engines:
-    """What a pipeline drives. talker and vocoder are None where the checkpoint can't speak.
+    """The engines of one pipeline. talker and vocoder are None where the checkpoint can't speak.
 
-    enter_thread: what a thread does first that is to call an engine.
+    enter_thread: called once in each thread that will call an engine, before it does.
     """
 
     thinker: Thinker
@@ -128,47 +148,43 @@ class Engines:
     vocoder: Vocoder | None
     enter_thread: Callable[[], None] = lambda: None
 
-
-class Numbers:
-    """Integers as tensors int64 [1], ready made: views on a count from 0 up to `limit`."""
-
-    def __init__(self, limit: int):
-        self._count = torch.arange(limit)
-
-    def __call__(self, number: int) -> Tensor:
-        return self._count[number : number + 1]
+    @staticmethod
+    def of(built: StageEngines, enter_thread: Callable[[], None] = lambda: None) -> "Engines":
+        """Make one of engines by stage, of which the thinker is there."""
+        return Engines(built["thinker"], built.get("talker"), built.get("vocoder"), enter_thread)
 
 
 class DecoderSlots(Protocol):
-    """A decoder with a KV cache line a slot, on whatever it runs."""
+    """Decoder of a target with a KV cache row a slot."""
 
     slots: int
     context_length: int
 
     def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0. rows: [S, hidden]; positions: float32 [3, S]. Returns
-        logits [1, vocab] and the post-norm hidden state [1, hidden] of the last row."""
+        """Fill a slot from position 0.
+
+        rows: [S, hidden]. positions: float32 [3, S]. Returns logits [1, vocab] and the post-norm
+        hidden state [1, hidden] of the last row.
+        """
         ...
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Append one row [n, hidden] to each slot. Returns logits [n, vocab] and post-norm hidden
-        states [n, hidden]."""
+        """Append one row of [n, hidden] to each of n slots.
+
+        Returns logits [n, vocab] and post-norm hidden states [n, hidden].
+        """
         ...
 
 
 class Predictor(Protocol):
-    """Writes the rest of frames, each sampled in its own way."""
+    """Code predictor of a target, which completes frames."""
 
     def predict(
         self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
     ) -> tuple[Tensor, Tensor]:
-        """hidden: [n, hidden], the talker's, post-norm; code0: int64 [n]. Returns codes int64
-        [n, 16], code 0 first, and the feedback [n, hidden]: see model.code_predictor."""
+        """Complete n frames, each with its own sampling.
+
+        hidden: [n, hidden], the talker's, post-norm. code0: int64 [n]. Returns codes int64 [n, 16],
+        code 0 first, and the feedback rows [n, hidden]: see model.code_predictor.
+        """
         ...
-
-
-def draws(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tensor]:
-    """Uniforms [n, 15] and top-p limits [n] of frames that are all sampled, as a graph takes
-    them."""
-    uniforms = [how.uniforms for how in sampling if how.uniforms is not None]
-    return torch.from_numpy(np.stack(uniforms)), top_p_limits([how.top_p for how in sampling])

@@ -1,4 +1,4 @@
-"""Engines that live in processes of their own, seen from here as engines like any other."""
+"""Engines that run in processes of their own, behind the protocols of any other engine."""
 
 from collections.abc import Sequence
 
@@ -11,79 +11,6 @@ from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.process.engine_process import EngineProcess
 
 
-class RemoteThinker:
-    """A `Thinker` in another process. Its calls raise what EngineProcess.call does, besides."""
-
-    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
-        """Wait for the engine. Raises what EngineProcess.wait_ready does."""
-        self.process = process
-        attributes = process.wait_ready(timeout_s)
-        self.slots: int = attributes["slots"]
-        self.context_length: int = attributes["context_length"]
-
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        return self.process.call("prefill", slot, prompt)
-
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        return self.process.call("step", slots, token_ids)
-
-    def close(self) -> None:
-        """End the process, in bounded time. Any thread's."""
-        self.process.close()
-
-
-class RemoteTalker:
-    """A `Talker` in another process, as `RemoteThinker`."""
-
-    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
-        """As `RemoteThinker`."""
-        self.process = process
-        attributes = process.wait_ready(timeout_s)
-        self.slots: int = attributes["slots"]
-        self.context_length: int = attributes["context_length"]
-
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
-        self.process.call("prepare", slot, prompt, speaker_id)
-
-    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
-        return self.process.call("prefill", slot, accepted, first_token)
-
-    def predict(
-        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
-    ) -> Tensor:
-        return self.process.call("predict", slots, code0, sampling)
-
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        return self.process.call("step", slots, token_ids)
-
-    def close(self) -> None:
-        """End the process, in bounded time. Any thread's."""
-        self.process.close()
-
-
-class RemoteVocoder:
-    """A `Vocoder` in another process, as `RemoteThinker`."""
-
-    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
-        """As `RemoteThinker`."""
-        self.process = process
-        attributes = process.wait_ready(timeout_s)
-        self.slots: int = attributes["slots"]
-        self.chunk_frames: tuple[int, ...] = attributes["chunk_frames"]
-        self.frame_samples: int = attributes["frame_samples"]
-        self.latency_samples: int = attributes["latency_samples"]
-
-    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        return self.process.call("start", slots, codes)
-
-    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        return self.process.call("step", slots, codes)
-
-    def close(self) -> None:
-        """End the process, in bounded time. Any thread's."""
-        self.process.close()
-
-
 def remote_engines(
     thinker: EngineProcess,
     talker: EngineProcess | None,
@@ -92,7 +19,8 @@ def remote_engines(
 ) -> Engines:
     """Wait for processes that were started to build their engines at the same time.
 
-    timeout_s: for each one. Raises what EngineProcess.wait_ready does; all are closed then.
+    timeout_s: longest wait for each one.
+    Raises what EngineProcess.wait_ready raises; all are closed then.
     """
     try:
         return Engines(
@@ -105,3 +33,77 @@ def remote_engines(
             if process:
                 process.close()
         raise
+
+
+class RemoteEngine:
+    """Base of the remote engines. Their calls also raise what EngineProcess.call raises."""
+
+    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
+        """Wait for the engine. Raises what EngineProcess.wait_ready raises."""
+        process.wait_ready(timeout_s)
+        self.process = process
+        self.slots: int = process.read("slots")
+
+    def close(self) -> None:
+        """End the process within seconds. Any thread may call it."""
+        self.process.close()
+
+
+class RemoteThinker(RemoteEngine):
+    """A `Thinker` in another process."""
+
+    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
+        super().__init__(process, timeout_s)
+        self.context_length: int = process.read("context_length")
+
+    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0; see Thinker.prefill."""
+        return self.process.call("prefill", slot, prompt)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see Thinker.step."""
+        return self.process.call("step", slots, token_ids)
+
+
+class RemoteTalker(RemoteEngine):
+    """A `Talker` in another process."""
+
+    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
+        super().__init__(process, timeout_s)
+        self.context_length: int = process.read("context_length")
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        """Begin a slot's prompt; see Talker.prepare."""
+        self.process.call("prepare", slot, prompt, speaker_id)
+
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        """Complete a slot's prompt; see Talker.prefill."""
+        return self.process.call("prefill", slot, accepted, first_token)
+
+    def predict(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        """Complete the frame of each slot; see Talker.predict."""
+        return self.process.call("predict", slots, code0, sampling)
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one row to each slot; see Talker.step."""
+        return self.process.call("step", slots, token_ids)
+
+
+class RemoteVocoder(RemoteEngine):
+    """A `Vocoder` in another process."""
+
+    def __init__(self, process: EngineProcess, timeout_s: float) -> None:
+        super().__init__(process, timeout_s)
+        self.chunk_frames: tuple[int, ...] = process.read("chunk_frames")
+        self.frame_samples: int = process.read("frame_samples")
+        self.latency_samples: int = process.read("latency_samples")
+
+    def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """Decode the first chunks of streams; see Vocoder.start."""
+        return self.process.call("start", slots, codes)
+
+    def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
+        """Decode the next chunks of streams; see Vocoder.step."""
+        return self.process.call("step", slots, codes)

@@ -1,4 +1,4 @@
-"""The talker with its code predictor, over what a target runs of them."""
+"""The talker engine: one for all targets, over a decoder and a code predictor of the target."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,32 +8,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, Numbers, Predictor, PredictorSampling
+from qwen3_omni_neuron.engines.inputs import Numbers
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, Predictor, PredictorSampling
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker_prompt import codec_prefix_ids, media_mask, text_prefix_ids
 
-
-@dataclass(frozen=True)
-class _Awaited:
-    """A talker prompt that lacks what the thinker makes of the media.
-
-    rows: [rows, hidden], the media ones not filled yet, and the last one missing. media: bool
-    [rows], which those are. positions: float32 [3, rows + 1].
-    """
-
-    rows: Tensor
-    media: Tensor
-    positions: Tensor
+ROWS_AT_ONCE = 4096  # of text_row_table: bounds the projection's memory beside its result
 
 
 class TalkerEngine:
-    """Serves runtime.protocols.Talker over a decoder's slots, a code predictor and the projections.
+    """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
-    decoder: takes rows, gives logits and post-norm hidden states. codec_rows: the codec's table
-    [codec vocab, hidden]. text_rows: [vocab, hidden], see text_rows. project_hidden: the accept
-    layer's rows to the talker's. newline_id: the token of the line break after a role. release:
-    gives back what the parts hold beside memory.
+    codec_rows: the codec's table [codec vocab, hidden]. text_rows: the text tokens' table [vocab,
+    hidden], see text_row_table. project_hidden: projects the accept layer's rows to the talker's.
+    newline_id: the token of the line break after a role. release: called by `close`, frees what the
+    parts hold beside memory.
     """
 
     def __init__(
@@ -55,15 +45,16 @@ class TalkerEngine:
         self._project_hidden, self._release = project_hidden, release
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(config.talker.text.vocab_size)
-        self._awaited: dict[int, _Awaited] = {}
+        self._incomplete: dict[int, _IncompletePrompt] = {}
         row = codec_rows[:1]
-        # Of the last step: the code predictor starts from it.
+        # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor
+        # starts, and feedback of the last frame, from which the next step starts.
         self._hidden = [row] * self.slots
-        # Of the last frame: the next step starts from it.
         self._feedback = [row] * self.slots
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+        """Fill a slot with a prompt without media, else keep its rows; see Talker.prepare."""
         if len(prompt) >= self.context_length:
             raise PromptTooLongError(
                 f"the talker's prompt has {len(prompt)} rows and its KV cache "
@@ -75,25 +66,27 @@ class TalkerEngine:
         media = media_mask(prompt.token_ids, self._config)
         if media.any():
             mask = F.pad(media, (0, len(assistant)))
-            self._awaited[slot] = _Awaited(rows, mask, prompt.positions)
+            self._incomplete[slot] = _IncompletePrompt(rows, mask, prompt.positions)
         else:
-            self._awaited.pop(slot, None)
+            self._incomplete.pop(slot, None)
             self._fill(slot, rows, prompt.positions[:, :-1])
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        """Complete a slot's prompt; see Talker.prefill."""
         codec_bos = self._codec_rows[self._codec_bos]
         last = self._text_rows[first_token : first_token + 1] + codec_bos
-        awaited = self._awaited.pop(slot, None)
-        if awaited is None:
+        prompt = self._incomplete.pop(slot, None)
+        if prompt is None:
             return self._advance((slot,), last)
-        rows = awaited.rows.masked_scatter(awaited.media[:, None], self._project_hidden(accepted))
-        return self._fill(slot, torch.cat((rows, last)), awaited.positions)
+        rows = prompt.rows.masked_scatter(prompt.media[:, None], self._project_hidden(accepted))
+        return self._fill(slot, torch.cat((rows, last)), prompt.positions)
 
     @torch.inference_mode()
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
     ) -> Tensor:
+        """Complete the frame of each slot; see Talker.predict."""
         if len(slots) == 1:
             slot, code = slots[0], self._number(code0[0])
             codes, self._feedback[slot] = self._predictor.predict(
@@ -108,6 +101,7 @@ class TalkerEngine:
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one row to each slot; see Talker.step."""
         if len(slots) == 1:
             token = token_ids[0]
             return self._advance(slots, self._feedback[slots[0]] + self._text_rows[token])
@@ -116,6 +110,7 @@ class TalkerEngine:
         return self._advance(slots, feedback + text)
 
     def close(self) -> None:
+        """Release what the parts hold; see Thinker.close."""
         self._release()
 
     def _fill(self, slot: int, rows: Tensor, positions: Tensor) -> Tensor:
@@ -124,25 +119,22 @@ class TalkerEngine:
         return logits
 
     def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
-        """Append one row a slot. Returns logits [len(slots), vocab]."""
+        """Append one row to each slot. Returns logits [len(slots), vocab]."""
         logits, hidden = self._decoder.step(slots, rows)
         for slot, row in zip(slots, hidden.split(1), strict=True):
             self._hidden[slot] = row
         return logits
 
     def _codec_prefix(self, speaker_id: int) -> Tensor:
-        """Codec sides of the assistant rows 3 to 8."""
+        """Return the codec sides of the assistant rows 3 to 8: see model.talker_prompt."""
         assert self._config.talker is not None
         ids = codec_prefix_ids(self._config.talker, speaker_id)
         return self._codec_rows[torch.tensor(ids)]
 
 
-ROWS_AT_ONCE = 4096  # bounds what the projection needs beside its result
-
-
 @torch.inference_mode()
 def text_row_table(embedding: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-    """Talker rows [vocab, talker hidden] of all text tokens.
+    """Return the talker's rows [vocab, talker hidden] of all text tokens.
 
     embedding: the thinker's table [vocab, thinker hidden]. project: the text projection.
     """
@@ -153,3 +145,16 @@ def text_row_table(embedding: Tensor, project: Callable[[Tensor], Tensor]) -> Te
         stop = start + ROWS_AT_ONCE
         table[start:stop] = project(embedding[start:stop])
     return table
+
+
+@dataclass(frozen=True)
+class _IncompletePrompt:
+    """A talker prompt that lacks the thinker's hidden states of the media.
+
+    rows: [rows, hidden], those of the media not filled yet, without the last row. media: bool
+    [rows], true for those of the media. positions: float32 [3, rows + 1].
+    """
+
+    rows: Tensor
+    media: Tensor
+    positions: Tensor

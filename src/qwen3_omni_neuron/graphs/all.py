@@ -9,8 +9,7 @@ from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, fill, lay_out
 from qwen3_omni_neuron.compilation.buckets import buckets_within
-from qwen3_omni_neuron.compilation.manifest import Call
-from qwen3_omni_neuron.compilation.manifest import TensorSpec as Recorded
+from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
 from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
@@ -35,14 +34,17 @@ PARTS = (
 
 
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
-    """A row for every graph and bucket of a plan, as one of its `tp` cores runs it: inputs and
-    outputs are whole, the KV cache is the core's own heads. What is of any length has a name."""
+    """Yield every graph of a plan at every bucket, as one of its `tp` cores runs it.
+
+    Inputs and outputs are whole; a KV cache has the core's own heads. An axis of any length has a
+    name instead of a number.
+    """
     c, dtype = config.thinker, getattr(torch, plan.dtype)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
-    pictures: Axis = "frames" if plan.target == "cpu" else 1
+    vision_frames: Axis = 1 if plan.is_static else "frames"
     for patches in plan.patch_buckets or ("patches",):
-        yield vision_graph(c.vision, pictures, patches, dtype)
+        yield vision_graph(c.vision, vision_frames, patches, dtype)
     yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
     if config.talker is None or config.code2wav is None:
         return
@@ -60,9 +62,11 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
 
 
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
-    """The modules that graphs are traced from, on the meta device: those of the CPU, but for the
-    experts of long prompts, which are computed in blocks of fixed shape, and for the norms, which
-    are spelled out."""
+    """Lay out the modules that graphs are traced from, on the meta device.
+
+    They are those of model/, with the experts of long prompts computed in blocks of fixed shape,
+    and with norms written in basic operations.
+    """
     models, _ = lay_out(static_config(config))
     for name in PARTS:
         module = getattr(models, name)
@@ -73,14 +77,14 @@ def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Mo
 
 
 def spell_out_norms(module: nn.Module) -> None:
-    """In operations that every compiler has: see model.norm."""
+    """Let norms compute in basic operations, which every compiler has; see model.layers.RmsNorm."""
     for layer in module.modules():
         if isinstance(layer, RmsNorm):
             layer.spelled_out = True
 
 
 def with_weights(models: Models, weights: Models) -> Models:
-    """`models`, laid out by static_models, over the very parameters of loaded ones: no copy."""
+    """Fill modules laid out by `static_models` with the parameters of loaded ones, not copied."""
     for name in PARTS:
         module, loaded = getattr(models, name), getattr(weights, name)
         if module is not None:
@@ -90,7 +94,7 @@ def with_weights(models: Models, weights: Models) -> Models:
 
 
 def static_config(config: OmniConfig) -> OmniConfig:
-    """The config with experts in blocks: see model.moe."""
+    """Return the config whose experts are computed in blocks of fixed shape; see model.moe."""
     thinker = replace(config.thinker, text=_in_blocks(config.thinker.text))
     if config.talker is None:
         return replace(config, thinker=thinker)
@@ -115,20 +119,20 @@ def _decoder_graphs(
         yield decode_graph(config, part, slots, window, plan)
 
 
-def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[Call, ...]:
-    """Every way to call one of plan.GRAPHS, at every bucket of a plan."""
+def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
+    """Describe the calls of one of compilation.plan.GRAPHS, at every bucket of a plan."""
     return tuple(
-        Call(
+        CallRecord(
             row.name,
             row.bucket,
-            _recorded(row.inputs),
-            _recorded(row.outputs),
-            _recorded(row.state),
+            _records(row.inputs),
+            _records(row.outputs),
+            _records(row.state),
         )
         for row in all_graphs(config, plan)
         if row.part in GRAPH_PARTS[graph]
     )
 
 
-def _recorded(specs: Sequence[TensorSpec]) -> dict[str, Recorded]:
-    return {s.name: Recorded(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}
+def _records(specs: Sequence[TensorSpec]) -> dict[str, TensorRecord]:
+    return {s.name: TensorRecord(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}

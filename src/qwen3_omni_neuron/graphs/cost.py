@@ -1,4 +1,4 @@
-"""What one call of a graph computes and reads, counted operation by operation, on meta tensors."""
+"""The cost of one call of a graph, counted operation by operation on meta tensors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,18 +13,18 @@ from torch.utils.flop_counter import FlopCounterMode
 from qwen3_omni_neuron.graphs.graph import Graph
 
 WEIGHTS, STATE = "weights", "state"
-PICKS = frozenset({"index_select", "embedding", "index"})
-PUTS = frozenset({"index_put", "index_copy"})
+GATHERS = frozenset({"index_select", "embedding", "index"})
+SCATTERS = frozenset({"index_put", "index_copy"})
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one call, on one core.
+    """Cost of one call on one core.
 
-    flops: of matrix products, convolutions and attention, as the graph computes them, padding and
-    what a causal mask hides included. weight_bytes: read, each matrix as often as it is used, of
-    experts and embeddings what is picked. state_bytes: read, and written in place. sums,
-    sum_bytes: collectives over the ranks, and what each rank gives to them.
+    flops: of matrix products, convolutions and attention, as the graph computes them: padding and
+    masked positions included. weight_bytes: read, each matrix as often as it is used; of experts
+    and embeddings only the rows that are gathered. state_bytes: read, and written in place. sums:
+    number of collectives over the ranks; sum_bytes: each rank's input to them.
     """
 
     flops: int
@@ -35,17 +35,19 @@ class Cost:
 
 
 class CountingGroup:
-    """Serves parallel.layers.Group for one rank of `size` that is counted, not computed with."""
+    """A graphs.parallel.layers.Group of `size` ranks that counts its collectives."""
 
     def __init__(self, size: int):
         self._size = size
         self.sums = self.sum_bytes = 0
 
     def sum(self, x: Tensor) -> Tensor:
+        """Count, and return x."""
         self._count(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        """Count, and return x as often as there are ranks, along the last axis."""
         self._count(x)
         return torch.cat([x] * self._size, -1)
 
@@ -55,8 +57,10 @@ class CountingGroup:
 
 
 def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = None) -> Cost:
-    """Count a graph over its part. owner: on the meta device. group: what it was parallelized
-    with."""
+    """Count the cost of a graph over its part.
+
+    owner: the part's module, on the meta device. group: the one that it was parallelized with.
+    """
     before = (group.sums, group.sum_bytes) if group else (0, 0)
     example = graph.example(device="meta")
     reads = _Reads({WEIGHTS: owner.parameters(), STATE: example[len(graph.inputs) :]})
@@ -69,12 +73,15 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
 
 
 class _Reads(TorchDispatchMode):
-    """Counts what operations read of some tensors and of views on them. kinds: tensors by kind."""
+    """Counter of the bytes that operations read of some tensors and of views on them.
+
+    kinds: the tensors to watch, by kind.
+    """
 
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]):
         super().__init__()
         self.nbytes = dict.fromkeys(kinds, 0)
-        # By identity; held, so that none is made anew in the same place.
+        # By identity; kept here so that no other tensor gets the same id.
         self._watched = {id(t): (kind, t) for kind, tensors in kinds.items() for t in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,11 +94,11 @@ class _Reads(TorchDispatchMode):
         kind = read[0][0]
         if any(returned.alias_info is not None for returned in func._schema.returns):
             self._watch(kind, out)
-        elif name in PUTS:
-            self._watch(kind, out)  # the same memory in a compiled graph, but for what is put
+        elif name in SCATTERS:
+            self._watch(kind, out)  # a compiled graph updates it in place
             self.nbytes[kind] += args[-1].nbytes
-        elif name in PICKS:
-            # Never more than there is: blocks of one expert read it once.
+        elif name in GATHERS:
+            # At most the whole tensor: blocks of one expert read it once.
             self.nbytes[kind] += min(out.nbytes, sum(tensor.nbytes for _, tensor in read))
         else:
             for kind, tensor in read:

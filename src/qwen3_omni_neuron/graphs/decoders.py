@@ -17,10 +17,11 @@ from qwen3_omni_neuron.model.thinker import Thinker
 def prefill_graph(
     config: OmniConfig, part: str, rows: Axis, plan: CompilePlan, visual: bool = False
 ) -> Graph:
-    """One prompt, padded to `rows`, into one line.
+    """Describe the prefill of one prompt, padded to `rows`, into one slot.
 
-    part: "thinker" or "talker". visual: with the rows that images and video fill (as many as the
-    prompt may have; what is over points anywhere and adds zeros) and what deepstack adds there.
+    part: "thinker" or "talker". visual: with the indices of the rows that images and video fill,
+    and the deepstack rows that are added there. There is an index for every row of the prompt;
+    unused ones may have any value, and their deepstack rows are zeros.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
     inputs = [
@@ -43,14 +44,17 @@ def prefill_graph(
         _prefill,
         tuple(inputs),
         (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
-        kv_lines(config, part, plan),
+        kv_cache_state(config, part, plan),
     )
 
 
 def decode_graph(
     config: OmniConfig, part: str, slots: Axis, window: Axis, plan: CompilePlan
 ) -> Graph:
-    """One row each of `slots` lines, which read `window` positions. A row of length -1 is idle."""
+    """Describe the decode step of `slots` slots, each of which reads `window` positions.
+
+    A row whose length is -1 is idle: its slot's KV cache is not changed.
+    """
     c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
@@ -70,21 +74,23 @@ def decode_graph(
             TensorSpec("lengths", (slots,), torch.int64, window),
         ),
         tuple(outputs),
-        kv_lines(config, part, plan),
+        kv_cache_state(config, part, plan),
     )
 
 
 def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
-    """part: "thinker" or "talker"."""
+    """Return a decoder's config. part: "thinker" or "talker"."""
     if part == "thinker":
         return config.thinker.text
     assert config.talker is not None
     return config.talker.text
 
 
-def kv_lines(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
-    """The state of a decoder, see model.kv_state: shared by all its graphs. Of a core's own KV
-    heads."""
+def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
+    """Describe a decoder's KV cache, shared by all its graphs: the KV heads that one core holds.
+
+    [slots, heads, positions, head_dim] each; see model.kv_cache.
+    """
     c = decoder_config(config, part)
     positions = plan.context_length if part == "thinker" else plan.talker_context_length
     heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
@@ -100,7 +106,7 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
     assert isinstance(owner, Thinker | Talker)
     rows, positions, last, slot, *visual = inputs
     cache = PromptState(state, slot)
-    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.left)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
 
 
 def _decode(
@@ -111,4 +117,4 @@ def _decode(
     rows, positions, slots, lengths = inputs
     cache = StepState(state, slots, lengths, window)
     outputs = owner.decode(rows, positions, cache)
-    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.left)
+    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.new_state)

@@ -7,13 +7,14 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.hardware import TRN2, Chip
+from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple, expert_widths
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 
 TP_DEGREES = (4, 8)
 SHARED = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
@@ -40,16 +41,18 @@ class PlannedGraph:
 
 
 @dataclass(frozen=True)
-class DryRun:
-    """What `dry_run` finds. graphs: degree after degree, each in the order of graphs.all.
+class CoreMemory:
+    """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
 
-    state_bytes: on each core, by TP degree, of the KV caches and of the vocoder's state, a line a
-    slot and its idle one: kept between calls, and shared by the graphs of a part.
+    state_bytes: of the KV caches and of the vocoder's state, a line a slot: kept between calls, and
+    shared by the graphs of a part. padding_bytes: what profile "fast" pads the experts with, which
+    is part of the shards. chip: with the logical cores of the plan's lnc.
     """
 
+    plan: CompilePlan
     parts: list[PartSize]
-    graphs: list[PlannedGraph]
     state_bytes: dict[int, dict[str, int]]
+    padding_bytes: dict[int, int]
     chip: Chip
 
     @property
@@ -60,43 +63,74 @@ class DryRun:
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self.parts)
 
+    def stage_bytes(self, tp: int) -> dict[str, int]:
+        """Return weights and state on each core of a stage, by stage: what placement "split" puts
+        on different cores, and "shared" on the same."""
+        stages = dict.fromkeys(GRAPH_STAGES.values(), 0)
+        sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
+        for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
+            stages[GRAPH_STAGES[GRAPH_OF_PART[name]]] += nbytes
+        return stages
 
-def dry_run(
-    config: OmniConfig,
-    plan: CompilePlan,
-    degrees: Sequence[int],
-    chip: Chip = TRN2,
-) -> DryRun:
-    """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
+    def core_bytes(self, tp: int) -> int:
+        """Return weights and state on each core with placement "shared"."""
+        return sum(self.stage_bytes(tp).values())
 
+
+@dataclass(frozen=True)
+class DryRun(CoreMemory):
+    """What `dry_run` finds. graphs: degree after degree, each in the order of graphs.all."""
+
+    graphs: list[PlannedGraph]
+
+
+def core_memory(
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+) -> CoreMemory:
+    """Count the weights and the state of a plan on each core, as each TP degree has them.
+
+    The plan's profile pads the experts; its lnc says what a core is. Its tp is not read.
     Raises OptionError where a degree and the KV heads don't divide.
     """
-    dtype = getattr(torch, plan.dtype)
-    whole = static_models(config, dtype)
     shards: dict[int, dict[str, int]] = {}
-    graphs: list[PlannedGraph] = []
     state: dict[int, dict[str, int]] = {}
     for tp in degrees:
-        group, rank = CountingGroup(tp), static_models(config, dtype)
-        for _, module in _parts(rank):
-            parallelize(module, tp, group)
+        rank = _rank(config, plan, CountingGroup(tp), tp)
         shards[tp] = {name: _size(name, module)[1] for name, module in _parts(rank)}
         state[tp] = {}
         for graph in all_graphs(config, replace(plan, tp=tp)):
-            cost = graph_cost(graph, getattr(rank, graph.part), group)
-            floor = chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
-            graphs.append(PlannedGraph(graph, tp, cost, floor))
             if graph.state:
                 state[tp][graph.part] = max(state[tp].get(graph.part, 0), graph.state_bytes)
     parts = [
         PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
-        for name, module in _parts(whole)
+        for name, module in _parts(static_models(config, getattr(torch, plan.dtype)))
     ]
-    return DryRun(parts, graphs, state, chip)
+    padding = {tp: _padding_bytes(config, plan, tp) for tp in degrees}
+    return CoreMemory(plan, parts, state, padding, replace(chip, lnc=plan.lnc))
+
+
+def dry_run(
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+) -> DryRun:
+    """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
+
+    Raises OptionError as `core_memory`.
+    """
+    memory = core_memory(config, plan, degrees, chip)
+    graphs: list[PlannedGraph] = []
+    for tp in degrees:
+        group = CountingGroup(tp)
+        rank = _rank(config, plan, group, tp)
+        for graph in all_graphs(config, replace(plan, tp=tp)):
+            cost = graph_cost(graph, getattr(rank, graph.part), group)
+            floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+            graphs.append(PlannedGraph(graph, tp, cost, floor))
+    return DryRun(**vars(memory), graphs=graphs)
 
 
 def dry_run_text(run: DryRun) -> str:
-    """Two tables in Markdown: parts and their shards, graphs and their floors."""
+    """Two tables in Markdown: parts and their shards, graphs and their floors; between them, what
+    to change where a core can't hold its parts."""
     degrees = list(run.state_bytes)
     lines = [
         f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB.",
@@ -116,16 +150,16 @@ def dry_run_text(run: DryRun) -> str:
             + [
                 ["all", f"{run.parameters / 1e6:,.0f} M", f"{run.nbytes / 1e9:.2f}"]
                 + [
-                    f"{_core_bytes(run, tp) / 1e9:.2f} of "
-                    f"{run.chip.memory_bytes / run.chip.cores / 1e9:.1f}"
+                    f"{run.core_bytes(tp) / 1e9:.2f} of {run.chip.core_bytes / 1e9:.1f}"
                     for tp in degrees
                 ]
             ],
         ),
         "",
-        f"One call on one core of {run.chip.name}. The floor is an estimate: what is read over the "
-        "published bandwidth or what is computed over the published peak, the longer of the two; "
-        "sums over the cores are left out.",
+        *(f"{said}\n" for tp in degrees if (said := does_not_fit(run, tp))),
+        f"One call on one core of {run.chip.name} at LNC {run.chip.lnc}. The floor is an estimate: "
+        "what is read over the published bandwidth or what is computed over the published peak, "
+        "the longer of the two; sums over the cores are left out.",
         "",
         *_table(
             ["graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum", "floor ms"],
@@ -147,9 +181,44 @@ def dry_run_text(run: DryRun) -> str:
     return "\n".join(lines)
 
 
-def _core_bytes(run: DryRun, tp: int) -> int:
-    shards = sum(part.shard_bytes[tp] for part in run.parts)
-    return shards + sum(run.state_bytes[tp].values())
+def does_not_fit(run: CoreMemory, tp: int) -> str:
+    """Return what is too large for a core and what to change; nothing where all parts fit it."""
+    shared, memory, plan = run.core_bytes(tp), run.chip.core_bytes, run.plan
+    if shared <= memory:
+        return ""
+    stages, state = run.stage_bytes(tp), sum(run.state_bytes[tp].values())
+    fullest = max(stages, key=lambda stage: stages[stage])
+    said = f"TP {tp} does not fit: {shared / 1e9:.2f} of {memory / 1e9:.1f} GB a core"
+    split = f"{stages[fullest] / 1e9:.2f} GB on each core of the {fullest}"
+    ways = []
+    if stages[fullest] <= memory:
+        said += " with placement shared."
+        ways.append(f"placement split ({split})")
+    else:
+        said += f" with placement shared, {split} with placement split."
+    if run.padding_bytes[tp]:
+        safe = (shared - run.padding_bytes[tp]) / 1e9
+        ways.append(f"profile safe, which pads no experts ({safe:.2f} GB)")
+    if run.chip.lnc == 1:
+        ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
+    if tp < max(TP_DEGREES):
+        ways.append(f"tp {max(TP_DEGREES)}")
+    if state:
+        slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"
+        fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
+        ways.append(f"{fewer} context length (the state of {slots} is {state / 1e9:.2f} GB)")
+    return f"{said} Change one or more of: {'; '.join(ways)}."
+
+
+def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
+    """Return the bytes on each core that the plan's profile takes and profile "safe" does not."""
+    dtype = getattr(torch, plan.dtype)
+    decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
+
+    def held(c: DecoderConfig, profile: str) -> int:
+        return expert_widths(c, tp, profile, dtype).padded_nbytes // tp
+
+    return sum(held(c, plan.profile) - held(c, "safe") for c in decoders if c.moe is not None)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -164,6 +233,14 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
         module = getattr(models, name)
         if module is not None:
             yield name, module
+
+
+def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
+    """Return the modules as one of `tp` cores has them."""
+    models = static_models(config, getattr(torch, plan.dtype))
+    for _, module in _parts(models):
+        parallelize(module, tp, group, expert_multiple(plan.profile))
+    return models
 
 
 def _size(part: str, module: nn.Module) -> tuple[int, int]:

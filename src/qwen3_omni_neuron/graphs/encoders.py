@@ -10,7 +10,7 @@ from qwen3_omni_neuron.model.config import AudioEncoderConfig, TalkerConfig, Vis
 
 
 def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Graph:
-    """A batch of windows of 8 s, of clips of any length."""
+    """Describe the audio encoder over a batch of windows of 8 s, of clips of any length."""
     frames, tokens = c.window_mel_frames, c.window_tokens
     return Graph(
         "audio_encoder",
@@ -29,7 +29,7 @@ def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Gra
 
 
 def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: torch.dtype) -> Graph:
-    """Frames of one size each, padded to `patches`."""
+    """Describe the vision encoder over frames of one size, padded to `patches` each."""
     rows = patches // c.merge_size**2 if isinstance(patches, int) else "merged"
     return Graph(
         "vision_encoder",
@@ -47,7 +47,7 @@ def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: tor
 
 
 def projection_graphs(c: TalkerConfig, rows: Axis, dtype: torch.dtype) -> Iterator[Graph]:
-    """Thinker rows to talker rows: of text, and of the accept layer at media positions."""
+    """Describe the projections to talker rows: of text, and of the accept layer's media rows."""
     for name in ("text_projection", "hidden_projection"):
         yield Graph(
             name,

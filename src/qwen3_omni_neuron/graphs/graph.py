@@ -1,4 +1,4 @@
-"""One graph: a call of a module at fixed shapes, with its state passed in and out."""
+"""The description of one graph: a call of a module at fixed shapes, state passed in and out."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,15 +10,18 @@ from torch import Tensor, nn
 Outputs = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
 Axis = int | str
-"""A length, or the name of one that may be any, which no compiler takes."""
+"""A length, or the name of an axis of any length, which no compiler takes."""
 Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
 """(module, inputs, state) -> (outputs, new state), the new state of the old one's shapes."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor of a graph. below: values of an example are under it (0: any; see `example`). idle:
-    the value, everywhere, of a call that is to change nothing (see `quiet`)."""
+    """A tensor of a graph.
+
+    below: upper bound, exclusive, of an example's values; 0: none (see `example`). idle: fill value
+    of an input whose call must not change any state (see `idle_input`).
+    """
 
     name: str
     shape: tuple[Axis, ...]
@@ -28,16 +31,20 @@ class TensorSpec:
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes. Raises ValueError where the shape is not fixed."""
         return math.prod(self.lengths) * self.dtype.itemsize
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The shape, all of it fixed. Raises ValueError where it is not."""
+        """The shape as numbers. Raises ValueError where an axis may be of any length."""
         return tuple(map(_length, self.shape))
 
     def example(self, generator: torch.Generator | None, device: str = "cpu") -> Tensor:
-        """Integers from 0 up to `below`, bools of which the first of a row is true, floats in
-        [0, below), or normal ones where it is 0."""
+        """Make an example of the tensor.
+
+        Integers are drawn from [0, below), floats from [0, below) or, where it is 0, from a normal
+        distribution; of bools the first of each row is True.
+        """
         if device == "meta":
             return torch.empty(self.lengths, dtype=self.dtype, device=device)
         if self.dtype == torch.bool:
@@ -52,18 +59,18 @@ class TensorSpec:
             values = torch.rand(self.lengths, generator=generator) * _length(self.below)
         return values.to(self.dtype)
 
-    def quiet(self) -> Tensor:
-        """An input for a call whose results nobody reads: `idle` everywhere."""
+    def idle_input(self) -> Tensor:
+        """Make an input, filled with `idle`, for a call that must not change any state."""
         return torch.full(self.lengths, self.idle, dtype=self.dtype)
 
 
 @dataclass(frozen=True)
 class Graph:
-    """What a compiler needs to know of a graph.
+    """Description of a graph for a compiler.
 
-    name: of its kind, "thinker_decode". bucket: the sizes it is for, and which are any. part: the
-    attribute of loading.Models that it calls. state: what goes in after the inputs and comes out,
-    renewed, after the outputs.
+    name: the kind, "thinker_decode". bucket: its sizes by name. part: the attribute of
+    checkpoint.modules.Models that it calls. state: tensors that are passed in after the inputs and
+    come out, updated, after the outputs.
     """
 
     name: str
@@ -76,35 +83,36 @@ class Graph:
 
     @property
     def label(self) -> str:
-        """thinker_decode[slots=1,window=4096]"""
+        """Name and bucket, such as "thinker_decode[slots=1,window=4096]"."""
         return f"{self.name}[{','.join(f'{name}={size}' for name, size in self.bucket.items())}]"
 
     def size(self, axis: str) -> int:
-        """Of the bucket, along an axis. Raises ValueError where it may be any."""
+        """Return the bucket's size along an axis. Raises ValueError where any size is allowed."""
         return _length(self.bucket[axis])
 
     @property
     def aliases(self) -> dict[int, int]:
-        """Which input each output of the traced module renews in place: its state."""
+        """Indices of the traced module's outputs that update a state, with that state's input."""
         first_in, first_out = len(self.inputs), len(self.outputs)
         return {first_out + i: first_in + i for i in range(len(self.state))}
 
     @property
     def state_bytes(self) -> int:
+        """Size in bytes of the state."""
         return sum(spec.nbytes for spec in self.state)
 
     def module(self, owner: nn.Module) -> "GraphModule":
-        """The graph over its part, `owner`, as a module whose forward takes and gives tensors."""
+        """Return the graph over its part, `owner`, as a module whose inputs are tensors only."""
         return GraphModule(owner, self)
 
     def example(self, seed: int = 0, device: str = "cpu") -> tuple[Tensor, ...]:
-        """Inputs, then state, for one call. device: "cpu" or "meta"."""
+        """Make the inputs and the state of one call, in this order. device: "cpu" or "meta"."""
         generator = torch.Generator().manual_seed(seed)
         return tuple(spec.example(generator, device) for spec in (*self.inputs, *self.state))
 
 
 class GraphModule(nn.Module):
-    """A graph as a compiler takes it: (*inputs, *state) -> (*outputs, *new state)."""
+    """Module that a compiler traces: (*inputs, *state) -> (*outputs, *new state)."""
 
     def __init__(self, owner: nn.Module, graph: Graph):
         super().__init__()
@@ -112,6 +120,7 @@ class GraphModule(nn.Module):
         self._graph = graph
 
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Run the graph once."""
         inputs = len(self._graph.inputs)
         outputs, state = self._graph.call(self.owner, tensors[:inputs], tensors[inputs:])
         return (*outputs, *state)

@@ -12,10 +12,9 @@ from qwen3_omni_neuron.model.sampler import running_sum_by_product
 
 
 def predictor_graph(c: TalkerConfig, slots: Axis, top_k: Axis, dtype: torch.dtype) -> Graph:
-    """The other 15 codes of a frame of `slots` streams.
+    """Describe the code predictor: codes 1 to 15 of a frame for each of `slots` streams.
 
-    top_k: the most codes that a draw chooses from; each stream has a top_k of its own, from 1 up
-    to this. 0: greedy.
+    top_k: the largest top_k of a stream; each stream has its own, from 1 up to this. 0: greedy.
     """
     width = c.predictor.hidden_size
     inputs = [
@@ -51,11 +50,11 @@ def code2wav_graph(
     dtype: torch.dtype,
     kv_heads: int,
 ) -> Graph:
-    """A chunk of `frames` of each of `streams` streams, each in the slot that it names.
+    """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    first: the streams' first one, which fills their slots without reading them. slots: of the
-    state, which has a line more, the last: it is the slot of a row that is padding, which so
-    touches no stream. kv_heads: those that this core holds.
+    Each row names the slot of its stream. first: the streams' first chunks, which fill their slots
+    without reading them. slots: of streams; the state has one more, the last, which padding rows
+    name so that they change no stream. kv_heads: those that this core holds.
     """
     samples = frames * c.frame_samples - (c.latency_samples if first else 0)
     return Graph(
@@ -73,16 +72,16 @@ def code2wav_graph(
 
 
 def vocoder_state(
-    c: Code2WavConfig, lines: int, dtype: torch.dtype, kv_heads: int
+    c: Code2WavConfig, slots: int, dtype: torch.dtype, kv_heads: int
 ) -> tuple[TensorSpec, ...]:
-    """In the order of model.code2wav.State, a line a slot."""
-    specs = [TensorSpec("position", (lines,), torch.int64, c.sliding_window)]
-    reach = (lines, kv_heads, c.sliding_window - 1, c.head_dim)
+    """Describe code2wav's state, in the order of model.code2wav.State, for a number of slots."""
+    specs = [TensorSpec("position", (slots,), torch.int64, c.sliding_window)]
+    reach = (slots, kv_heads, c.sliding_window - 1, c.head_dim)
     for layer in range(c.layers):
         specs += [TensorSpec(f"{kind}.{layer}", reach, dtype) for kind in ("keys", "values")]
 
     def conv(name: str, channels: int, inputs: int) -> None:
-        specs.append(TensorSpec(name, (lines, channels, inputs), dtype))
+        specs.append(TensorSpec(name, (slots, channels, inputs), dtype))
 
     for stage in range(len(c.upsampling_ratios)):
         conv(f"upsample.{stage}", c.hidden_size, 6)
@@ -110,23 +109,26 @@ def _start(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[
     assert isinstance(owner, Code2Wav)
     codes, slots = inputs
     samples, new = owner.start(codes)
-    return (samples,), _with_lines(state, slots, new)
+    return (samples,), _update_slots(state, slots, new)
 
 
 def _step(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     assert isinstance(owner, Code2Wav)
     codes, slots = inputs
     samples, new = owner.step(codes, tuple(held.index_select(0, slots) for held in state))
-    return (samples,), _with_lines(state, slots, new)
+    return (samples,), _update_slots(state, slots, new)
 
 
-def _with_lines(state: State, slots: Tensor, new: State) -> State:
-    """`state` with the lines of `slots` renewed. Several rows may name the last line, the idle
-    one: it keeps what any of them leaves there, and its position stays as it is."""
+def _update_slots(state: State, slots: Tensor, new: State) -> State:
+    """Return `state` with new values for `slots`.
+
+    Several rows may name the last slot, which is idle: it gets the values of any of them, and its
+    position is not changed.
+    """
     position, *held = state
-    lines = torch.arange(len(position), device=slots.device)
-    # [streams, lines]. By comparison: the compiler scatters no integers.
-    named = (slots[:, None] == lines) & (lines < len(position) - 1)
+    every_slot = torch.arange(len(position), device=slots.device)
+    # [streams, slots]. By comparison: the compiler scatters no integers.
+    named = (slots[:, None] == every_slot) & (every_slot < len(position) - 1)
     given = torch.where(named, new[0][:, None], 0).amax(0)
     position = torch.where(named.any(0), given, position)
     renewed = (old.index_copy(0, slots, n) for old, n in zip(held, new[1:], strict=True))

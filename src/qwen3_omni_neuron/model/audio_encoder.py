@@ -1,4 +1,4 @@
-"""The audio encoder: mel frames in, one thinker row every 80 ms out.
+"""Audio encoder: mel frames in, one thinker row every 80 ms out.
 
 A clip is cut into chunks of 100 mel frames (1 s, 13 tokens); 8 chunks are a window (8 s, 104
 tokens). Attention runs inside a window and never across clips, so windows are rows of one batch.
@@ -17,7 +17,10 @@ from qwen3_omni_neuron.model.config import AudioEncoderConfig
 
 
 class AudioEncoder(nn.Module):
-    """Source: transformers (5.x) Qwen3OmniMoeAudioEncoder.forward."""
+    """Convolutions over 1 s chunks, then a transformer over 8 s windows.
+
+    Source: transformers (5.x) Qwen3OmniMoeAudioEncoder.forward.
+    """
 
     positions: Tensor
 
@@ -38,13 +41,13 @@ class AudioEncoder(nn.Module):
         self.fc2 = nn.Linear(c.hidden_size, c.output_size)
 
     def forward(self, mel: Tensor, valid: Tensor, chunk_width: int | Tensor) -> Tensor:
-        """Encode windows, each on its own.
+        """Encode windows independently of each other.
 
-        mel: [windows, mel_bins, 800], zeros after a window's end. valid: bool [windows, 104],
-        which tokens are real. chunk_width: mel frames that the reference would pad the chunks
-        to: those of the longest, 100 unless every clip is shorter than 1 s; int64 [1] where a
-        graph is to hold for every width. Returns rows [windows, 104, output_size]; those of tokens
-        that are not real mean nothing.
+        mel: [windows, mel_bins, 800], zeros after a window's end.
+        valid: bool [windows, 104], True for real tokens.
+        chunk_width: mel frames that the reference pads a request's chunks to: those of the longest
+        one, 100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
+        Returns rows [windows, 104, output_size]; ignore those of tokens that are not real.
         """
         c = self.config
         # [windows, mels, 800] -> [windows * 8, 1, mels, 100]
@@ -56,27 +59,33 @@ class AudioEncoder(nn.Module):
         return self.fc2(F.gelu(self.fc1(self.norm(x))))
 
     def _stem(self, chunks: Tensor, width: int | Tensor) -> Tensor:
-        """[chunks, 1, mels, 100] -> [chunks, 13, hidden], position inside the chunk added."""
+        """Apply the convolutions and add each token's position inside its chunk.
+
+        [chunks, 1, mels, 100] -> [chunks, 13, hidden].
+        """
         x = chunks
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
-            # Beyond the width the reference has nothing, and we a bias that the next convolution
-            # would see: a clip of 41 frames ends at 21, then 11, so the kernel reaches one over.
+            # The reference's tensor ends at `width`. Ours goes on with the convolution's bias,
+            # and the next kernel reaches one column over: a clip of 41 frames has 21, then 11.
             width = (width + 1) // 2
-            x = _silence_beyond(x, width)
+            x = _zero_from(x, width)
         x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
         return x + self.positions[: x.shape[1]].to(x.dtype)
 
 
-def _silence_beyond(x: Tensor, width: int | Tensor) -> Tensor:
-    """x [..., T] with zeros from `width` on."""
+def _zero_from(x: Tensor, width: int | Tensor) -> Tensor:
+    """Return x [..., T] with zeros from column `width` on."""
     if isinstance(width, Tensor):
         return x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= width, 0)
     return F.pad(x[..., :width], (0, x.shape[-1] - width)) if width < x.shape[-1] else x
 
 
 class AudioEncoderLayer(nn.Module):
-    """Pre-norm transformer layer. Source: transformers Qwen3OmniMoeAudioEncoderLayer.forward."""
+    """Pre-norm transformer layer.
+
+    Source: transformers Qwen3OmniMoeAudioEncoderLayer.forward.
+    """
 
     def __init__(self, c: AudioEncoderConfig):
         super().__init__()
@@ -89,7 +98,10 @@ class AudioEncoderLayer(nn.Module):
         self.fc2 = nn.Linear(c.ffn_width, c.hidden_size)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x: [windows, tokens, hidden]; mask: bool [windows, 1, 1, tokens], real tokens."""
+        """Apply the layer to x [windows, tokens, hidden].
+
+        mask: bool [windows, 1, 1, tokens], True for real tokens.
+        """
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3, self.heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each [windows, heads, tokens, head_dim]
         mixed = F.scaled_dot_product_attention(q, k, v, mask)
@@ -98,9 +110,9 @@ class AudioEncoderLayer(nn.Module):
 
 
 class WindowBatch(NamedTuple):
-    """Some windows of a request, as `AudioEncoder.forward` takes them.
+    """Inputs of one `AudioEncoder.forward`: some windows of a request.
 
-    mel: [windows, mel_bins, 800]. valid: bool [windows, 104]. chunk_width: the request's.
+    mel: [windows, mel_bins, 800]. valid: bool [windows, 104]. chunk_width: that of the request.
     """
 
     mel: Tensor
@@ -109,16 +121,16 @@ class WindowBatch(NamedTuple):
 
 
 def window_batches(
-    mel: Sequence[Tensor], c: AudioEncoderConfig, most: int
+    mel: Sequence[Tensor], c: AudioEncoderConfig, max_windows: int
 ) -> Iterator[WindowBatch]:
-    """Cut the clips of one request into windows of equal shape, at most `most` a batch.
+    """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
 
     mel: one [mel_bins, frames] a clip. The valid tokens, batch after batch, are the clips' tokens
-    in order. One batch at a time is padded, so that an hour does not lie in memory twice.
+    in order. Batches are padded one at a time, so that an hour is not in memory twice.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
     windows = chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in mel)
-    while some := list(islice(windows, most)):
+    while some := list(islice(windows, max_windows)):
         padded = [F.pad(window, (0, c.window_mel_frames - window.shape[1])) for window in some]
         tokens = torch.tensor([c.tokens(window.shape[1]) for window in some])
         valid = torch.arange(c.window_tokens) < tokens[:, None]
@@ -126,7 +138,7 @@ def window_batches(
 
 
 def _sinusoids(c: AudioEncoderConfig) -> Tensor:
-    """Position embedding, float32 [max_positions, hidden]: sines, then cosines."""
+    """Return the position embedding, float32 [max_positions, hidden]: sines, then cosines."""
     half = c.hidden_size // 2
     step = math.log(10000) / (half - 1)
     frequencies = torch.exp(-step * torch.arange(half, dtype=torch.float32, device="cpu"))

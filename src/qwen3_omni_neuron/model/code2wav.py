@@ -1,4 +1,4 @@
-"""The vocoder: frames of 16 codes in, 24 kHz samples out."""
+"""Vocoder: frames of 16 codes in, 24 kHz samples out."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import Code2WavConfig
 from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
-from qwen3_omni_neuron.model.rotary import Rotary, Rotation, rotate
+from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
 from qwen3_omni_neuron.model.streaming_conv import (
     CausalConv,
     History,
@@ -17,13 +17,14 @@ from qwen3_omni_neuron.model.streaming_conv import (
 UNIT_DILATIONS = (1, 3, 9)
 
 State = tuple[Tensor, ...]
-"""What a stream of frames leaves for its next chunk: a plain value that nothing else refers to.
+"""State of streams between two chunks: tensors of their own, not views of a chunk's.
 
-Every tensor is batch-first, so states of streams are joined and parted along axis 0, and its shape
-and dtype stay the same from the first chunk on. In the order of the layers:
+Every tensor is batch-first, so the states of several streams are joined and split along axis 0.
+Shapes and dtypes stay the same from the first chunk on. In the order of the layers:
 - int64 [streams], how many frames were decoded;
-- each attention layer's last sliding_window - 1 (71) keys, rotated, then as many values, each
-  [streams, kv_heads, 71, head_dim], of which the last min(71, frames decoded) are valid;
+- each attention layer's last sliding_window - 1 (71) keys, rotary embedding applied, then as many
+  values, each [streams, kv_heads, 71, head_dim], of which the last min(71, frames decoded) are
+  valid;
 - each causal convolution's last (kernel - 1) * dilation inputs and, where a transposed
   convolution's kernel is two strides, its last input: [streams, channels, inputs].
 """
@@ -32,8 +33,9 @@ and dtype stay the same from the first chunk on. In the order of the layers:
 class Code2Wav(nn.Module):
     """Code embeddings, a sliding-window transformer, and an upsampling convolution stack.
 
-    Source: transformers Qwen3OmniMoeCode2Wav.forward: one forward over all frames, not
-    `chunked_decode`, which loses latency_samples at every chunk boundary.
+    Source: transformers Qwen3OmniMoeCode2Wav.forward. Chunks give the samples of one forward over
+    all frames, unlike the reference's `chunked_decode`, which loses latency_samples at every chunk
+    boundary.
     """
 
     offsets: Tensor
@@ -67,10 +69,13 @@ class Code2Wav(nn.Module):
         return self.start(codes)[0]
 
     def start(self, codes: Tensor) -> tuple[Tensor, State]:
-        """Decode the first chunk of streams: forward, and the state that `step` goes on from."""
+        """Decode the first chunk of streams.
+
+        Returns the samples of `forward`, and the state for `step`.
+        """
         x, state = self.start_inputs(codes)
         history = History(None)
-        return self.wave(x, history), (*state, *history.left)
+        return self.wave(x, history), (*state, *history.new_state)
 
     def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
@@ -78,26 +83,25 @@ class Code2Wav(nn.Module):
         Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
         samples of all chunks, one after the other, are those of one forward over all frames.
         """
-        x, left = self.step_inputs(codes, state)
-        history = History(state[len(left) :])
-        return self.wave(x, history), (*left, *history.left)
+        x, new_state = self.step_inputs(codes, state)
+        history = History(state[len(new_state) :])
+        return self.wave(x, history), (*new_state, *history.new_state)
 
     def prime(self, codes: Tensor) -> State:
-        """The state of streams that go on from a prefix, such as the codes of a voice prompt,
-        without its sound.
+        """Return the state of streams after a prefix, such as the codes of a voice prompt.
 
-        The next `step` begins with the latency_samples that the prefix still owes: cut them. What
-        is left is what one forward over prefix and frames gives from T * frame_samples on, of
-        the length that the first chunk of an unprimed stream has.
+        The prefix's samples are not returned. The samples of the next `step` begin with the last
+        latency_samples of the prefix: cut them off. The others are those of one forward over
+        prefix and frames from T * frame_samples on, as many as a first chunk without prefix has.
         """
         return self.start(codes)[1]
 
     def start_inputs(self, codes: Tensor) -> tuple[Tensor, State]:
-        """The first half of `start`: what `wave` takes, and the state of all before it."""
+        """Compute the first half of `start`: input of `wave`, and state of the layers before it."""
         return self._inputs(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
 
     def step_inputs(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        """The first half of `step`. state: may go on with what it does not need."""
+        """Compute the first half of `step`; see `start_inputs`. state: the whole, or its part."""
         position, *past = state
         return self._inputs(codes, position, History(past))
 
@@ -112,13 +116,13 @@ class Code2Wav(nn.Module):
         x = self.norm(x).transpose(1, 2)  # [streams, hidden, T]
         for stage in self.upsample:
             x = stage(x, history)
-        return self.conv_in(x, history), (position + frames, *history.left)
+        return self.conv_in(x, history), (position + frames, *history.new_state)
 
     def wave(self, x: Tensor, history: History) -> Tensor:
-        """The decoder blocks, which are most of the work.
+        """Run the decoder blocks, which are most of the work.
 
-        x: [streams, decoder_dim, T * frame_inputs] -> samples [streams, T * frame_samples], of a
-        first chunk latency_samples less.
+        x: [streams, decoder_dim, T * frame_inputs]. Returns samples [streams, T * frame_samples],
+        latency_samples fewer for a first chunk.
         """
         for block in self.blocks:
             x = block(x, history)
@@ -126,16 +130,17 @@ class Code2Wav(nn.Module):
 
 
 def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
-    """bool [streams, 1, T, window - 1 + T]: which keys the frames of a chunk see.
+    """Return which keys each frame of a chunk sees: bool [streams, 1, T, window - 1 + T].
 
-    position: int64 [streams], the frames before the chunk. The first window - 1 keys are those
-    before it, so frame i sees keys i to i + window - 1, the last of which is its own. At position
-    p only p of those before it are there: with a window of 72 and p = 2, keys 69 and on.
+    position: int64 [streams], how many frames came before the chunk. The first window - 1 keys are
+    those of frames before it, so frame i sees keys i to i + window - 1, the last of which is its
+    own. At position p only the last p of the keys before it are filled: with a window of 72 and
+    p = 2, keys 69 and 70.
     """
     key = torch.arange(window - 1 + frames, device=position.device)
     first = key[:frames, None]  # [T, 1]
-    there = (window - 1 - position)[:, None, None, None]
-    return (key >= torch.maximum(first, there)) & (key < first + window)
+    filled = (window - 1 - position)[:, None, None, None]  # index of the first filled key
+    return (key >= torch.maximum(first, filled)) & (key < first + window)
 
 
 class VocoderLayer(nn.Module):
@@ -157,12 +162,15 @@ class VocoderLayer(nn.Module):
         self.ffn_scale = nn.Parameter(torch.ones(c.hidden_size))
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor, history: History) -> Tensor:
-        """x: [streams, T, hidden]; rotation: of streams * T rows; mask: see window_mask."""
+        """Apply the layer to x [streams, T, hidden].
+
+        rotation: of streams * T rows; mask: see window_mask.
+        """
         streams, frames, _ = x.shape
         rows = x.flatten(0, 1)  # [streams * T, hidden]
         qkv = self.qkv(self.attention_norm(rows)).unflatten(1, (-1, self.head_dim))
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = cast(rotate(widen(qk), rotation), x.dtype)
+        qk = cast(apply_rotary(widen(qk), rotation), x.dtype)
         q, k = qk.split((self.heads, self.kv_heads), 1)
         # [streams * T, heads, head_dim] -> [streams, heads, T, head_dim]
         q, k, v = (t.unflatten(0, (streams, frames)).transpose(1, 2) for t in (q, k, v))
@@ -175,7 +183,7 @@ class VocoderLayer(nn.Module):
 
 
 class Upsample(nn.Module):
-    """A transposed convolution, then a ConvNeXt block.
+    """Transposed convolution, then a ConvNeXt block.
 
     Source: transformers Qwen3OmniMoeConvNeXtBlock.forward.
     """
@@ -190,7 +198,7 @@ class Upsample(nn.Module):
         self.scale = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor, history: History) -> Tensor:
-        """x: [streams, width, T] -> [streams, width, ratio * T]."""
+        """Upsample x [streams, width, T] to [streams, width, ratio * T]."""
         x = self.conv(x, history)
         y = self.norm(self.depthwise(x, history).transpose(1, 2))
         y = self.scale * self.fc2(F.gelu(self.fc1(y)))
@@ -198,9 +206,9 @@ class Upsample(nn.Module):
 
 
 class Snake(nn.Module):
-    """x + sin(a x)^2 / b, with a = exp(alpha) and 1 / b = 1 / (exp(beta) + 1e-9) as stored.
+    """Activation x + sin(a x)^2 / b, with a = exp(alpha) and b = exp(beta) + 1e-9.
 
-    The exponentials are taken once, when the weights are loaded.
+    The parameters hold a and 1 / b: the exponentials are taken once, when weights are loaded.
     Source: transformers SnakeBeta.forward.
     """
 
@@ -210,12 +218,15 @@ class Snake(nn.Module):
         self.inverse_magnitude = nn.Parameter(torch.ones(width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [streams, width, T]."""
+        """Apply the activation to x [streams, width, T]."""
         return torch.addcmul(x, (x * self.frequency).sin_().square_(), self.inverse_magnitude)
 
 
 class ResidualUnit(nn.Module):
-    """Source: transformers Qwen3OmniMoeCode2WavDecoderResidualUnit.forward."""
+    """Residual of a dilated and a pointwise convolution, each after a Snake.
+
+    Source: transformers Qwen3OmniMoeCode2WavDecoderResidualUnit.forward.
+    """
 
     def __init__(self, width: int, dilation: int):
         super().__init__()
@@ -225,6 +236,7 @@ class ResidualUnit(nn.Module):
         self.conv2 = PointwiseConv(width, width)
 
     def forward(self, x: Tensor, history: History) -> Tensor:
+        """Apply the unit to x [streams, width, T]."""
         return x + self.conv2(self.act2(self.conv1(self.act1(x), history)))
 
 
@@ -241,7 +253,10 @@ class DecoderBlock(nn.Module):
         self.units = nn.ModuleList(ResidualUnit(out, d) for d in UNIT_DILATIONS)
 
     def forward(self, x: Tensor, history: History) -> Tensor:
-        """x: [streams, into, T] -> [streams, out, rate * T], of a first chunk rate * (T - 1)."""
+        """Upsample x [streams, into, T] to [streams, out, rate * T].
+
+        A first chunk gives rate * (T - 1).
+        """
         x = self.upsample(self.act(x), history)
         for unit in self.units:
             x = unit(x, history)

@@ -1,4 +1,4 @@
-"""The code predictor: from one talker step to the other 15 codes of its frame, in one graph."""
+"""Code predictor: from one talker step to the other 15 codes of its frame, in one graph."""
 
 import torch
 from torch import Tensor, nn
@@ -11,18 +11,17 @@ from qwen3_omni_neuron.model.sampler import RunningSum, running_sum, sample_top
 
 
 class CodePredictor(nn.Module):
-    """Fifteen unrolled steps with the KV cache inside.
+    """Decoder of fifteen unrolled steps, with its KV cache inside.
 
     The first step reads two rows: the talker's post-norm hidden state of the step that gave code
     0, then the embedding of code 0. Step g reads codec_embedding[g - 1] of code g and writes
     code g + 1 through head[g].
     Source: transformers Qwen3OmniMoeTalkerCodePredictorModelForConditionalGeneration.forward and
     Qwen3OmniMoeTalkerForConditionalGeneration.prepare_inputs_for_generation.
-
-    codec_embedding: the talker's own table, for code 0.
     """
 
     def __init__(self, c: TalkerConfig, codec_embedding: nn.Embedding):
+        """Lay out the parameters. codec_embedding: the talker's own table, for code 0."""
         super().__init__()
         p, self.steps = c.predictor, c.code_groups - 1
         self.decoder = Decoder(p)
@@ -41,7 +40,7 @@ class CodePredictor(nn.Module):
         running_sum: RunningSum = running_sum,
         top_k_limits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """One frame a slot.
+        """Predict codes 1 to 15 of one frame a slot.
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
         the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
@@ -64,11 +63,11 @@ class CodePredictor(nn.Module):
             rows = self.embedding[step].index_select(0, code)
             codes.append(code)
             embedded.append(rows)
-        # One sum, which rounds once: the reference's, in bfloat16 too.
+        # One sum that rounds once, as the reference's does, also in bfloat16.
         return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
 
     def teacher_forced_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Logits [slots, 15, vocab] of the 15 steps where every code is given.
+        """Return the logits of the 15 steps over given codes, [slots, 15, vocab].
 
         hidden: [slots, hidden]; codes: int64 [slots, 16].
         """
@@ -82,9 +81,9 @@ class CodePredictor(nn.Module):
         return torch.stack(logits, 1)
 
     def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:
-        """Two rows a slot at step 0 (positions 0 and 1), one at the others (position step + 1).
+        """Run one step; return the logits [slots, vocab] after each slot's last row.
 
-        Returns [slots, vocab] after the last row.
+        rows: two a slot at step 0 (positions 0 and 1), one at the others (position step + 1).
         """
         if step == 0:
             cos, sin = self.rotary.span(0, 2)

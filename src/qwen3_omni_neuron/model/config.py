@@ -1,4 +1,4 @@
-"""What a checkpoint's config says, as frozen dataclasses; config_json reads them."""
+"""Configuration of a checkpoint as frozen dataclasses; checkpoint.config_json reads them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from functools import cached_property
 from math import prod
 
 ASSISTANT_ROWS = 9
-"""Of the talker's prompt, behind the user's: see model.talker_prompt."""
+"""Rows of the talker's prompt after those of the user: see model.talker_prompt."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions. mrope_section: how many frequencies follow time, height and width."""
+    """Rotary embedding. mrope_section: how many frequencies follow time, height and width."""
 
     theta: float
     mrope_section: tuple[int, int, int] | None = None
@@ -19,10 +19,10 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """Routed experts, and the talker's shared one (width 0: none).
+    """Routed experts, and the talker's shared one (shared_expert_width 0: none).
 
-    block_rows: in a graph of fixed shapes, rows of one expert that are computed together; 0 where
-    shapes may follow the data.
+    block_rows: how many rows of one expert a graph of static shapes computes together; 0 where
+    shapes may depend on the data.
     """
 
     experts: int
@@ -35,9 +35,9 @@ class MoeConfig:
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """A decoder stack: the thinker's, the talker's, the code predictor's.
+    """Decoder stack of the thinker, the talker or the code predictor.
 
-    moe is None where the feed-forward is dense (`ffn_width`).
+    moe: None where the feed-forward is dense, of width ffn_width.
     """
 
     hidden_size: int
@@ -55,7 +55,7 @@ class DecoderConfig:
 
 @dataclass(frozen=True)
 class AudioEncoderConfig:
-    """The audio encoder: a convolution stem over 1 s chunks, attention inside 8 s windows."""
+    """Audio encoder: convolutions over 1 s chunks, attention inside 8 s windows."""
 
     hidden_size: int
     layers: int
@@ -70,12 +70,12 @@ class AudioEncoderConfig:
 
     @cached_property
     def window_tokens(self) -> int:
-        """Tokens that see each other: 13 a chunk of 100 mel frames, 8 chunks a window."""
+        """Tokens of a whole window: 13 a chunk of 100 mel frames, 8 chunks a window."""
         chunks = self.window_mel_frames // self.chunk_mel_frames
         return self.tokens(self.chunk_mel_frames) * chunks
 
     def tokens(self, mel_frames: int) -> int:
-        """Audio tokens of a clip of `mel_frames`: whole chunks, then the rest, halved 3 times."""
+        """Count the tokens of a clip: whole chunks and the rest, each halved three times."""
         chunks, rest = divmod(mel_frames, self.chunk_mel_frames)
         return chunks * _halved_thrice(self.chunk_mel_frames) + _halved_thrice(rest)
 
@@ -88,10 +88,10 @@ def _halved_thrice(frames: int) -> int:
 
 @dataclass(frozen=True)
 class VisionEncoderConfig:
-    """The vision encoder: patches of 16 x 16 pixels of two pictures, attention inside a frame.
+    """Vision encoder: patches of 16 x 16 pixels of two images, attention inside a frame.
 
-    patch_values: numbers a patch. positions_per_side: of the square of learned positions.
-    deepstack_layers: those whose outputs are added to the thinker's first layers.
+    patch_values: numbers in a patch. positions_per_side: side of the square of learned positions.
+    deepstack_layers: indices of the layers whose outputs are added to the thinker's first layers.
     """
 
     hidden_size: int
@@ -107,14 +107,15 @@ class VisionEncoderConfig:
 
     @property
     def head_dim(self) -> int:
+        """Width of one attention head."""
         return self.hidden_size // self.heads
 
 
 @dataclass(frozen=True)
 class ThinkerConfig:
-    """The thinker: text decoder, encoders, and the ids of media tokens.
+    """Thinker: text decoder, encoders, and the ids of media tokens.
 
-    positions_per_second: of a video, along the time axis.
+    positions_per_second: rope positions that a second of video takes along the time axis.
     """
 
     text: DecoderConfig
@@ -127,12 +128,13 @@ class ThinkerConfig:
 
     @property
     def media_token_ids(self) -> tuple[int, int, int]:
+        """Ids of the tokens that stand for audio, images and video in a prompt."""
         return self.audio_token_id, self.image_token_id, self.video_token_id
 
 
 @dataclass(frozen=True)
 class TalkerConfig:
-    """The talker: decoder over codec tokens, code predictor, and the codec's own ids."""
+    """Talker: decoder over codec tokens, code predictor, and the codec's own ids."""
 
     text: DecoderConfig
     predictor: DecoderConfig
@@ -150,14 +152,14 @@ class TalkerConfig:
 
     @cached_property
     def suppressed_ids(self) -> tuple[int, ...]:
-        """Codec ids that are never sampled: the last 1024, but for codec_eos."""
+        """Codec ids that are never sampled: the last 1024, except codec_eos."""
         vocab = self.text.vocab_size
         return tuple(i for i in range(vocab - 1024, vocab) if i != self.codec_eos_id)
 
 
 @dataclass(frozen=True)
 class Code2WavConfig:
-    """The vocoder: 16 codes a frame in, 1920 samples a frame out."""
+    """Vocoder: 16 codes a frame in, 1920 samples a frame out."""
 
     hidden_size: int
     layers: int
@@ -176,25 +178,27 @@ class Code2WavConfig:
 
     @property
     def head_dim(self) -> int:
+        """Width of one attention head."""
         return self.hidden_size // self.heads
 
     @cached_property
     def frame_inputs(self) -> int:
-        """Inputs of the decoder blocks a frame: 2 * 2 = 4."""
+        """Inputs that the decoder blocks get for a frame: 2 * 2 = 4."""
         return prod(self.upsampling_ratios)
 
     @cached_property
     def frame_samples(self) -> int:
-        """Samples a frame: 4 * 8 * 5 * 4 * 3 = 1920."""
+        """Samples of a frame: 4 * 8 * 5 * 4 * 3 = 1920."""
         return self.frame_inputs * prod(self.upsample_rates)
 
     @cached_property
     def latency_samples(self) -> int:
-        """Samples that N frames fall short of N * frame_samples (released: 555).
+        """Samples by which N frames fall short of N * frame_samples (released: 555).
 
-        Each decoder block trims one stride of samples on both sides of what its transposed
-        convolution (kernel of two strides) gives, so it returns rate * (n - 1) for n. The deficit
-        compounds through the blocks: 8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184, 184 * 3 + 3 = 555.
+        Each decoder block trims one stride of samples on both sides of its transposed
+        convolution's output (kernel of two strides), so it returns rate * (n - 1) for n inputs.
+        The deficit grows from block to block: 8, 8 * 5 + 5 = 45, 45 * 4 + 4 = 184,
+        184 * 3 + 3 = 555.
         """
         deficit = 0
         for rate in self.upsample_rates:
@@ -204,7 +208,7 @@ class Code2WavConfig:
 
 @dataclass(frozen=True)
 class OmniConfig:
-    """The whole checkpoint. talker and code2wav are None in a text-only one."""
+    """Whole checkpoint; talker and code2wav are None where it is text-only."""
 
     thinker: ThinkerConfig
     talker: TalkerConfig | None
@@ -221,13 +225,13 @@ class OmniConfig:
 
     @property
     def code_groups(self) -> int:
-        """Codes a frame; 0 where the checkpoint can't speak."""
+        """Codes of a frame; 0 where the checkpoint can't speak."""
         return self.talker.code_groups if self.talker else 0
 
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """The thinker's sampling settings in generation_config.json (transformers' where unset)."""
+    """Sampling settings in generation_config.json, with the defaults of transformers."""
 
     do_sample: bool = False
     temperature: float = 1.0

@@ -1,8 +1,8 @@
-"""The decoder stack that thinker, talker and code predictor are made of.
+"""Decoder stack of the thinker, the talker and the code predictor.
 
 Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in
-one slot, or one new position in each of several. A `Layout` says which of the two is fixed in a
-graph; the other is what the rows give, so one graph takes any number of slots, or any prompt.
+one slot, or one new position in each of several. A `Layout` says which of the two a graph fixes.
+The other follows from the number of rows, so one graph takes any number of slots, or any prompt.
 """
 
 import torch
@@ -13,14 +13,17 @@ from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import Appendable
 from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
-from qwen3_omni_neuron.model.rotary import Rotation, rotate
+from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 Layout = tuple[int, int]
-"""(slots, span) of a decoder's rows, with -1 for the one that is not fixed."""
+"""Slots and span of a decoder's rows, with -1 for the one that is not fixed."""
 
 Deepstack = tuple[Tensor, Tensor]
-"""Rows that images and video fill, int64 [V], and what is added there after each of the first
-layers, [layers, V, hidden]."""
+"""Vision features for the first layers.
+
+Indices of the rows that images and video fill, int64 [V], and what is added to those rows after
+each of the first layers, [layers, V, hidden].
+"""
 
 PROMPT: Layout = (1, -1)
 DECODE: Layout = (-1, 1)
@@ -53,10 +56,13 @@ class Attention(nn.Module):
         cache: Appendable,
         layer: int,
     ) -> Tensor:
-        """residual + attention(x), both [slots * span, hidden]: rows attend to their slot."""
+        """Return residual + attention(x), both [slots * span, hidden].
+
+        Each row attends to its own slot. layer: index of the layer in the cache.
+        """
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = cast(rotate(widen(self.qk_norm(qk)), rotation), x.dtype)
+        qk = cast(apply_rotary(widen(self.qk_norm(qk)), rotation), x.dtype)
         q, k = qk.split((self.heads, self.kv_heads), 1)
         if layout == DECODE:
             mixed = self._decode(q, k, v, cache, layer)
@@ -65,15 +71,15 @@ class Attention(nn.Module):
         return self.out.add_to(residual, mixed)
 
     def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: Appendable, layer: int) -> Tensor:
-        """One row a slot. Returns [slots, heads * head_dim].
+        """Attend from one new row a slot. Returns [slots, heads * head_dim].
 
-        Spelled out: the fused attention costs several times as much on one row.
+        In single operations: the fused attention costs several times as much on one row.
         """
         width = self.head_dim
         keys, values = cache.append(layer, k.reshape(-1, 1, width), v.reshape(-1, 1, width))
         # The query heads of one kv head together: [slots * kv_heads, group, head_dim]
         q = q.reshape(-1, self.heads // self.kv_heads, width)
-        # beta 0: what is added to does not count, but must be of the same precision
+        # With beta 0 `zero` does not count, but baddbmm wants it in the same precision.
         zero = cast(self.zero, q.dtype)
         scores = torch.baddbmm(zero, q, keys.transpose(1, 2), beta=0, alpha=self.scale)
         if cache.mask is not None:
@@ -86,8 +92,10 @@ class Attention(nn.Module):
     def _prefill(
         q: Tensor, k: Tensor, v: Tensor, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """The first rows of each slot, which see each other causally. Returns
-        [slots * span, heads * head_dim]."""
+        """Attend causally among the first rows of each slot.
+
+        Returns [slots * span, heads * head_dim].
+        """
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
         q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
         cache.append(layer, k.flatten(0, 1), v.flatten(0, 1))
@@ -96,7 +104,7 @@ class Attention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then feed-forward: each behind a norm and beside a residual."""
+    """Attention, then feed-forward: each after a norm, each added to its residual."""
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
@@ -112,12 +120,13 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
+        """Apply the layer to x [slots * span, hidden]; see Attention.add_to."""
         x = self.attention.add_to(x, self.attention_norm(x), rotation, layout, cache, layer)
         return self.ffn.add_to(x, self.ffn_norm(x))
 
 
 class Decoder(nn.Module):
-    """The layers, and the last norm for whoever needs its output."""
+    """Decoder layers, and the last norm, which callers apply to the rows that they need."""
 
     def __init__(self, c: DecoderConfig):
         super().__init__()
@@ -133,17 +142,16 @@ class Decoder(nn.Module):
         accept_layer: int = 0,
         deepstack: Deepstack | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run the layers. x: [slots * span, hidden]. deepstack: what the first layers add.
+        """Run the layers over x [slots * span, hidden].
 
-        Returns the hidden states after the last layer, not yet normed, and hidden_states[
-        accept_layer] as the reference counts them: the output of layer accept_layer - 1, the
-        input where it is 0.
+        Returns the hidden states after the last layer, before the norm, and the reference's
+        hidden_states[accept_layer]: the output of layer accept_layer - 1, or x where it is 0.
         """
         accepted = x
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, layout, cache, index)
             if index + 1 == accept_layer:
-                accepted = x  # the layer's own output: the reference takes it before deepstack
+                accepted = x  # the layer's own output, as in the reference: before deepstack
             if deepstack is not None and index < len(deepstack[1]):
                 where, features = deepstack
                 x = x.index_add(0, where, features[index])

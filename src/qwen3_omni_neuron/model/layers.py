@@ -1,4 +1,8 @@
-"""RMSNorm in float32, whatever the model's own precision."""
+"""Layers that several models share: RMSNorm, linear and gated feed-forward.
+
+Linear layers have no bias and take rows [rows, features]. `add_to` adds a layer's output to a
+residual in the layer's last operation.
+"""
 
 import math
 
@@ -8,24 +12,23 @@ from torch import Tensor, nn
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is already there."""
+    """Return x in float32, or as it is where it is float64."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x in `dtype`; no operation at all where it is already."""
+    """Return x in `dtype`, without any operation where it is already."""
     return x if x.dtype == dtype else x.to(dtype)
 
 
 class RmsNorm(nn.Module):
-    """x / rms(x) in float32, cast back, times the weight.
+    """Root mean square norm: x / rms(x) in float32, cast back, times the weight.
 
-    The cast before the weight is the reference's: fusing the two, or staying in bfloat16, drifts
-    over the code predictor's 15 steps and the talker's feedback loop. The norm is over the last
-    of `shape`; a longer shape has a weight a head.
+    The cast comes before the weight as in the reference: fusing the two, or staying in bfloat16,
+    drifts over the code predictor's 15 steps and the talker's feedback loop. The norm is over the
+    last axis of `shape`; a longer shape has one weight vector a head.
+    spelled_out: True for a graph that XLA lowers, which has no hypot.
     Source: transformers Qwen3OmniMoeRMSNorm.forward.
-
-    spelled_out: set for a graph that XLA lowers, which has no hypot.
     """
 
     zero: Tensor
@@ -43,7 +46,7 @@ class RmsNorm(nn.Module):
         self.register_buffer("zero", torch.zeros((), device="cpu"), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., *shape]. Returns the same shape and dtype."""
+        """Normalise x [..., *shape]; the result has the same shape and dtype."""
         wide = widen(x)
         norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         if self.spelled_out:
@@ -56,10 +59,10 @@ class RmsNorm(nn.Module):
 
 
 class Linear(nn.Module):
-    """x @ weight.T over rows, and the same added to a residual in one operation.
+    """Product x @ weight.T without a bias.
 
-    Rows, not [..., in] as nn.Linear takes them: one decode step is dozens of these on one row
-    each, where what surrounds the product costs more than the product.
+    x is [rows, in], not [..., in] as for nn.Linear: a decode step is dozens of these products on
+    one row each, where the reshaping around a product costs more than the product.
     """
 
     def __init__(self, into: int, out: int):
@@ -67,23 +70,23 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out, into))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [rows, in] -> [rows, out]."""
+        """Map x [rows, in] to [rows, out]."""
         return torch.mm(x, self.weight.t())
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x). residual: [rows, out]."""
+        """Return residual + forward(x), in one operation. residual: [rows, out]."""
         return torch.addmm(residual, x, self.weight.t())
 
 
 def gated(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up. gate_up: [rows, 2 width], gate first -> [rows, width]."""
+    """Return silu(gate) * up, [rows, width]. gate_up: [rows, 2 width], gate first."""
     width = int(gate_up.shape[-1]) // 2
     gate, up = gate_up.split([width, width], -1)
     return F.silu(gate) * up
 
 
 class FeedForward(nn.Module):
-    """down(silu(gate(x)) * up(x)), gate and up in one matrix.
+    """Feed-forward down(silu(gate(x)) * up(x)), with gate and up in one matrix.
 
     Source: transformers Qwen3OmniMoeMLP.forward.
     """
@@ -94,9 +97,9 @@ class FeedForward(nn.Module):
         self.down = Linear(width, hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [rows, hidden] -> [rows, hidden]."""
+        """Map x [rows, hidden] to the same shape."""
         return self.down(gated(self.gate_up(x)))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x)."""
+        """Return residual + forward(x), both [rows, hidden]."""
         return self.down.add_to(residual, gated(self.gate_up(x)))

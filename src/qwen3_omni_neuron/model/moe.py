@@ -1,4 +1,4 @@
-"""Mixture of experts: the router's top k, and the talker's shared expert behind a sigmoid gate."""
+"""Mixture of experts: the router's top k, and the talker's shared expert with a sigmoid gate."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.layers import FeedForward, Linear, cast, gated, widen
 
-FEW_ROWS = 16  # up to here a matrix costs what reading it costs
+FEW_ROWS = 16  # up to here a matrix product takes as long as reading the matrix
 
 
 class MoeFeedForward(nn.Module):
@@ -25,14 +25,14 @@ class MoeFeedForward(nn.Module):
         self.normalize_weights, self.block_rows = c.normalize_weights, c.block_rows
         self.router = Linear(hidden_size, c.experts)
         self.gate_up = nn.Parameter(torch.empty(c.experts, 2 * c.expert_width, hidden_size))
-        # [experts, width, hidden]: the chosen ones' matrices, one above the other, are one matrix.
+        # [experts, width, hidden]: the chosen experts' matrices, stacked, are one matrix.
         self.down = nn.Parameter(torch.empty(c.experts, c.expert_width, hidden_size))
         self.shared: SharedExpert | None = None
         if c.shared_expert_width:
             self.shared = SharedExpert(hidden_size, c.shared_expert_width)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + experts(x), both [rows, hidden]."""
+        """Return residual + experts(x), both [rows, hidden]."""
         if self.shared is not None:
             residual = self.shared.add_to(residual, x)
         weights, chosen = self.route(x)
@@ -46,7 +46,10 @@ class MoeFeedForward(nn.Module):
         return self._by_expert(residual, x, weights, chosen)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights [rows, k] in x's dtype, from a float32 softmax, and experts int64 [rows, k]."""
+        """Choose k experts a row: weights [rows, k] in x's dtype, and indices int64 [rows, k].
+
+        The softmax is in float32.
+        """
         logits = widen(self.router(x))
         if self.normalize_weights:
             # The softmax over all, cut to its top k and normalised, is the softmax over the top k.
@@ -57,7 +60,7 @@ class MoeFeedForward(nn.Module):
         return cast(weights, x.dtype), chosen
 
     def _one_row(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """A decode step: the chosen experts, side by side, are one wider feed-forward."""
+        """Apply the experts to one row: side by side, the chosen are one wider feed-forward."""
         gate_up = self.gate_up.index_select(0, chosen)  # [k, 2 width, hidden]
         hidden = torch.mm(gate_up.flatten(0, 1), x.t()).view(gate_up.shape[:2])
         hidden = gated(hidden) * weights.t()  # [k, width]
@@ -67,10 +70,11 @@ class MoeFeedForward(nn.Module):
     def _by_every_expert(
         self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor
     ) -> Tensor:
-        """A decode step of several slots: every expert sees every row, and counts where chosen.
+        """Apply every expert to every row, with weight 0 where it was not chosen.
 
-        The same operations whichever experts are chosen, so a graph can hold them; and a few rows
-        cost a matrix little more than one does: reading it is what takes time.
+        For a decode step of several slots. The operations are the same whichever experts are
+        chosen, so a graph can hold them, and a product with a few rows takes little longer than
+        with one: reading the matrix is what takes time.
         """
         hidden = torch.matmul(x, self.gate_up.transpose(1, 2))  # [experts, rows, 2 width]
         by_expert = torch.zeros_like(x[:, :1]).repeat(1, self.experts)
@@ -81,7 +85,7 @@ class MoeFeedForward(nn.Module):
         return torch.addmm(residual, hidden, self.down.flatten(0, 1))
 
     def _by_expert(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Many rows: each expert that any of them chose runs once, over all that chose it."""
+        """Apply each chosen expert once, to all rows that chose it: for many rows."""
         by_expert = chosen.flatten().argsort(stable=True)  # (row, rank) pairs, expert by expert
         rows = by_expert // self.experts_per_token
         counts = torch.bincount(chosen.flatten(), minlength=self.experts)
@@ -90,25 +94,25 @@ class MoeFeedForward(nn.Module):
         return residual.index_add(0, rows, out)
 
     def _by_block(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Many rows in fixed shapes: the rows of each expert, padded to whole blocks.
+        """Apply the experts to blocks of rows of one expert, padded: for many rows, static shapes.
 
-        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 of them. How many
-        there are in all has a bound, and which expert each belongs to is data. Counts are taken in
-        float32 (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a
-        product of integers.
+        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. Their number has
+        an upper bound, and which expert a block belongs to is data. Counts are taken in float32
+        (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a product of
+        integers.
         """
         (rows, k), size = chosen.shape, self.block_rows
         numbers = torch.arange(self.experts, device=x.device)
         taken = (chosen.unsqueeze(2) == numbers).any(1).float()  # [rows, experts]
         before = torch.ones(rows, rows, device=x.device).tril(-1)
-        earlier = torch.mm(before, taken)  # how many rows above chose the expert too
+        earlier = torch.mm(before, taken)  # how many earlier rows chose the expert too
         used = torch.ceil(taken.sum(0) / size)  # blocks of each expert
         ends = torch.mv(torch.ones(self.experts, self.experts, device=x.device).tril(), used)
         place = ((ends - used) * size + earlier).gather(1, chosen).flatten().long()
-        # Each expert that is chosen wastes at most one row less than a block.
+        # A chosen expert's padding is at most size - 1 rows.
         blocks = (rows * k + min(rows * k, self.experts) * (size - 1)) // size
         expert = (torch.arange(blocks, device=x.device)[:, None] >= ends).sum(1)
-        expert = expert.clamp(max=self.experts - 1)  # blocks that are over
+        expert = expert.clamp(max=self.experts - 1)  # unused blocks
         copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
         inputs = x.new_zeros(blocks * size, x.shape[1]).index_copy(0, place, copies)
         gate_up = self.gate_up.index_select(0, expert)  # [blocks, 2 width, hidden]
@@ -120,17 +124,16 @@ class MoeFeedForward(nn.Module):
 
 def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     with warnings.catch_warnings():
-        # PyTorch points to torch.compile, whose start takes a minute: see cpu.graph.
+        # PyTorch recommends torch.compile instead, which takes a minute to start.
         warnings.simplefilter("ignore", category=DeprecationWarning)
         return torch.jit.script(function)
 
 
 @_scripted
 def run_experts(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Expert e over the next counts[e] rows of x, [rows, hidden] each way.
+    """Apply expert e to the next counts[e] rows of x; [rows, hidden] in and out.
 
-    A loop over what the data says is the one thing that a traced graph can't hold: hence a script
-    of its own, which both a graph and Python call.
+    Scripted, because a traced graph can't hold a loop that depends on data, but can call a script.
     """
     outs = [x[:0]]
     start = 0
@@ -144,7 +147,7 @@ def run_experts(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Ten
 
 
 class SharedExpert(nn.Module):
-    """A feed-forward that every row passes, scaled by sigmoid(gate(x))."""
+    """Feed-forward that every row takes, scaled by sigmoid(gate(x))."""
 
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
@@ -152,5 +155,5 @@ class SharedExpert(nn.Module):
         self.gate = Linear(hidden_size, 1)
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + sigmoid(gate(x)) * ffn(x)."""
+        """Return residual + sigmoid(gate(x)) * ffn(x), both [rows, hidden]."""
         return torch.addcmul(residual, torch.sigmoid(self.gate(x)), self.ffn(x))

@@ -1,4 +1,4 @@
-"""Rotary positions: angles in float32, three axes (time, height, width) interleaved."""
+"""Rotary embedding: angles in float32, three axes (time, height, width) interleaved."""
 
 import torch
 from torch import Tensor, nn
@@ -6,13 +6,14 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import RopeConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""cos and sin, float32 [rows, 1, head_dim]; sin carries the sign of the swapped half."""
+"""Cos and sin, float32 [rows, 1, head_dim]; sin has the sign of the swapped half."""
 
 
 class Rotary(nn.Module):
-    """cos and sin of positions, which need not be whole: a video's frames lie where their times
-    are (see positions).
+    """Cos and sin of positions, computed at each call.
 
+    Positions need not be whole: those of a video's frames follow their times (see
+    conversation.positions).
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 
@@ -22,7 +23,7 @@ class Rotary(nn.Module):
 
     def __init__(self, rope: RopeConfig, head_dim: int):
         super().__init__()
-        # On the CPU even while weights are laid out on the meta device: these are not loaded.
+        # On the CPU even while weights are created on the meta device: no checkpoint has these.
         steps = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (rope.theta ** (steps / head_dim))
         self.register_buffer("frequencies", frequencies.repeat(2), persistent=False)
@@ -33,21 +34,23 @@ class Rotary(nn.Module):
         self.register_buffer("axis", axis.repeat(2), persistent=False)
 
     def at(self, positions: Tensor) -> Rotation:
-        """cos and sin where the three axes agree. positions: float32 [rows]."""
+        """Return cos and sin where the three axes are equal. positions: float32 [rows]."""
         return self._of_angles(positions[:, None] * self.frequencies)
 
     def at_axes(self, positions: Tensor) -> Rotation:
-        """cos and sin. positions: float32 [3, rows], time, height, width."""
+        """Return cos and sin. positions: float32 [3, rows]: time, height, width."""
         return self._of_angles(positions.index_select(0, self.axis).t() * self.frequencies)
 
     def _of_angles(self, angles: Tensor) -> Rotation:
-        """[rows, head_dim] -> [rows, 1, head_dim] each."""
+        """Return cos and sin, [rows, 1, head_dim] each. angles: [rows, head_dim]."""
         return angles.cos().unsqueeze(1), (angles.sin() * self.sign).unsqueeze(1)
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of the positions 0 up to `positions`, ready made: for the code predictor, whose
-    16 are the same in every frame."""
+    """Cos and sin of positions 0 up to `positions`, computed once.
+
+    For the code predictor, whose 16 positions are the same in every frame.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -60,12 +63,12 @@ class RotaryTable(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def span(self, start: int, stop: int) -> Rotation:
-        """cos and sin [stop - start, 1, head_dim] of the positions from `start` up to `stop`."""
+        """Return cos and sin of positions `start` up to `stop`, [stop - start, 1, head_dim]."""
         return self.cos[start:stop], self.sin[start:stop]
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """x * cos + swap_halves(x) * sin. x: [..., rows, heads, head_dim]."""
+def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
+    """Return x * cos + swap_halves(x) * sin. x: [..., rows, heads, head_dim]."""
     cos, sin = rotation
     half = int(x.shape[-1]) // 2
     first, second = x.split((half, half), -1)
@@ -73,7 +76,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
 
 
 def _axis_of_frequency(section: tuple[int, int, int] | None, frequencies: int) -> Tensor:
-    """Which axis (0 time, 1 height, 2 width) each frequency follows.
+    """Return the axis (0 time, 1 height, 2 width) that each frequency follows.
 
     Interleaved: with sections (24, 20, 20) frequencies go t h w t h w ... for 60, then t t t t.
     """

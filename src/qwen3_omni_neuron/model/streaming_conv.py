@@ -1,4 +1,4 @@
-"""Convolutions over a stream that comes in chunks, and what is kept from one chunk to the next."""
+"""Convolutions over a stream that comes in chunks, and the inputs they keep between chunks."""
 
 from collections.abc import Iterable
 
@@ -9,36 +9,38 @@ FEW_CHANNELS = 4
 
 
 class History:
-    """What came before one chunk, and what this chunk leaves for the next one.
+    """Earlier inputs of the layers for one chunk, and what they keep for the next chunk.
 
-    Made for one call and dropped with it. Each layer that looks back takes its part in turn, so
-    the order of the parts is the order in which a model calls its layers.
+    Made for one call and dropped with it. Each layer that needs earlier inputs takes its part in
+    turn, so the parts are in the order in which a model calls its layers.
+    new_state: the parts for the next chunk, complete when every layer was called.
     """
 
     def __init__(self, past: Iterable[Tensor] | None):
-        """past: what the chunk before left, None for the first chunk of a stream."""
+        """Begin a chunk. past: `new_state` of the chunk before, None for the first of a stream."""
         self._past = None if past is None else iter(past)
-        self.left: list[Tensor] = []
+        self.new_state: list[Tensor] = []
 
     def extend(self, x: Tensor, length: int, pad: bool = True) -> Tensor:
-        """Put the `length` entries that came before x in front of it, along axis 2.
+        """Return x with the `length` entries that came before it in front, along axis 2.
 
-        x: [streams, rows, T, ...]. At the start of a stream these are zeros or, without `pad`,
-        nothing: x is returned as it is.
+        x: [streams, rows, T, ...]. At the start of a stream these are zeros, or without `pad` none:
+        x is returned as it is.
         """
         if self._past is not None:
             x = torch.cat((next(self._past), x), 2)
         elif pad:
-            silence = x.new_zeros((*x.shape[:2], length, *x.shape[3:]))
-            x = torch.cat((silence, x), 2)
-        # A copy: a view would keep all of x alive as long as the stream.
-        self.left.append(x[:, :, -length:].clone())
+            zeros = x.new_zeros((*x.shape[:2], length, *x.shape[3:]))
+            x = torch.cat((zeros, x), 2)
+        # A copy: a view would keep the memory of all of x until the next chunk.
+        self.new_state.append(x[:, :, -length:].clone())
         return x
 
 
 class CausalConv(nn.Conv1d):
-    """A convolution that sees its input and what came before. [streams, channels, T] -> same T.
+    """Convolution over the current and earlier inputs: [streams, channels, T] -> same T.
 
+    reach: how many earlier inputs an output depends on.
     Source: transformers Qwen3OmniMoeCausalConvNet.forward, stride 1.
     """
 
@@ -47,12 +49,15 @@ class CausalConv(nn.Conv1d):
         self.reach = (kernel - 1) * dilation
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
+        """Convolve x [streams, into, T] to [streams, out, T]."""
         x = history.extend(x, self.reach)
         return super().forward(x) if self.out_channels > FEW_CHANNELS else self._by_tap(x)
 
     def _by_tap(self, x: Tensor) -> Tensor:
-        """All taps as one matrix product, then their shifted sum: for few output channels, where
-        a convolution kernel has little to work on, several times faster."""
+        """Convolve as one matrix product of all taps and the sum of their shifted results.
+
+        Several times faster for few output channels, which give a convolution kernel little work.
+        """
         out, into, taps = self.weight.shape
         by_tap = self.weight.permute(2, 0, 1).reshape(taps * out, into)
         products = torch.matmul(by_tap, x).unflatten(1, (taps, out))
@@ -65,13 +70,13 @@ class CausalConv(nn.Conv1d):
 
 
 class PointwiseConv(nn.Conv1d):
-    """A convolution of kernel 1 as the matrix product that it is: much the faster on a CPU."""
+    """Convolution with kernel 1, as a matrix product, which is much faster on a CPU."""
 
     def __init__(self, into: int, out: int):
         super().__init__(into, out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [streams, into, T] -> [streams, out, T]."""
+        """Convolve x [streams, into, T] to [streams, out, T]."""
         assert self.bias is not None
         return torch.matmul(self.weight[:, :, 0], x).add_(self.bias[:, None])
 
@@ -79,10 +84,11 @@ class PointwiseConv(nn.Conv1d):
 class TransposedConv(nn.ConvTranspose1d):
     """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
 
-    A sample is made of as many inputs as the kernel has strides, one or two. With two, the
-    samples between an input and the next wait for the next: the first chunk of a stream gives
-    stride * (T - 1) samples, and each later one, with the last input held in front of it,
-    stride * T. This look-ahead is what makes code2wav late.
+    A sample depends on as many inputs as the kernel has strides, one or two. With two, the samples
+    between one input and the next need both: the first chunk of a stream gives stride * (T - 1)
+    samples, and each later one, with the last input of the chunk before in front, stride * T. This
+    look-ahead causes code2wav's latency_samples.
+    reach: how many earlier inputs are kept, 0 or 1.
     Source: transformers Qwen3OmniMoeCausalTransConvNet.forward.
     """
 
@@ -91,4 +97,5 @@ class TransposedConv(nn.ConvTranspose1d):
         self.reach = kernel // stride - 1
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
+        """Upsample x [streams, into, T]; see the class for the length of the result."""
         return super().forward(history.extend(x, self.reach, pad=False) if self.reach else x)

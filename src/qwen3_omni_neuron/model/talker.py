@@ -1,4 +1,4 @@
-"""The talker's decoder: text rows and codec feedback in, logits of code 0 out."""
+"""Talker: text rows and codec feedback in, logits of code 0 out."""
 
 from torch import Tensor, nn
 
@@ -10,7 +10,7 @@ from qwen3_omni_neuron.model.rotary import Rotary
 
 
 class Talker(nn.Module):
-    """20 MoE layers (released) with the gated shared expert.
+    """Decoder of 20 MoE layers (released) with the gated shared expert.
 
     Source: transformers Qwen3OmniMoeTalkerForConditionalGeneration.forward.
     """
@@ -26,11 +26,11 @@ class Talker(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one talker prompt from position 0 of an empty cache line.
+        """Run one talker prompt from position 0 of an empty cache slot.
 
-        rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], the prompt's last row,
-        behind which is padding; cache: of one line. Returns codec logits [1, vocab] and the
-        post-norm hidden state [1, hidden] of the last row: the code predictor's first input.
+        rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the prompt's last
+        row, after which rows are padding; cache: of one slot. Returns codec logits [1, vocab] and
+        the post-norm hidden state [1, hidden] of the last row: the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
         x, _ = self.decoder(rows, rotation, cache, PROMPT)
@@ -38,9 +38,10 @@ class Talker(nn.Module):
         return self.codec_head(hidden), hidden
 
     def decode(self, rows: Tensor, positions: Tensor, cache: Appendable) -> tuple[Tensor, Tensor]:
-        """Run one frame a slot. rows: [slots, hidden], codec feedback plus text row; positions:
-        float32 [slots]. Returns codec logits [slots, vocab] and post-norm hidden states
-        [slots, hidden].
+        """Run one frame a slot.
+
+        rows: [slots, hidden], codec feedback plus text row; positions: float32 [slots]. Returns
+        codec logits [slots, vocab] and post-norm hidden states [slots, hidden].
         """
         x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
         hidden = self.decoder.norm(x)

@@ -1,10 +1,10 @@
-"""From the thinker's side to the talker's: projections, and the rows of the talker's prompt.
+r"""Talker prompt: which rows it has, and the projections that make them of the thinker's.
 
 The prompt is every user segment (system and earlier assistant segments are skipped), then nine
 assistant rows, each the sum of a text side and a codec side:
 
     row    text side          codec side
-    0..2   im_start assistant \\n   -
+    0..2   im_start assistant \n    -
     3      tts_pad            nothink
     4      tts_pad            think_bos
     5      tts_pad            think_eos
@@ -12,7 +12,7 @@ assistant rows, each the sum of a text side and a codec side:
     7      tts_bos            codec_pad
     8      first token        codec_bos
 
-So eight of the nine are known before the thinker says anything.
+So eight of the nine are known before the thinker has generated a token.
 Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
 """
 
@@ -25,7 +25,10 @@ from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 
 
 class ResizeMlp(nn.Module):
-    """Thinker width to talker width. Source: transformers Qwen3OmniMoeTalkerResizeMLP."""
+    """Projection from thinker width to talker width.
+
+    Source: transformers Qwen3OmniMoeTalkerResizeMLP.forward.
+    """
 
     def __init__(self, c: TalkerConfig):
         super().__init__()
@@ -33,17 +36,17 @@ class ResizeMlp(nn.Module):
         self.fc2 = nn.Linear(c.projection_width, c.text.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [rows, thinker hidden] -> [rows, talker hidden]."""
+        """Map x [rows, thinker hidden] to [rows, talker hidden]."""
         return self.fc2(F.silu(self.fc1(x)))
 
 
 def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
-    """Indices, int64, of the prompt tokens that lie in user segments.
+    """Return the indices, int64, of the prompt tokens in user segments.
 
     token_ids: int64 [S]. A segment runs from <|im_start|> up to the next one; the token after
     <|im_start|> is its role.
     """
-    ids = token_ids.numpy()  # see positions
+    ids = token_ids.numpy()  # numpy, not torch: see conversation.positions
     (starts,) = (ids == config.im_start_id).nonzero()
     if not len(starts):
         return torch.from_numpy(starts)
@@ -54,12 +57,15 @@ def user_positions(token_ids: Tensor, config: OmniConfig) -> Tensor:
 
 
 def media_mask(token_ids: Tensor, config: OmniConfig) -> Tensor:
-    """bool [S]: where the thinker's input is an encoded clip, image or video, not a token."""
+    """Return where the thinker's input is encoded media instead of a token, bool [S].
+
+    token_ids: int64 [S].
+    """
     return torch.isin(token_ids, torch.tensor(config.thinker.media_token_ids))
 
 
 def codec_prefix_ids(config: TalkerConfig, speaker_id: int) -> tuple[int, ...]:
-    """Codec ids of assistant rows 3 to 8."""
+    """Return the codec ids of assistant rows 3 to 8."""
     return (
         config.codec_nothink_id,
         config.codec_think_bos_id,
@@ -71,6 +77,6 @@ def codec_prefix_ids(config: TalkerConfig, speaker_id: int) -> tuple[int, ...]:
 
 
 def text_prefix_ids(config: OmniConfig, newline_id: int) -> tuple[int, ...]:
-    """Text ids of assistant rows 0 to 7; row 8 is the first generated token."""
+    """Return the text ids of assistant rows 0 to 7; row 8 has the first generated token."""
     opening = (config.im_start_id, config.assistant_id, newline_id)
     return (*opening, *(config.tts_pad_id,) * 4, config.tts_bos_id)

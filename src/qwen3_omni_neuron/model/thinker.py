@@ -1,4 +1,4 @@
-"""The thinker's text decoder: tokens and encoded media in, text logits out."""
+"""Text decoder of the thinker: tokens and encoded media in, text logits out."""
 
 from torch import Tensor, nn
 
@@ -10,9 +10,10 @@ from qwen3_omni_neuron.model.rotary import Rotary
 
 
 class Thinker(nn.Module):
-    """48 MoE layers (released), MRoPE, one KV cache line a slot.
+    """Decoder of 48 MoE layers (released) with multi-axis rotary embedding.
 
-    accept_layer: index into hidden_states whose rows the talker takes at media positions.
+    accept_layer: index into the reference's hidden_states; the talker takes those rows at media
+    positions.
     Source: transformers Qwen3OmniMoeThinkerForConditionalGeneration.forward.
     """
 
@@ -34,13 +35,13 @@ class Thinker(nn.Module):
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt from position 0 of an empty cache line.
+        """Run one prompt from position 0 of an empty cache slot.
 
-        rows: [S, hidden], token embeddings with the encoded media put in; positions: float32
-        [3, S]; last: int64 [1], the prompt's last row, behind which is padding; cache: of one line;
-        visual: int64 [V], the rows that images and video fill; deepstack: [layers, V, hidden],
-        what the first layers add there. Returns logits [1, vocab] of the last row and the accept
-        layer's hidden states [S, hidden].
+        rows: [S, hidden], token embeddings with the encoded media in their places; positions:
+        float32 [3, S]; last: int64 [1], index of the prompt's last row, after which rows are
+        padding; cache: of one slot; visual: int64 [V], indices of the rows that images and video
+        fill; deepstack: [layers, V, hidden], what the first layers add to them. Returns logits
+        [1, vocab] of the last row and the accept layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
         added = None if visual is None or deepstack is None else (visual, deepstack)
@@ -48,8 +49,11 @@ class Thinker(nn.Module):
         return self.head(self.decoder.norm(x.index_select(0, last))), accepted
 
     def decode(self, token_ids: Tensor, positions: Tensor, cache: Appendable) -> Tensor:
-        """Run one generated token a slot. token_ids: int64 [slots]; positions: float32
-        [slots], their rope positions. Returns logits [slots, vocab]."""
+        """Run one generated token a slot.
+
+        token_ids: int64 [slots]; positions: float32 [slots], their rope positions. Returns logits
+        [slots, vocab].
+        """
         rows = self.embedding.weight.index_select(0, token_ids)
         x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
         return self.head(self.decoder.norm(x))

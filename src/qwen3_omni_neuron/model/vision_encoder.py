@@ -1,7 +1,7 @@
-"""The vision encoder: patches of pictures in, thinker rows and deepstack features out.
+"""Vision encoder: patches of images in, thinker rows and deepstack features out.
 
-A picture is one frame, a video one frame every two pictures. Attention runs inside a frame, so
-frames are rows of one batch. The patches of a frame come in blocks of 2 x 2, which become one
+An image is one frame, and so are two successive images of a video. Attention runs inside a frame,
+so frames are rows of one batch. The patches of a frame come in blocks of 2 x 2, which become one
 thinker row each:
 
     0  1   4  5
@@ -14,13 +14,16 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import VisionEncoderConfig
 from qwen3_omni_neuron.model.layers import cast, widen
-from qwen3_omni_neuron.model.rotary import Rotation, rotate
+from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 NORM_EPS = 1e-6
 
 
 class VisionEncoder(nn.Module):
-    """Source: transformers Qwen3OmniMoeVisionEncoder.forward."""
+    """Transformer over the patches of each frame, then mergers of 2 x 2 patches.
+
+    Source: transformers Qwen3OmniMoeVisionEncoder.forward.
+    """
 
     frequencies: Tensor
 
@@ -29,7 +32,7 @@ class VisionEncoder(nn.Module):
         self.config = c
         self.patch_embedding = nn.Linear(c.patch_values, c.hidden_size)
         self.position_embedding = nn.Embedding(c.positions_per_side**2, c.hidden_size)
-        # As many turn with the row as with the column.
+        # Half of a head's angles follow the patch's row, half its column.
         steps = torch.arange(0, c.head_dim // 2, 2, dtype=torch.float32, device="cpu")
         frequencies = 1.0 / (c.rope_theta ** (steps / (c.head_dim // 2)))
         self.register_buffer("frequencies", frequencies, persistent=False)
@@ -40,11 +43,11 @@ class VisionEncoder(nn.Module):
         )
 
     def forward(self, patches: Tensor, places: Tensor, grid: Tensor, valid: Tensor) -> Tensor:
-        """Encode frames of one grid, each on its own.
+        """Encode frames of one grid independently of each other.
 
         patches: [frames, P, patch_values]; places: int64 [2, P], row and column of each patch;
-        grid: int64 [2], rows and columns of a frame; valid: bool [P], which patches are real,
-        the others behind them. P is a multiple of merge_size**2. Returns [1 + deepstack, frames,
+        grid: int64 [2], rows and columns of a frame; valid: bool [P], True for real patches, which
+        come first. P is a multiple of merge_size**2. Returns [1 + deepstack layers, frames,
         P / merge_size**2, output_size]: the thinker's rows, then the features of each deepstack
         layer.
         """
@@ -62,9 +65,9 @@ class VisionEncoder(nn.Module):
         return torch.stack((self.merger(x), *stacked))
 
     def _positions(self, places: Tensor, grid: Tensor) -> Tensor:
-        """The learned square of positions, stretched over the grid: [P, hidden], at least float32.
+        """Interpolate the learned square of positions over the grid: [P, hidden], in float32.
 
-        Bilinear between the four nearest, corners on corners.
+        Bilinear between the four nearest, with corners on corners; float64 for a float64 model.
         """
         side = self.config.positions_per_side
         last = (grid - 1).clamp(min=1)[:, None]
@@ -80,14 +83,17 @@ class VisionEncoder(nn.Module):
         return (widen(self.position_embedding(index)) * weight).sum((0, 1))
 
     def _rotation(self, places: Tensor) -> Rotation:
-        """cos and sin [P, 1, head_dim]: the row's angles, then the column's, twice."""
+        """Return cos and sin [P, 1, head_dim]: the row's angles, then the column's, twice."""
         angles = (places.t()[:, :, None] * self.frequencies).flatten(1)  # [P, head_dim / 2]
         cos, sin = angles.cos(), angles.sin()
         return torch.cat((cos, cos), 1).unsqueeze(1), torch.cat((-sin, sin), 1).unsqueeze(1)
 
 
 class VisionLayer(nn.Module):
-    """Pre-norm transformer layer. Source: transformers Qwen3OmniMoeVisionBlock.forward."""
+    """Pre-norm transformer layer.
+
+    Source: transformers Qwen3OmniMoeVisionBlock.forward.
+    """
 
     def __init__(self, c: VisionEncoderConfig):
         super().__init__()
@@ -100,10 +106,10 @@ class VisionLayer(nn.Module):
         self.fc2 = nn.Linear(c.ffn_width, c.hidden_size)
 
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
-        """x: [frames, P, hidden]; mask: bool [1, 1, 1, P], real patches."""
+        """Apply the layer to x [frames, P, hidden]. mask: bool [1, 1, 1, P], real patches."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3 * self.heads, -1))
         qk, v = qkv.split((2 * self.heads, self.heads), 2)  # [frames, P, heads, head_dim]
-        qk = cast(rotate(widen(qk), rotation), x.dtype)
+        qk = cast(apply_rotary(widen(qk), rotation), x.dtype)
         q, k = qk.split((self.heads, self.heads), 2)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask
@@ -114,8 +120,9 @@ class VisionLayer(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """2 x 2 patches to one row. norm_merged: whether the norm is over the four together.
+    """Feed-forward from 2 x 2 patches to one row.
 
+    norm_merged: whether the norm is over the four patches together, not over each.
     Source: transformers Qwen3OmniMoeVisionPatchMerger.forward.
     """
 
@@ -128,7 +135,7 @@ class PatchMerger(nn.Module):
         self.fc2 = nn.Linear(width, c.output_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [frames, P, hidden] -> [frames, P / merge_size**2, output_size]."""
+        """Map x [frames, P, hidden] to [frames, P / merge_size**2, output_size]."""
         if not self.norm_merged:
             x = self.norm(x)
         x = x.unflatten(1, (-1, self.patches)).flatten(2)
@@ -138,7 +145,7 @@ class PatchMerger(nn.Module):
 
 
 def patch_places(height: int, width: int, merge_size: int) -> Tensor:
-    """int64 [2, height * width]: row and column of a frame's patches, block by block."""
+    """Return row and column of a frame's patches, block by block: int64 [2, height * width]."""
     rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     # [2, block rows, rows, block columns, columns] -> [2, block rows, block columns, rows, columns]
     blocks = torch.stack((rows, columns)).unflatten(2, (-1, merge_size))
@@ -146,13 +153,13 @@ def patch_places(height: int, width: int, merge_size: int) -> Tensor:
 
 
 def pad_patches(frames: Tensor, places: Tensor, bucket: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Bring frames to `bucket` patches each.
+    """Pad frames with zeros to `bucket` patches each.
 
-    frames: [frames, P, patch_values]; places: int64 [2, P]. Returns both padded with zeros, and
-    valid, bool [bucket], as `VisionEncoder.forward` takes them.
+    frames: [frames, P, patch_values]; places: int64 [2, P]. Returns both, and valid, bool
+    [bucket], as `VisionEncoder.forward` takes them.
     """
     missing = bucket - frames.shape[1]
     valid = torch.arange(bucket) < frames.shape[1]
-    if missing:  # even no padding would be a copy
+    if missing:  # F.pad copies even where it adds nothing
         frames, places = F.pad(frames, (0, 0, 0, missing)), F.pad(places, (0, missing))
     return frames, places, valid

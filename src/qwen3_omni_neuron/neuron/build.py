@@ -1,11 +1,15 @@
-"""From the graphs of a compiled tree to engines, all stages at once or one of them."""
+"""Engines over the graphs of a compiled tree, all stages at once or some of them."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_tables
+from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
@@ -13,70 +17,92 @@ from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.engines.warm_up import warm_up, warm_up_decoder
-from qwen3_omni_neuron.neuron.load import NeuronSpec
-from qwen3_omni_neuron.neuron.loader import Loader
 from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.part.part import LoadedPart
+from qwen3_omni_neuron.neuron.part.spec import part_spec
+from qwen3_omni_neuron.neuron.toolchain import Toolchain
 
-NeuronEngine = NeuronThinker | TalkerEngine | NeuronVocoder
 
+def build_engines(
+    spec: EngineSpec, stages: Sequence[str] = STAGES, toolchain: Toolchain | None = None
+) -> StageEngines:
+    """Load the engines of some stages in this process, and call every graph once.
 
-def build_neuron_engines(spec: NeuronSpec) -> Engines:
-    """All engines in this process, every graph called once.
-
-    Raises ArtifactError for a tree that doesn't fit, CheckpointError (see weights.load_parts), and
-    what a graph's first call raises; what was loaded is given back then.
+    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: of
+    checkpoint.modules.STAGES. toolchain: None for the Neuron SDK's.
+    Raises NotInstalledError without the SDK, ArtifactError for a tree that doesn't fit,
+    CheckpointError (see checkpoint.parameters.load_parts), and the error of a graph's first call.
+    Where it raises, everything that was loaded is closed.
     """
-    loader = _loader(spec)
-    with ExitStack() as built:
-        thinker = _thinker(spec, loader)
-        built.callback(thinker.close)
-        talker, vocoder = None, None
-        if spec.engine.config.talker is not None and spec.engine.config.code2wav is not None:
-            talker = _talker(spec, loader)
-            built.callback(talker.close)
-            vocoder = _vocoder(spec, loader)
-        built.pop_all()
-    return Engines(thinker, talker, vocoder)
+    loader, built = _PartLoader(spec, toolchain or NxdToolchain()), StageEngines()
+    with ExitStack() as loaded:
+        if "thinker" in stages:
+            built["thinker"] = _thinker(spec, loader)
+            loaded.callback(built["thinker"].close)
+        if "talker" in stages and spec.config.talker is not None:
+            built["talker"] = _talker(spec, loader)
+            loaded.callback(built["talker"].close)
+        if "vocoder" in stages and spec.config.code2wav is not None:
+            built["vocoder"] = _vocoder(spec, loader)
+        loaded.pop_all()
+    return built
 
 
-def build_neuron_engine(spec: NeuronSpec, stage: str) -> NeuronEngine:
-    """One stage's engine, as `build_neuron_engines`. stage: one of loading.STAGES."""
-    loader = _loader(spec)
-    if stage == "thinker":
-        return _thinker(spec, loader)
-    return _talker(spec, loader) if stage == "talker" else _vocoder(spec, loader)
+class _PartLoader:
+    """Loads parts of one compiled tree and calls each of their graphs once."""
+
+    def __init__(self, spec: EngineSpec, toolchain: Toolchain):
+        assert spec.compiled is not None, "there is a tree to load from"
+        self._spec, self._tree, self._toolchain = spec, spec.compiled, toolchain
+
+    def part(self, name: str, loaded: ExitStack) -> LoadedPart:
+        """Load a part other than the decoders, to be closed by `loaded`."""
+        spec = part_spec(self._spec.config, self._spec.plan, name)
+        part = self._toolchain.load_part(spec, self._folder(name))
+        loaded.callback(part.close)
+        warm_up(name, part)
+        return part
+
+    def decoder(self, name: str, loaded: ExitStack) -> DecoderGraphs:
+        """Load a decoder, "thinker" or "talker", to be closed by `loaded`."""
+        spec = DecoderSpec(name, self._spec.config, self._spec.plan)
+        checkpoint = Checkpoint(self._spec.plan.model)
+        graphs = self._toolchain.load_decoder(spec, checkpoint, self._folder(name))
+        loaded.callback(graphs.close)
+        _check_slots(name, graphs.plan.slots, self._spec)
+        warm_up_decoder(name, graphs, self._spec.config)
+        return graphs
+
+    def _folder(self, name: str) -> Path:
+        return self._tree / GRAPH_OF_PART[name] / name
 
 
-def _loader(spec: NeuronSpec) -> Loader:
-    assert spec.make_loader is not None, "a spec of NxDI's CPU mode has no compiled tree"
-    return spec.make_loader(spec)
-
-
-def _thinker(spec: NeuronSpec, loader: Loader) -> NeuronThinker:
-    config, dtype = spec.engine.config, spec.engine.dtype
+def _thinker(spec: EngineSpec, loader: _PartLoader) -> NeuronThinker:
+    config, dtype = spec.config, spec.dtype
     c = config.thinker
     with ExitStack() as loaded:
-        graphs = _load_decoder(spec, loader, loaded, "thinker")
-        audio = NeuronAudio(_load(loader, loaded, "audio_encoder"), c.audio)
-        vision = NeuronVision(_load(loader, loaded, "vision_encoder"), c.vision)
+        graphs = loader.decoder("thinker", loaded)
+        audio = NeuronAudio(loader.part("audio_encoder", loaded), c.audio)
+        vision = NeuronVision(loader.part("vision_encoder", loaded), c.vision)
         media = MediaEncoders(config, audio, vision, dtype)
         return NeuronThinker(config, NxdiSlots(graphs), media, dtype, loaded.pop_all().close)
 
 
-def _talker(spec: NeuronSpec, loader: Loader) -> TalkerEngine:
-    config = spec.engine.config
+def _talker(spec: EngineSpec, loader: _PartLoader) -> TalkerEngine:
+    config = spec.config
     assert config.talker is not None
-    tables = load_tables(Checkpoint(spec.engine.plan.model), config, spec.engine.dtype)
+    tables = load_tables(Checkpoint(spec.plan.model), config, spec.dtype)
     assert tables.embedding is not None and tables.codec_embedding is not None
     with ExitStack() as loaded:
         with ExitStack() as for_the_table:
-            text = _load(loader, for_the_table, "text_projection")
+            text = loader.part("text_projection", for_the_table)
             project_text = NeuronProjection(text, "text_projection")
             text_rows = text_row_table(tables.embedding.weight, project_text)
-        graphs = _load_decoder(spec, loader, loaded, "talker")
-        predictor = _load(loader, loaded, "code_predictor")
-        hidden = _load(loader, loaded, "hidden_projection")
+        graphs = loader.decoder("talker", loaded)
+        predictor = loader.part("code_predictor", loaded)
+        hidden = loader.part("hidden_projection", loaded)
         return TalkerEngine(
             config,
             NxdiSlots(graphs),
@@ -84,39 +110,22 @@ def _talker(spec: NeuronSpec, loader: Loader) -> TalkerEngine:
             tables.codec_embedding.weight,
             text_rows,
             NeuronProjection(hidden, "hidden_projection"),
-            spec.engine.newline_id,
+            spec.newline_id,
             loaded.pop_all().close,
         )
 
 
-def _vocoder(spec: NeuronSpec, loader: Loader) -> NeuronVocoder:
-    assert spec.engine.config.code2wav is not None
+def _vocoder(spec: EngineSpec, loader: _PartLoader) -> NeuronVocoder:
+    assert spec.config.code2wav is not None
     with ExitStack() as loaded:
-        vocoder = NeuronVocoder(_load(loader, loaded, "code2wav"), spec.engine.config.code2wav)
+        vocoder = NeuronVocoder(loader.part("code2wav", loaded), spec.config.code2wav)
         _check_slots("vocoder", vocoder.slots, spec)
         loaded.pop_all()
         return vocoder
 
 
-def _load(loader: Loader, loaded: ExitStack, name: str) -> LoadedPart:
-    """A part, warm, which `loaded` closes."""
-    part = loader.load_part(name)
-    loaded.callback(part.close)
-    warm_up(name, part)
-    return part
-
-
-def _load_decoder(spec: NeuronSpec, loader: Loader, loaded: ExitStack, name: str) -> DecoderGraphs:
-    """As `_load`."""
-    graphs = loader.load_decoder(name)
-    loaded.callback(graphs.close)
-    _check_slots(name, graphs.plan.slots, spec)
-    warm_up_decoder(name, graphs, spec.engine.config)
-    return graphs
-
-
-def _check_slots(stage: str, slots: int, spec: NeuronSpec) -> None:
-    wanted = spec.engine.plan.max_concurrency
+def _check_slots(stage: str, slots: int, spec: EngineSpec) -> None:
+    wanted = spec.plan.max_concurrency
     if slots != wanted:
         raise ArtifactError(
             f"the {stage}'s graphs have {slots} slots, and the model is loaded with {wanted}. "

@@ -11,7 +11,12 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import lay_out
 from qwen3_omni_neuron.checkpoint.parameters import check_names
-from qwen3_omni_neuron.compilation.manifest import Call, GraphRecord, TensorSpec, record_files
+from qwen3_omni_neuron.compilation.manifest import (
+    CallRecord,
+    GraphRecord,
+    TensorRecord,
+    record_files,
+)
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.graphs.decoders import decoder_config
@@ -65,7 +70,7 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
     return total
 
 
-def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[Call]:
+def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[CallRecord]:
     for part in GRAPH_PARTS[graph]:
         if part in DECODERS:
             yield from _decoder_calls(config, plan, part)
@@ -74,7 +79,7 @@ def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[Call]:
     )
 
 
-def _decoder_calls(config: OmniConfig, plan: CompilePlan, part: str) -> Iterator[Call]:
+def _decoder_calls(config: OmniConfig, plan: CompilePlan, part: str) -> Iterator[CallRecord]:
     """Of a decoder on NxDI. Its KV cache is NxDI's own, and is not among them."""
     c = decoder_config(config, part)
     of_decoder = decoder_plan(plan, part)
@@ -82,12 +87,12 @@ def _decoder_calls(config: OmniConfig, plan: CompilePlan, part: str) -> Iterator
         rows = sizes.get("slots", 1)
         seen = sizes["rows"] if (part, name) == ("thinker", "prefill") else 1
         outputs = {
-            "logits": TensorSpec((rows, 1, c.vocab_size), plan.dtype),
-            "hidden": TensorSpec((rows, seen, c.hidden_size), plan.dtype),
+            "logits": TensorRecord((rows, 1, c.vocab_size), plan.dtype),
+            "hidden": TensorRecord((rows, seen, c.hidden_size), plan.dtype),
         }
         given = {NAMES[i]: _spec(x) for i, x in enumerate(inputs) if x.numel()}
-        yield Call(f"{part}_{name}", sizes, given, outputs, {})
+        yield CallRecord(f"{part}_{name}", sizes, given, outputs, {})
 
 
-def _spec(tensor: Tensor) -> TensorSpec:
-    return TensorSpec(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+def _spec(tensor: Tensor) -> TensorRecord:
+    return TensorRecord(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

@@ -11,7 +11,7 @@ one tp.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -152,7 +152,7 @@ def _way_out(plan: CorePlan, tp: int, available: int) -> str:
     if stages == 1:
         return f"Compile with a tp of at most {available}, or take a larger instance."
     fewer = 2 ** ((available // stages).bit_length() - 1)
-    core_bytes = TRN2.memory_bytes / TRN2.cores * plan.lnc / 2
+    core_bytes = replace(TRN2, lnc=plan.lnc).core_bytes
     return (
         f"Take placement shared, which needs {tp}, or a larger instance. Graphs compiled with tp "
         f"{fewer} would find room, but 1/{fewer} of the released thinker's 61 GB in bfloat16 has "

@@ -1,4 +1,4 @@
-"""An exception on its way from an engine's process to the one that called."""
+"""Exceptions that are sent from an engine's process to its caller."""
 
 import pickle
 import traceback
@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 
 class EngineTracebackError(Exception):
-    """The traceback of an exception in the engine's process, as text: its `__cause__` here."""
+    """Traceback of an exception in the engine's process, as text: its `__cause__` here."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """pickled: the exception, None where it can't be pickled. summary: its type and message.
-    text: its traceback."""
+    """An exception in a form that can be sent.
+
+    pickled: the exception, None where it can't be pickled. summary: its type and message. text: its
+    traceback.
+    """
 
     pickled: bytes | None
     summary: str
@@ -20,6 +23,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> "Failure":
+        """Make a failure of an exception that was caught."""
         try:
             pickled = pickle.dumps(error)
         except Exception:
@@ -28,8 +32,10 @@ class Failure:
         return cls(pickled, summary, "".join(traceback.format_exception(error)))
 
     def exception(self) -> Exception:
-        """The exception with its own type; a RuntimeError that names it where this process can't
-        make one of it."""
+        """Return the exception, with the traceback of its process as `__cause__`.
+
+        It has its own type, or is a RuntimeError that names that type where it can't be unpickled.
+        """
         error: Exception | None = None
         if self.pickled is not None:
             try:
@@ -38,7 +44,7 @@ class Failure:
                 error = None
         if not isinstance(error, Exception):
             error = RuntimeError(
-                f"in the engine's process, and of a type kept there: {self.summary}"
+                f"the engine's process raised what can't be sent to this one: {self.summary}"
             )
         error.__cause__ = EngineTracebackError(f"\n{self.text}")
         return error

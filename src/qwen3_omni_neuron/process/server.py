@@ -1,23 +1,22 @@
-"""What an engine's process runs: it builds the engine and serves its calls, one at a time."""
+"""The function that an engine's process runs: build the engine, then serve calls one at a time."""
 
 import socket
 from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.engines.protocols import Talker, Thinker, Vocoder
+from qwen3_omni_neuron.process.child import follow_parent
 from qwen3_omni_neuron.process.failure import Failure
-from qwen3_omni_neuron.process.interpreter import obey_parent
-from qwen3_omni_neuron.process.mailbox import HungUpError, Mailbox, SharedBlock
+from qwen3_omni_neuron.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
-    """Serve until the other end hangs up.
+    """Serve until the other end disconnects.
 
     connection, incoming, outgoing: descriptors of the socket and of the blocks of the mailbox.
     parent: the process id of the other end.
     """
-    obey_parent(parent)
+    follow_parent(parent)
     mailbox = Mailbox(
         socket.socket(fileno=connection),
         SharedBlock.of_descriptor(incoming),
@@ -25,51 +24,46 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     )
     try:
         _serve(mailbox)
-    except HungUpError:
+    except DisconnectedError:
         return
 
 
 def _serve(mailbox: Mailbox) -> None:
     try:
-        factory, threads = _factory(mailbox)
+        factory, threads = _receive_factory(mailbox)
         if threads is not None:
             torch.set_num_threads(threads)
         engine = factory()
-    except HungUpError:
+    except DisconnectedError:
         raise
     except Exception as error:
         mailbox.send((False, Failure.of(error)))
         return
     try:
-        mailbox.send((True, _attributes(engine)))
+        mailbox.send((True, None))
         while True:
-            _serve_call(mailbox, engine)
+            _serve_request(mailbox, engine)
     finally:
         engine.close()
 
 
-def _factory(mailbox: Mailbox) -> tuple[Any, int | None]:
+def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
     try:
         return mailbox.receive()
     except (AttributeError, ImportError) as error:
         raise ImportError(
             "the engine's process can't import the factory. Define it in a module, not in the "
-            "script that is run nor in a notebook"
+            "main script nor in a notebook"
         ) from error
 
 
-def _serve_call(mailbox: Mailbox, engine: Any) -> None:
+def _serve_request(mailbox: Mailbox, engine: Any) -> None:
+    """Call a method of the engine, or read an attribute, for which there are no arguments."""
     try:
-        method, arguments = mailbox.receive()
-        reply = True, getattr(engine, method)(*arguments)
-        mailbox.send(reply)
-    except HungUpError:
+        name, arguments = mailbox.receive()
+        attribute = getattr(engine, name)
+        mailbox.send((True, attribute if arguments is None else attribute(*arguments)))
+    except DisconnectedError:
         raise
     except Exception as error:
         mailbox.send((False, Failure.of(error)))
-
-
-def _attributes(engine: Any) -> dict[str, Any]:
-    """Those that the protocols of engines name, as far as this one has them."""
-    names = {name for protocol in (Thinker, Talker, Vocoder) for name in protocol.__annotations__}
-    return {name: getattr(engine, name) for name in names if hasattr(engine, name)}

@@ -1,4 +1,4 @@
-"""Requests on engines: slots, the queue for them, and the three stages."""
+"""The pipeline: slots, the queue of requests for them, and the three stages."""
 
 import logging
 import threading
@@ -21,26 +21,27 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
 
-Seats = list[tuple[Stage[Any], Task]]  # where a request is to go once it has a slot
+StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
 class Pipeline:
-    """Runs up to `slots` requests at once, each in the same slot of every engine.
+    """Runner of up to `slots` requests at a time, each in the same slot of every engine.
 
     One lock guards everything that threads share: the fields here, in the stages, in the requests.
-    It is held for a few lines at a time, never during an engine's call. max_queued: requests that
-    may wait for a slot.
+    It is held for a few lines at a time, never during an engine's call.
     """
 
     def __init__(
         self, engines: Engines, config: OmniConfig, max_queued: int, clock: Clock | None = None
     ):
+        """Start the stages. max_queued: requests that may wait for a slot."""
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self._engines, self._config, self._max_queued = engines, config, max_queued
-        # Reentrant: a stream that is collected as garbage cancels itself, wherever that happens.
+        # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
+        # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
         self._free_slots = list(range(engines.thinker.slots))
-        self._queue: deque[tuple[LiveRequest, Seats]] = deque()
+        self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._closed = False
         shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
@@ -59,15 +60,15 @@ class Pipeline:
     def submit(self, request: Request) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        Returns it, and its place in the queue, 0 where it got a slot at once. Raises OptionError
-        for chunk sizes that the vocoder does not have, BusyError when the queue is full,
+        Returns it, and its position in the queue, 0 where it got a slot at once. Raises OptionError
+        for chunk sizes that the vocoder does not have, BusyError where the queue is full, and
         ClosedError.
         """
-        live, seats = self._seat(request)
+        live, tasks = self._make_tasks(request)
         with self._lock:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
-            # Those that were cancelled while they waited leave the queue here, where it grows.
+            # Requests that were cancelled while they waited are removed here, before it grows.
             self._queue = deque(entry for entry in self._queue if not entry[0].ended)
             ahead = len(self._queue)
             if not self._free_slots and ahead >= self._max_queued:
@@ -76,22 +77,23 @@ class Pipeline:
                     "one. Finish or close a stream first, or load with a larger max_concurrency "
                     "or max_queued."
                 )
-            self._queue.append((live, seats))
+            self._queue.append((live, tasks))
             self._admit()
-            if live.marks.admitted_s is None:
+            if live.timestamps.admitted_s is None:
                 logger.info("a request is queued behind %d others", ahead)
                 return live, ahead + 1
         return live, 0
 
     def cancel(self, live: LiveRequest) -> None:
-        """End a request that nobody wants any more: each stage drops it at its next step."""
+        """End a request without an error. Each stage drops it at its next step."""
         with self._lock:
             live.end()
 
     def close(self, join_timeout_s: float | None = None) -> None:
-        """End all requests with a ClosedError, the threads, and the engines.
+        """End all requests with a ClosedError, then the threads and the engines.
 
-        A thread that is in an engine's call ends after it; join_timeout_s bounds the wait for it.
+        A thread that is in an engine's call ends after it; join_timeout_s limits the wait for each
+        thread.
         """
         with self._lock:
             self._closed = True
@@ -106,8 +108,8 @@ class Pipeline:
         for stage in self._stages:
             stage.join(join_timeout_s)
 
-    def _seat(self, request: Request) -> tuple[LiveRequest, Seats]:
-        """A request with its tasks, which start when it gets a slot."""
+    def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
+        """Make a live request and its tasks, which the stages get once it has a slot."""
         reader = self._thinker if request.talker is None else self._talker
         text = TokenBuffer(
             reader.changed, self._wake, self._config.tts_eos_id, self._config.tts_pad_id
@@ -116,30 +118,30 @@ class Pipeline:
         live = LiveRequest(request, text, output, self._wake)
         context_length = self._engines.thinker.context_length
         vocab_size = self._config.thinker.text.vocab_size
-        seats: Seats = [(self._thinker, ThinkerTask(live, vocab_size, context_length))]
+        tasks: StageTasks = [(self._thinker, ThinkerTask(live, vocab_size, context_length))]
         if request.talker is None:
             text.abandon()
         else:
             assert self._engines.vocoder is not None and self._config.talker is not None
             talker = TalkerTask(live, request.talker, self._config.talker, self._talker.allowed)
             schedule = _schedule(request.talker, self._engines.vocoder)
-            seats += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
-        return live, seats
+            tasks += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
+        return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to the first in the queue. The lock is held."""
+        """Give free slots to the first requests of the queue. The lock is held."""
         while self._queue and (self._free_slots or self._queue[0][0].ended):
-            live, seats = self._queue.popleft()
+            live, tasks = self._queue.popleft()
             if live.ended:
                 continue
             live.slot = self._free_slots.pop()
-            live.marks.admitted_s = self.clock.now()
+            live.timestamps.admitted_s = self.clock.now()
             self._running.add(live)
-            for stage, task in seats:
+            for stage, task in tasks:
                 stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
-        """A stage has let go of a request. The lock is held."""
+        """Free the slot of a request that no stage has any more. The lock is held."""
         if live.holders == 0:
             live.end()
             self._running.discard(live)
@@ -147,7 +149,7 @@ class Pipeline:
             self._admit()
 
     def _wake(self) -> None:
-        """Let every stage look again: something ended, or there is room again."""
+        """Let every stage select again: a request has ended, or a queue has space again."""
         with self._lock:
             for stage in self._stages:
                 stage.changed.notify_all()

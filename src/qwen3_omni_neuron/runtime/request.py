@@ -1,4 +1,4 @@
-"""What a request asks for."""
+"""Requests: what the caller asks for (`Request`), and its state while it runs (`LiveRequest`)."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,10 +13,12 @@ from qwen3_omni_neuron.runtime.output import Output
 from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
 from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
 
+RECENT_FRAMES = 9  # arrivals that frame_pace averages over
+
 
 @dataclass(frozen=True)
 class ThinkerRequest:
-    """What the thinker is to do."""
+    """Work of the thinker for one request."""
 
     prompt: Prompt
     sampling: SamplingParams
@@ -27,11 +29,10 @@ class ThinkerRequest:
 
 @dataclass(frozen=True)
 class TalkerRequest:
-    """What the talker is to do, and the vocoder.
+    """Work of the talker and the vocoder for one request.
 
-    prompt: what the talker reads of the thinker's. chunk_frames: sizes of the first chunks, the
-    last of them for all that follow; None lets the pace of the frames decide (see
-    schedule.AdaptiveSchedule).
+    prompt: the talker's part of the prompt. chunk_frames: sizes of the first audio chunks, the last
+    of them for all that follow; None: see runtime.schedule.AdaptiveSchedule.
     """
 
     prompt: TalkerPrompt
@@ -44,11 +45,11 @@ class TalkerRequest:
 
 @dataclass(frozen=True)
 class Request:
-    """A request.
+    """Everything that the pipeline has to know of one request.
 
-    talker None: text alone is asked for. arrived_s: the clock's time when it came, before the
-    conversation was read. first_token_timeout_s: from then to the first token. wait_timeout_s:
-    between any two of its tokens, frames or chunks.
+    talker: None where the caller wants text alone. arrived_s: time by the clock when the request
+    came, before its conversation was read. first_token_timeout_s: limit from then to the first
+    token. wait_timeout_s: limit between any two of its tokens, frames or chunks.
     """
 
     thinker: ThinkerRequest
@@ -59,12 +60,9 @@ class Request:
     wait_timeout_s: float
 
 
-RECENT_FRAMES = 9  # arrivals that the pace of the frames is taken from
-
-
 @dataclass
-class Marks:
-    """When things happened, by the clock, in seconds. None: not yet."""
+class Timestamps:
+    """Times of a request's events by the clock, in seconds. None: has not happened."""
 
     admitted_s: float | None = None
     first_token_s: float | None = None
@@ -74,11 +72,13 @@ class Marks:
 
 
 class LiveRequest:
-    """Guarded by the pipeline's lock, but for what one stage alone writes (`random`, `called_s`).
+    """State of one request from `Pipeline.submit` to its end.
 
-    slot: the line of every engine that it has, -1 while it is queued. holders: stages that still
-    have it; with the last one it gives the slot back. ended: complete, cancelled or failed; every
-    stage drops it then, woken by `wake`.
+    slot: its row in every engine, -1 while it is queued. holders: number of stages that still have
+    a task for it; the slot is free again when there is none. ended: complete, cancelled or failed;
+    `wake` lets every stage drop it then.
+    The pipeline's lock guards every field but `random` and `called_s`, each part of which one stage
+    alone writes.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class LiveRequest:
     ):
         self.request, self.text, self.output, self._wake = request, text, output, wake
         self.random = RequestRandom(request.seed)
-        self.marks = Marks(progress_s=request.arrived_s)
+        self.timestamps = Timestamps(progress_s=request.arrived_s)
         self.slot = -1
         self.holders = 0
         self.ended = False
@@ -95,7 +95,7 @@ class LiveRequest:
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
-        # When the engine call began that each stage is in for it; None between calls.
+        # Start of the engine call that each stage makes for it now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(("thinker", "talker", "vocoder"))
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
@@ -103,7 +103,7 @@ class LiveRequest:
         self.talker_finish: FinishReason = "no_speech"
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it, now: with an error, or (None) because it is complete or nobody wants it."""
+        """End the request now. error: None where it is complete or was cancelled."""
         if not self.ended:
             self.ended, self.error = True, error
             self.text.close(error)
@@ -116,23 +116,25 @@ class LiveRequest:
         return len(self.codes) - self.decoded_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
-        """When a wait for it has lasted too long that began at some time, by the clock.
+        """Return the time by the clock at which a wait for this request is too long.
 
-        A call is late by its own length. Progress is not: a caller that was away for long, and has
-        held it up by that, begins to wait anew.
+        waiting_since_s: when the wait began. Time without progress counts from the last token,
+        frame or chunk, but not from before the wait: a caller that had stopped the stages by not
+        reading, and comes back after a long time, waits anew. An engine's call that is running
+        counts from its start.
         """
-        if self.marks.first_token_s is None:
+        if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.first_token_timeout_s
         calls = [start_s for start_s in self.called_s.values() if start_s is not None]
-        since_s = max(self.marks.progress_s, waiting_since_s)
+        since_s = max(self.timestamps.progress_s, waiting_since_s)
         return min([since_s, *calls]) + self.request.wait_timeout_s
 
     def late(self) -> LateError:
-        """What to say when the deadline has passed."""
-        if self.marks.admitted_s is None:
+        """Return the error for a deadline that has passed: where the request is, what to do."""
+        if self.timestamps.admitted_s is None:
             where = "it was still queued: every slot was in use"
             hint = "Raise first_token_timeout_s, or load with a larger max_concurrency."
-        elif self.marks.first_token_s is None:
+        elif self.timestamps.first_token_s is None:
             where = "the thinker was still at the prompt"
             hint = "Raise first_token_timeout_s, or shorten the conversation."
         else:
@@ -140,7 +142,7 @@ class LiveRequest:
             stuck = " and ".join(calls) or "no engine"
             where = f"at {len(self.token_ids)} tokens and {len(self.codes)} frames, in {stuck}"
             hint = "Raise wait_timeout_s, or look at what stalls the engine."
-        if self.marks.first_token_s is None:
+        if self.timestamps.first_token_s is None:
             waited = f"no first token after {self.request.first_token_timeout_s} s"
         else:
             waited = f"nothing new for {self.request.wait_timeout_s} s"
@@ -148,5 +150,5 @@ class LiveRequest:
 
 
 def frame_pace(times: deque[float]) -> float | None:
-    """Seconds a frame, from the last arrivals; None before there are two."""
+    """Return seconds a frame, from the times of the last arrivals; None before there are two."""
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None

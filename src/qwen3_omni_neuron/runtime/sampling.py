@@ -1,8 +1,12 @@
-"""Sampling beside the models: transformers' processors in their order, random numbers by request.
+"""Sampling on the host: text tokens and code 0 of a frame, drawn from the logits of a step.
 
-Order: repetition penalty, suppression, temperature, top-k, top-p. In numpy: a stage draws between
-two steps while other threads wait for the interpreter, and each operation of torch lets go of it.
-See model.sampler for sampling inside a graph.
+The operations are those of transformers' logits processors in their order: repetition penalty,
+suppression, temperature, top-k, top-p. Each request has random numbers of its own. model.sampler is
+the other sampling, a part of the code predictor's graph: it draws codes 1 to 15 on the device, from
+uniform numbers that come from `draw` here.
+
+It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
+between two steps, and would have to wait for the lock each time.
 """
 
 from collections.abc import Sequence
@@ -18,7 +22,10 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """top_k 0: no limit. Not do_sample: the likeliest, after penalty and suppression."""
+    """Parameters of one kind of draw.
+
+    do_sample: False takes the likeliest id after penalty and suppression. top_k: 0 for no limit.
+    """
 
     do_sample: bool
     temperature: float = 1.0
@@ -28,11 +35,10 @@ class SamplingParams:
 
 
 class RequestRandom:
-    """The random numbers of one request: a stream of its own for the thinker and the talker.
+    """Random numbers of one request: one generator for the thinker and one for the talker.
 
-    So a seed fixes text and codes (and samples, but for the rounding that follows the sizes of
-    the chunks, which follow the time), and the text hangs neither on what the talker draws
-    nor on which of them runs first.
+    A seed therefore fixes text and codes, whichever of the two runs first. It fixes the samples up
+    to rounding, which depends on the sizes of the chunks and so on the time.
     """
 
     def __init__(self, seed: int):
@@ -42,21 +48,22 @@ class RequestRandom:
 
 
 def draw(generator: np.random.Generator, count: int) -> Floats:
-    """float32 [count], uniform in [0, 1)."""
+    """Return float32 [count] random numbers, uniform in [0, 1)."""
     return generator.random(count, dtype=np.float32)
 
 
 def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
-    """The ids of a vocabulary that may be drawn, ascending."""
+    """Return the ids of a vocabulary that may be drawn, ascending."""
     return np.setdiff1d(np.arange(vocab_size), list(suppressed))
 
 
 class Sampler:
-    """How one sequence draws its ids: its parameters, its random numbers, and the ids it has had.
+    """Sampling state of one sequence: parameters, random numbers, and the ids it contains.
 
-    allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids,
-    of those, that count as had from the start.
-    penalties: float32, one an allowed id: 1 for one that it has not had. None where it has none.
+    allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids
+    that the sequence contains from the start, all of them allowed.
+    penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
+    where repetition is not penalized.
     """
 
     def __init__(
@@ -72,69 +79,68 @@ class Sampler:
         if params.repetition_penalty != 1.0:
             self.penalties = np.ones(vocab_size if allowed is None else len(allowed), np.float32)
             if history is not None:
-                had = history.numpy()
-                had = had if allowed is None else np.searchsorted(allowed, had)
-                self.penalties[had] = params.repetition_penalty
+                ids = history.numpy()
+                indices = ids if allowed is None else np.searchsorted(allowed, ids)
+                self.penalties[indices] = params.repetition_penalty
 
 
 def draw_ids(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
-    """The next id of each of several sequences, drawn together.
+    """Draw the next id of each of several sequences, in one operation where possible.
 
-    samplers: all have the same allowed ids. logits: [sequences, vocab]. What a sequence draws does
-    not depend on the others.
+    samplers: all have the same allowed ids. logits: [sequences, vocab]. The id of a sequence does
+    not depend on the other sequences.
     """
     scores, allowed = processed(samplers, logits), samplers[0].allowed
     ids = [0] * len(samplers)
-    for top_k, rows in _alike(samplers).items():
+    for top_k, rows in _rows_by_top_k(samplers).items():
         part = scores if len(rows) == len(ids) else scores[rows]
         chosen = [samplers[row] for row in rows]
-        places = part.argmax(-1) if top_k is None else _sample(chosen, part, top_k)
-        for row, sampler, place in zip(rows, chosen, places.tolist(), strict=True):
-            ids[row] = place if allowed is None else int(allowed[place])
+        indices = part.argmax(-1) if top_k is None else _sample(chosen, part, top_k)
+        for row, sampler, index in zip(rows, chosen, indices.tolist(), strict=True):
+            ids[row] = index if allowed is None else int(allowed[index])
             if sampler.penalties is not None:
-                sampler.penalties[place] = sampler.params.repetition_penalty
+                sampler.penalties[index] = sampler.params.repetition_penalty
     return ids
 
 
 def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
-    """float32 logits [sequences, allowed ids] after repetition penalty and suppression."""
+    """Return float32 scores [sequences, allowed ids]: logits after penalty and suppression."""
     scores: Floats = logits.float().numpy()
-    if samplers[0].allowed is not None:  # first, as what follows is paid by the id
+    if samplers[0].allowed is not None:  # first: the cost of what follows grows with the ids
         scores = scores.take(samplers[0].allowed, 1)
     if any(sampler.penalties is not None for sampler in samplers):
-        none = np.ones(scores.shape[1], dtype=np.float32)
-        penalties = np.stack([none if s.penalties is None else s.penalties for s in samplers])
+        ones = np.ones(scores.shape[1], dtype=np.float32)
+        penalties = np.stack([ones if s.penalties is None else s.penalties for s in samplers])
         scores = np.where(scores < 0, scores * penalties, scores / penalties)
     return scores
 
 
 def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
-    """What the top-k, then top-p, part of softmax(scores) holds, likeliest first.
+    """Return the ids that top-k and then top-p keep of softmax(scores), likeliest first.
 
     scores: float32 [sequences, vocab]; top_k: 0 for no limit; top_p: float32 [sequences].
-    Returns places [sequences, k] in the scores and probabilities [sequences, k], 0 beyond top-p;
-    they add up to what is kept. Kept set and probabilities are those of transformers'
-    TopKLogitsWarper and TopPLogitsWarper, in this order; of equal scores at the k-th place one is
-    kept, not all.
+    Returns indices [sequences, k] into the scores and probabilities [sequences, k], 0 beyond top-p,
+    which do not add up to 1. Kept set and probabilities are those of transformers' TopKLogitsWarper
+    and TopPLogitsWarper, in this order; of equal scores at the k-th rank one is kept, not all.
     """
     vocab, row = scores.shape[1], np.arange(len(scores))[:, None]
     if 0 < top_k < vocab:
-        places = scores.argpartition(vocab - top_k)[:, vocab - top_k :]
-        places = places[row, (-scores[row, places]).argsort(kind="stable")]
+        indices = scores.argpartition(vocab - top_k)[:, vocab - top_k :]
+        indices = indices[row, (-scores[row, indices]).argsort(kind="stable")]
     else:
-        places = (-scores).argsort(kind="stable")
-    values = scores[row, places]
+        indices = (-scores).argsort(kind="stable")
+    values = scores[row, indices]
     probabilities = np.exp(values - values[:, :1])
     probabilities /= probabilities.sum(-1, keepdims=True)
-    # An id goes when the likelier ones together hold top_p already; the likeliest always stays.
-    # Where top_p is 1 all stay, whatever rounding makes of their sum.
+    # An id is dropped where the likelier ones add up to top_p already, so the likeliest stays.
+    # Where top_p is 1 all stay, even where their sum is rounded to 1 before the last.
     likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
     limits = np.where(top_p < 1, top_p, np.inf)[:, None]
-    return places, probabilities * (likelier < limits)
+    return indices, probabilities * (likelier < limits)
 
 
-def _alike(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
-    """Rows that one operation can draw, by their top_k, a shape in it; None for greedy ones."""
+def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
+    """Group the rows that one operation can draw: of one top_k, which is a shape; None: greedy."""
     rows: dict[int | None, list[int]] = {}
     for row, sampler in enumerate(samplers):
         key = sampler.params.top_k if sampler.params.do_sample else None
@@ -143,11 +149,11 @@ def _alike(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
 
 
 def _sample(samplers: Sequence[Sampler], scores: Floats, top_k: int) -> Ids:
-    """Places [sequences] in the scores."""
-    how = [(s.params.temperature, s.params.top_p, draw(s.generator, 1)[0]) for s in samplers]
-    temperature, top_p, uniform = np.array(how, dtype=np.float32).T
-    places, probabilities = kept(scores / temperature[:, None], top_k, top_p)
-    # Of all that is kept: what top-p drops adds nothing to the sum.
+    """Draw one index [sequences] into the scores of each sequence."""
+    inputs = [(s.params.temperature, s.params.top_p, draw(s.generator, 1)[0]) for s in samplers]
+    temperature, top_p, uniform = np.array(inputs, dtype=np.float32).T
+    indices, probabilities = kept(scores / temperature[:, None], top_k, top_p)
+    # The last sum is that of all kept ids, since those beyond top-p have probability 0.
     cumulative = probabilities.cumsum(-1, dtype=np.float64)
     rank = (cumulative <= uniform[:, None] * cumulative[:, -1:]).sum(-1)
-    return places[np.arange(len(places)), rank]
+    return indices[np.arange(len(indices)), rank]

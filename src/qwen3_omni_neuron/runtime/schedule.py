@@ -1,9 +1,13 @@
-"""How many frames the vocoder takes at a time: few at first, then as many as the player can wait.
+"""Sizes of a reply's audio chunks: how many frames the vocoder decodes in one call.
 
-A player starts at the first sample. What it has not played yet is what the next chunk may take:
-frames that are still to come, times their pace, plus one call of the vocoder. So with frames that
-come in 20 ms and a first chunk of 1 (80 ms of sound less the vocoder's 23 ms of look-ahead), the
-next chunk has 2 frames, which are there before the 57 ms are over; the one after that has 4.
+`AdaptiveSchedule._first_size` decides the size of the first chunk and `next_frames` that of each
+later one. `FixedSchedule` is for a caller that gives the sizes (option chunk_frames).
+
+The first chunk is small, because the player starts with it. A later chunk may take as long as the
+player still has audio to play: the frames that have yet to arrive, at the pace of the last frames,
+plus one call of the vocoder. Example: frames arrive every 20 ms, and the first chunk is 1 frame (80
+ms of audio less the vocoder's look-ahead of 23 ms). The next chunk has 2 frames, which are decoded
+before the 57 ms are over; the one after it has 4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,53 +16,57 @@ from typing import Protocol
 
 from qwen3_omni_neuron.errors import OptionError
 
-MARGIN = 1.25  # over the expected time, for frames that come late
-# Of a chunk's sound, that the vocoder's call may take: it may have its cores in common with the
-# stages that make the frames.
+MARGIN = 1.25  # factor on an expected time, for frames that arrive late
+# Share of a chunk's duration that the vocoder's call may take. It is below 1, because the call may
+# run on the same cores as the stages that make the frames.
 VOCODER_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class Pace:
-    """What is known when a chunk is chosen, in seconds.
+    """Measurements from which the size of a chunk is chosen, times in seconds.
 
-    pending: frames that are there. buffered_s: sound that the player has and has not played, None
-    before the first chunk. frame_s: time a frame takes, None before it was ever measured.
-    call_s: what the vocoder took for its last call. own_s: the least it ever took, by chunk size,
-    for those it has decoded. wait_s: by how much its last call was above that, for want of cores.
+    pending: frames that have arrived and are not decoded. buffered_s: audio that the player has and
+    has not played, None before the first chunk. frame_s: time between two frames, None before it
+    was measured. last_call_s: duration of the vocoder's last call. shortest_call_s: shortest call
+    by chunk size, for the sizes it has decoded. delay_s: how much longer the last call was than the
+    shortest of its size, because other stages used the cores.
     """
 
     pending: int
     buffered_s: float | None
     frame_s: float | None
-    call_s: float
-    own_s: Mapping[int, float] = field(default_factory=dict)
-    wait_s: float = 0.0
+    last_call_s: float
+    shortest_call_s: Mapping[int, float] = field(default_factory=dict)
+    delay_s: float = 0.0
 
     def vocoder_s(self, frames: int) -> float:
-        """What a chunk of so many frames is expected to take."""
-        return self.own_s[frames] + self.wait_s if frames in self.own_s else self.call_s
+        """Return the expected duration of a call of so many frames."""
+        if frames not in self.shortest_call_s:
+            return self.last_call_s
+        return self.shortest_call_s[frames] + self.delay_s
 
 
 class Schedule(Protocol):
-    """Says when the vocoder is to decode how much."""
+    """Sizes of the chunks of one reply."""
 
     def next_frames(self, pace: Pace) -> int:
-        """How many frames the next chunk has, a compiled chunk size; asked until they are there."""
+        """Return the frames of the next chunk, one of the compiled sizes.
+
+        Called again, with the present pace, until so many frames have arrived.
+        """
         ...
 
     def decoded(self) -> None:
-        """The chunk was decoded."""
+        """Say that the chunk was decoded."""
         ...
 
 
 class FixedSchedule:
-    """Chunk sizes as they were asked for, the last one for ever.
-
-    Raises OptionError for a size that is none of `buckets`, the compiled ones.
-    """
+    """Chunk sizes that the caller gave, the last of them for all that follow."""
 
     def __init__(self, sizes: Sequence[int], buckets: Sequence[int]):
+        """Raises OptionError for a size that is none of `buckets`, the compiled ones."""
         unknown = [size for size in sizes if size not in buckets]
         if unknown:
             raise OptionError(
@@ -68,18 +76,20 @@ class FixedSchedule:
         self._sizes = list(sizes)
 
     def next_frames(self, pace: Pace) -> int:
+        """Return the next of the sizes."""
         return self._sizes[0]
 
     def decoded(self) -> None:
+        """Go on to the next size, where there is one."""
         if len(self._sizes) > 1:
             self._sizes.pop(0)
 
 
 class AdaptiveSchedule:
-    """The first chunk as small, and the later ones as large, as a player can bear.
+    """Chunk sizes by the pace: the first as small and the later as large as playback allows.
 
-    buckets: the compiled chunk sizes, ascending. frame_audio_s: sound of one frame. latency_s: by
-    how much the first chunk is shorter.
+    buckets: the compiled chunk sizes, ascending. frame_audio_s: audio of one frame. latency_s:
+    audio that the first chunk lacks, the vocoder's look-ahead.
     """
 
     def __init__(self, buckets: Sequence[int], frame_audio_s: float, latency_s: float):
@@ -87,11 +97,12 @@ class AdaptiveSchedule:
         self._frame_audio_s, self._latency_s = frame_audio_s, latency_s
 
     def next_frames(self, pace: Pace) -> int:
-        # Unmeasured frames are taken to be just as fast as they are played.
+        """Return the largest size that is decoded before the player runs out of audio."""
+        # Before the first measurement, frames are assumed to arrive as fast as they are played.
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
-            return self._first(frame_s, pace)
-        chosen = self._least(pace)
+            return self._first_size(frame_s, pace)
+        chosen = self._smallest_efficient_size(pace)
         for bucket in self._buckets:
             expected_s = max(0, bucket - pace.pending) * frame_s + pace.vocoder_s(bucket)
             if expected_s * MARGIN <= pace.buffered_s:
@@ -99,21 +110,27 @@ class AdaptiveSchedule:
         return chosen
 
     def decoded(self) -> None:
-        """Nothing to count: the pace says it all."""
+        """Do nothing: the pace holds all that the next size depends on."""
 
-    def _least(self, pace: Pace) -> int:
-        """The smallest chunk that pays: a call costs much however few its frames are. What was
-        never measured is taken to pay."""
-        share = VOCODER_SHARE * self._frame_audio_s
-        paying = (b for b in self._buckets if pace.own_s.get(b, 0.0) <= b * share)
-        return next(paying, self._buckets[-1])
+    def _first_size(self, frame_s: float, pace: Pace) -> int:
+        """Return the size of the first chunk.
 
-    def _first(self, frame_s: float, pace: Pace) -> int:
-        """The fewest frames whose sound lasts until the smallest next chunk is there; more where
-        more are there already."""
-        # Its frames come while this one is decoded: the longer of the two is what it waits for.
-        least = self._least(pace)
-        wait_s = max(least * frame_s, pace.vocoder_s(least)) * MARGIN
+        It is the smallest whose audio lasts until the second chunk is decoded, or larger where more
+        frames have arrived already.
+        """
+        # The second chunk's frames arrive while the first one is decoded: the longer time counts.
+        second = self._smallest_efficient_size(pace)
+        wait_s = max(second * frame_s, pace.vocoder_s(second)) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
-        there = [b for b in self._buckets if b <= pace.pending]
-        return max(min(enough, default=self._buckets[-1]), max(there, default=0))
+        arrived = [b for b in self._buckets if b <= pace.pending]
+        return max(min(enough, default=self._buckets[-1]), max(arrived, default=0))
+
+    def _smallest_efficient_size(self, pace: Pace) -> int:
+        """Return the smallest size whose call takes at most VOCODER_SHARE of its audio.
+
+        A call costs much however few its frames are. A size that was never measured is assumed to
+        be efficient.
+        """
+        share = VOCODER_SHARE * self._frame_audio_s
+        efficient = (b for b in self._buckets if pace.shortest_call_s.get(b, 0.0) <= b * share)
+        return next(efficient, self._buckets[-1])

@@ -1,4 +1,10 @@
-"""A stage: one worker thread that steps all requests it has as one batch."""
+"""The loop that all stages share: one worker thread a stage, and the containment of failures.
+
+A stage steps all of its requests as one batch. Where an engine's call raises, `Stage._call_engine`
+repeats it for each request alone: those for which it raises again end with that error, and the
+others go on as if nothing had happened. Where the stage's own code raises, all requests that it has
+end with the error (`Stage._run_once`), and the stage goes on with those that come later.
+"""
 
 import logging
 import threading
@@ -12,17 +18,18 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], None]
+Work = Callable[[], None]  # calls of the engine, made with the lock free
 
 
 class Task:
-    """One request in one stage. Its fields belong to the stage's thread."""
+    """One request in one stage. Only the stage's thread uses its fields."""
 
     def __init__(self, live: LiveRequest):
         self.live = live
 
     @property
     def slot(self) -> int:
+        """The request's row in every engine."""
         return self.live.slot
 
 
@@ -32,10 +39,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Shared:
-    """What the stages of one pipeline share.
+    """Objects that the stages of one pipeline share.
 
-    lock: guards what more than one thread touches. enter_thread: what a stage's thread does first.
-    on_release: called with the lock held, when a stage has let go of a request.
+    lock: guards everything that more than one thread uses. enter_thread: called first in a stage's
+    thread. on_release: called with the lock held, when a stage has dropped a request.
     """
 
     clock: Clock
@@ -45,10 +52,11 @@ class Shared:
 
 
 class Stage(ABC, Generic[AnyTask]):
-    """What the stages have in common: the loop, and what becomes of failures.
+    """Base of the stages: a thread, its tasks, and calls of its engine.
 
-    The loop chooses what to do with the lock held, and does it with the lock free. The lock guards
-    `_tasks`, `_closing`, `_ended`, and every LiveRequest.
+    The thread selects its next work with the lock held (`_select`), and does it with the lock free.
+    The lock guards `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits on the
+    condition `changed`.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -64,18 +72,18 @@ class Stage(ABC, Generic[AnyTask]):
         self._thread.start()
 
     def add(self, task: AnyTask) -> None:
-        """Admit a request. The lock is held."""
+        """Take a request. The lock is held."""
         task.live.holders += 1
         self._tasks.append(task)
         self.changed.notify_all()
 
     def close(self) -> None:
-        """Let the thread end after what it is doing now. The lock is held."""
+        """Let the thread end after its present work. The lock is held."""
         self._closing = True
         self.changed.notify_all()
 
     def join(self, timeout_s: float | None) -> None:
-        """Wait for the thread, unless it is the one that asks. The lock is free."""
+        """Wait until the thread has ended; return at once in that thread. The lock is free."""
         if threading.current_thread() is self._thread:
             return
         with self._lock:
@@ -86,34 +94,34 @@ class Stage(ABC, Generic[AnyTask]):
 
     @abstractmethod
     def _select(self) -> Work | None:
-        """What to do next, or None where everything waits for another stage. The lock is held."""
+        """Return the next work, None where every task waits for another stage. The lock is held."""
 
     def _run(self) -> None:
         try:
             self._enter_thread()
-            while self._turn():
+            while self._run_once():
                 pass
         finally:
             with self._lock:
                 self._ended = True
                 self.changed.notify_all()
 
-    def _turn(self) -> bool:
-        """Wait for work and do it. False: the stage is closed."""
+    def _run_once(self) -> bool:
+        """Wait for work and do it. Returns False where the stage is closed."""
         try:
-            work = self._next()
+            work = self._wait_for_work()
             if work is None:
                 return False
             work()
-        except Exception as error:  # ours: engines' failures are caught where they are called
+        except Exception as error:  # from the stage's code: _call_engine catches the engine's
             logger.exception("the %s stage failed", self._name)
             with self._lock:
                 for task in self._tasks:
                     task.live.end(error)
         return True
 
-    def _next(self) -> Work | None:
-        """Waits for work. None: the stage is closed."""
+    def _wait_for_work(self) -> Work | None:
+        """Wait for work and return it, None where the stage is closed. Ends late requests."""
         with self._lock:
             while True:
                 now = self._clock.now()
@@ -127,24 +135,25 @@ class Stage(ABC, Generic[AnyTask]):
                 work = self._select()
                 if work is not None:
                     return work
-                # Without a request there is nothing to be late for. With one, another stage may
-                # never come out of a call for it.
+                # No limit without a request. With one, another stage may never return from a call
+                # for it, and then its deadline has to be noticed here.
                 waits = (task.live.request.wait_timeout_s for task in self._tasks)
                 self.changed.wait(min(waits, default=None))
 
     def _release(self, task: AnyTask) -> None:
-        """This stage has done all it will for a request. The lock is held."""
+        """Drop a request from this stage. The lock is held."""
         self._tasks.remove(task)
         task.live.holders -= 1
         self._on_release(task.live)
 
-    def _call(
+    def _call_engine(
         self, tasks: Sequence[AnyTask], call: Callable[[Sequence[AnyTask]], Sequence[Result]]
     ) -> list[tuple[AnyTask, Result]]:
-        """Call an engine for some tasks at once. Returns the results of those that have one.
+        """Call the engine for several tasks at once. Returns those that succeeded, with results.
 
-        Where it raises, each is called for alone: the one that is at fault ends with the error,
-        and the others go on.
+        Where the call raises, it is repeated for each task alone, since an engine that raises has
+        changed no slot (see engines.protocols): a request whose own call raises ends with that
+        error, and the others go on.
         """
         now = self._clock.now()
         for task in tasks:
@@ -159,4 +168,4 @@ class Stage(ABC, Generic[AnyTask]):
         finally:
             for task in tasks:
                 task.live.called_s[self._name] = None
-        return [pair for task in tasks for pair in self._call((task,), call)]
+        return [pair for task in tasks for pair in self._call_engine((task,), call)]

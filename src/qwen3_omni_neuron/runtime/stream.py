@@ -1,4 +1,4 @@
-"""The caller's end of a request: its events, one by one."""
+"""The caller's end of a request: its events one by one, the text in whole characters."""
 
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -21,14 +21,13 @@ from qwen3_omni_neuron.runtime.request import Request
 
 
 class SpeechStream(Iterator[Event]):
-    """TextDelta and AudioChunk as they are made, and Finished at the end.
+    """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
 
-    The request runs from the start, whether events are taken or not; a caller that takes none
-    holds up its own request alone. `close` (or leaving a `with` block, or dropping the stream)
-    cancels what is left of it. Any stage's error is raised by the next event asked for.
-    queue_position: its place in the queue for a slot when it came, 0 where it got one at once.
-
-    owner: kept alive as long as the stream is.
+    The request starts at once. A caller that takes no events stops its own request, and no other,
+    when the queue of its output is full. `close`, the end of a `with` block or dropping the stream
+    cancels the request. An error in any stage is raised by the next event.
+    queue_position: position in the queue for a slot when the request came, 0 where it got one at
+    once. owner: object that must live as long as the stream, the model.
     """
 
     def __init__(self, pipeline: Pipeline, request: Request, owner: object):
@@ -41,7 +40,7 @@ class SpeechStream(Iterator[Event]):
         self._done = False
 
     def __next__(self) -> Event:
-        """The next event. Raises what ended the request (LateError where a deadline passed)."""
+        """Return the next event. Raises the error that ended the request, such as a LateError."""
         if self._done:
             raise StopIteration
         try:
@@ -54,16 +53,16 @@ class SpeechStream(Iterator[Event]):
 
     @property
     def slot(self) -> int:
-        """Its line of every engine, and the one that it had; -1 before it got one."""
+        """The request's row in every engine, also after its end; -1 while it is queued."""
         return self._live.slot
 
     def close(self) -> None:
-        """Cancel the request. Its slots are free after at most one more step of each stage."""
+        """Cancel the request. Its slot is free after at most one more step of each stage."""
         self._done = True
         self._pipeline.cancel(self._live)
 
     def cancel(self) -> None:
-        """The same as `close`."""
+        """Cancel the request; see close."""
         self.close()
 
     def __enter__(self) -> "SpeechStream":
@@ -97,7 +96,7 @@ class SpeechStream(Iterator[Event]):
                 return TextDelta(*delta)
 
     def _next_item(self) -> Item | None:
-        """The next thing that a stage has made; None when all have been taken."""
+        """Wait for the next item of the output. Returns None after the last one."""
         live = self._live
         changed, since_s = live.output.changed, self._clock.now()
         with changed:
@@ -132,12 +131,12 @@ class SpeechStream(Iterator[Event]):
         )
 
     def _timings(self, audio_s: float) -> Timings:
-        live, marks, arrived_s = self._live, self._live.marks, self._live.request.arrived_s
-        assert marks.admitted_s is not None and marks.first_token_s is not None
-        first, last = marks.first_sample_s, marks.last_sample_s
+        live, times, arrived_s = self._live, self._live.timestamps, self._live.request.arrived_s
+        assert times.admitted_s is not None and times.first_token_s is not None
+        first, last = times.first_sample_s, times.last_sample_s
         return Timings(
-            queued_s=marks.admitted_s - arrived_s,
-            ttft_s=marks.first_token_s - arrived_s,
+            queued_s=times.admitted_s - arrived_s,
+            ttft_s=times.first_token_s - arrived_s,
             ttfb_s=None if first is None else first - arrived_s,
             total_s=self._clock.now() - arrived_s,
             audio_s=audio_s,
@@ -148,13 +147,13 @@ class SpeechStream(Iterator[Event]):
         )
 
 
-_INCOMPLETE = "\ufffd"
+_INCOMPLETE = "\ufffd"  # what the tokenizer decodes a part of a character to
 
 
 class TextStream:
-    """Decodes a growing reply. A character that several tokens spell comes out whole.
+    """Decoder of a growing reply, which returns whole characters.
 
-    decode: token ids -> text, special tokens skipped.
+    A character may be spelled by several tokens. decode: token ids to text, special tokens skipped.
     """
 
     def __init__(self, decode: Callable[[list[int]], str]):
@@ -162,7 +161,7 @@ class TextStream:
         self._held: list[int] = []
 
     def push(self, token_id: int) -> tuple[str, list[int]]:
-        """Text that is complete with this token, and the ids it came from; both may be empty."""
+        """Add a token. Returns the text that is now complete and its ids; both may be empty."""
         self._held.append(token_id)
         text = self._decode(self._held)
         if text.endswith(_INCOMPLETE):
@@ -170,7 +169,7 @@ class TextStream:
         return self._release(text)
 
     def finish(self) -> tuple[str, list[int]]:
-        """What is still held, as far as it can be decoded."""
+        """Return the text of the tokens that are still held, as far as it can be decoded."""
         return self._release(self._decode(self._held)) if self._held else ("", [])
 
     def _release(self, text: str) -> tuple[str, list[int]]:

@@ -1,4 +1,4 @@
-"""The talker's stage, code predictor included: text tokens in, codec frames out."""
+"""Talker stage, code predictor included: prepare, prefill and step, one codec frame a step."""
 
 from collections.abc import Callable, Sequence
 from enum import Enum, auto
@@ -14,20 +14,23 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
-MOST_WAITING_FRAMES = 128  # that the vocoder has not taken; more, and the talker waits for it
+MAX_WAITING_FRAMES = 128  # frames that the vocoder has not decoded, before the talker waits
 
 
 class Phase(Enum):
-    """What a request needs of the talker next."""
+    """Next call of the talker for a request."""
 
-    PREPARE = auto()  # its prompt, as far as it is known
-    PREFILL = auto()  # the rest of it, once there is a first token
-    STEP = auto()  # the row of one more text token
+    PREPARE = auto()  # of the prompt's rows that are known before the thinker has answered
+    PREFILL = auto()  # of the rest of the prompt, once there is a first text token
+    STEP = auto()  # of one more text row, for one more frame
 
 
 class TalkerTask(Task):
-    """limit: codec tokens that it may have, the one that ends speech included. row: the text token
-    that its next step appends, taken from the buffer."""
+    """A request in the talker stage.
+
+    limit: most codec tokens, the one that ends speech included. row: token id of the text row that
+    the next call appends, None until it has been taken from the buffer.
+    """
 
     def __init__(
         self, live: LiveRequest, wanted: TalkerRequest, config: TalkerConfig, allowed: Ids
@@ -43,21 +46,21 @@ class TalkerTask(Task):
         )
 
     def predictor_sampling(self) -> PredictorSampling:
-        """The random numbers of one frame's other codes."""
-        how = self.wanted.predictor_sampling
-        uniforms = draw(self.live.random.talker, self._groups - 1) if how.do_sample else None
-        return PredictorSampling(uniforms, how.top_k, how.top_p)
+        """Draw the random numbers of the codes 1 to 15 of one frame."""
+        params = self.wanted.predictor_sampling
+        uniforms = draw(self.live.random.talker, self._groups - 1) if params.do_sample else None
+        return PredictorSampling(uniforms, params.top_k, params.top_p)
 
     @property
-    def has_room(self) -> bool:
-        return self.live.waiting_frames < MOST_WAITING_FRAMES
+    def has_space(self) -> bool:
+        """True where one more frame may wait for the vocoder."""
+        return self.live.waiting_frames < MAX_WAITING_FRAMES
 
 
 class TalkerStage(Stage[TalkerTask]):
-    """Between two frames it prepares one request and prefills one, where they have come.
+    """Worker of the talker. Between two frames it prepares and prefills at most one request each.
 
-    A request whose next text row is not there yet is left out of the step: it waits, and nothing
-    of it moves.
+    A request whose next text row has not arrived is left out of the step, and does not change.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class TalkerStage(Stage[TalkerTask]):
         shared: Shared,
         on_frame: Callable[[LiveRequest], None],
     ):
-        """on_frame: called with the lock held, when a request has a frame more, or its last."""
+        """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
@@ -81,7 +84,7 @@ class TalkerStage(Stage[TalkerTask]):
         first = next(
             (t for t in self._tasks if t.phase is Phase.PREFILL and t.row is not None), None
         )
-        stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_room]
+        stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take()
@@ -96,12 +99,12 @@ class TalkerStage(Stage[TalkerTask]):
     ) -> None:
         speaking: list[tuple[TalkerTask, Tensor]] = []
         if first is not None:
-            speaking += self._call((first,), self._prefill)
+            speaking += self._call_engine((first,), self._prefill)
         if stepping:
-            speaking += self._call(stepping, self._step)
+            speaking += self._call_engine(stepping, self._step)
         self._speak(speaking)
         if new is not None:
-            for task, _ in self._call((new,), self._prepare):
+            for task, _ in self._call_engine((new,), self._prepare):
                 rows = len(task.wanted.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
@@ -123,10 +126,10 @@ class TalkerStage(Stage[TalkerTask]):
         return self._engine.step([task.slot for task in tasks], rows).split(1)
 
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
-        """From logits to frames: code 0 is sampled here, the others by the code predictor."""
+        """Make frames of logits: sample code 0 here, and the others by the code predictor."""
         code0: dict[TalkerTask, int] = {}
         draws: dict[TalkerTask, PredictorSampling] = {}
-        # What was closed during the step needs no code predictor.
+        # A request that has ended during the step needs no code predictor.
         speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
         if not speaking:
             return
@@ -152,16 +155,16 @@ class TalkerStage(Stage[TalkerTask]):
                 [draws[task] for task in tasks],
             ).unbind()
 
-        for task, codes in self._call(list(code0), predict):
+        for task, codes in self._call_engine(list(code0), predict):
             with self._lock:
                 now = self._clock.now()
-                task.live.marks.progress_s = now
+                task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
                 self._on_frame(task.live)
 
     def _finish(self, task: TalkerTask, why: FinishReason) -> None:
-        """No frame comes any more. The lock is held."""
+        """End a request's speech: no frame will follow. The lock is held."""
         if task in self._tasks:
             task.live.talker_finish, task.live.speech_ended = why, True
             task.live.text.abandon()

@@ -1,4 +1,4 @@
-"""The thinker's stage: prompts in, text tokens out."""
+"""Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +14,10 @@ from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 
 class ThinkerTask(Task):
-    """last: the token that the next step appends, None before the prefill."""
+    """A request in the thinker stage.
+
+    last: the token that the next step appends, None before the prefill. limit: most tokens of text.
+    """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
         super().__init__(live)
@@ -25,12 +28,13 @@ class ThinkerTask(Task):
         self.last: int | None = None
 
     @property
-    def has_room(self) -> bool:
-        return self.live.text.has_room and self.live.output.has_room_for_token
+    def has_space(self) -> bool:
+        """True where one more token can be put for the talker and for the caller."""
+        return self.live.text.has_space and self.live.output.has_space_for_token
 
 
 class ThinkerStage(Stage[ThinkerTask]):
-    """Between two steps it prefills one request, where one has come."""
+    """Worker of the thinker. Between two steps it prefills at most one new request."""
 
     def __init__(self, engine: Thinker, shared: Shared):
         super().__init__("thinker", shared)
@@ -38,17 +42,17 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _select(self) -> Work | None:
         new = next((task for task in self._tasks if task.last is None), None)
-        writing = [task for task in self._tasks if task.last is not None and task.has_room]
+        writing = [task for task in self._tasks if task.last is not None and task.has_space]
         if new is None and not writing:
             return None
         return partial(self._work, new, writing)
 
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
-            for task, (logits, accepted) in self._call((new,), self._prefill):
+            for task, (logits, accepted) in self._call_engine((new,), self._prefill):
                 self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
         if writing:
-            stepped = self._call(writing, self._step)
+            stepped = self._call_engine(writing, self._step)
             if stepped:
                 logits = torch.cat([logits for _, logits in stepped])
                 token_ids = draw_ids([task.sampler for task, _ in stepped], logits)
@@ -63,16 +67,16 @@ class ThinkerStage(Stage[ThinkerTask]):
         return self._engine.step([task.slot for task in tasks], tokens).split(1)
 
     def _write(self, task: ThinkerTask, token_id: int, accepted: Tensor | None = None) -> None:
-        """Hand a token on: to the caller, and but for the end marker to the talker."""
+        """Pass a token to the caller and, unless it is an end marker, to the talker."""
         task.last = token_id
         live = task.live
         with self._lock:
             if live.ended:
                 return
-            live.marks.progress_s = self._clock.now()
+            live.timestamps.progress_s = self._clock.now()
             if accepted is not None:
                 live.accepted = accepted
-                live.marks.first_token_s = live.marks.progress_s
+                live.timestamps.first_token_s = live.timestamps.progress_s
             live.token_ids.append(token_id)
             live.output.put(token_id)
             if token_id in live.request.thinker.eos_ids:

@@ -1,4 +1,4 @@
-"""The vocoder's stage: codec frames in, audio chunks out."""
+"""Vocoder stage: decode frames to audio chunks, whose sizes runtime.schedule decides."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,8 +16,11 @@ from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 
 class VocoderTask(Task):
-    """samples: how many are behind it. chunk: frames that it takes next. The lock guards both, and
-    the schedule: the talker's thread asks `VocoderStage.on_frame`."""
+    """A request in the vocoder stage.
+
+    samples: number of samples decoded. chunk: frames of the next chunk. The lock guards both, and
+    the schedule, since the talker's thread uses them in `VocoderStage.on_frame`.
+    """
 
     def __init__(self, live: LiveRequest, schedule: Schedule):
         super().__init__(live)
@@ -26,24 +29,26 @@ class VocoderTask(Task):
 
 
 class VocoderStage(Stage[VocoderTask]):
-    """Decodes the chunks that are due, those of one size as one batch."""
+    """Worker of the vocoder. It decodes all chunks that are due, those of one size as one batch."""
 
-    def __init__(self, engine: Vocoder, shared: Shared, on_room: Callable[[], None]):
-        """on_room: wakes the talker, whose frames were taken; called with the lock held."""
+    def __init__(self, engine: Vocoder, shared: Shared, on_space: Callable[[], None]):
+        """on_space: wakes the talker, whose frames were decoded; called with the lock held."""
         super().__init__("vocoder", shared)
-        self._engine, self._on_room = engine, on_room
+        self._engine, self._on_space = engine, on_space
         self._working = False  # guarded by the lock
-        self._call_s = 0.0  # what the last call took
-        self._own_s: dict[int, float] = {}  # the least that a call took, by its chunk size
-        self._wait_s = 0.0  # by how much the last one was above that
-        # The pace of a request's first frames, of the last one that had them: later ones come
-        # faster, where the thinker has the same cores and is done.
+        # Durations of the last call, and of the shortest call by size: see runtime.schedule.Pace.
+        self._last_call_s, self._delay_s = 0.0, 0.0
+        self._shortest_call_s: dict[int, float] = {}
+        # Pace of the first frames of the last request that had some. Later frames arrive faster,
+        # where the thinker runs on the same cores and has finished.
         self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
-        """A request has a frame more, or none will come: go to work if that makes a chunk due.
-        The lock is held. Asked here, since waking a thread costs more than asking; and not at all
-        while it works, since it looks for itself when it is done."""
+        """Wake this stage where a new frame, or the end of the speech, makes a chunk due.
+
+        The lock is held. It is the talker's thread that checks, because waking this one costs more.
+        While this stage works there is no need: it checks by itself afterwards.
+        """
         if self._working:
             return
         task = next((task for task in self._tasks if task.live is live), None)
@@ -64,52 +69,53 @@ class VocoderStage(Stage[VocoderTask]):
         return partial(self._work, groups) if groups else None
 
     def _due_frames(self, task: VocoderTask) -> int:
-        """Frames of the task's next chunk, 0 where it is not due yet."""
+        """Return the frames of the task's next chunk, 0 where it is not due yet."""
         live, pending = task.live, task.live.waiting_frames
-        if not pending or not live.output.has_room_for_chunk:
+        if not pending or not live.output.has_space_for_chunk:
             return 0
         wanted = self._wanted(task, pending)
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
-        """Frames that the schedule wants in the task's next chunk, a compiled chunk size."""
+        """Return the size that the schedule wants for the task's next chunk."""
         frame_s = frame_pace(task.live.frame_times)
         if frame_s is None:
             frame_s = self._start_frame_s
         elif len(task.live.codes) <= RECENT_FRAMES:
             self._start_frame_s = frame_s
-        first_s = task.live.marks.first_sample_s
+        first_s = task.live.timestamps.first_sample_s
         buffered_s = None
         if first_s is not None:
             buffered_s = task.samples / SAMPLE_RATE - (self._clock.now() - first_s)
-        calls = (self._call_s, self._own_s, self._wait_s)
+        calls = (self._last_call_s, self._shortest_call_s, self._delay_s)
         return task.schedule.next_frames(Pace(pending, buffered_s, frame_s, *calls))
 
     def _work(self, groups: dict[tuple[bool, int], list[VocoderTask]]) -> None:
         for (first, bucket), tasks in groups.items():
             start_s = self._clock.now()
-            decoded = self._call(tasks, partial(self._decode, first))
+            decoded = self._call_engine(tasks, partial(self._decode, first))
             with self._lock:
                 now = self._clock.now()
-                self._call_s = now - start_s
-                self._own_s[bucket] = min(self._call_s, self._own_s.get(bucket, self._call_s))
-                self._wait_s = self._call_s - self._own_s[bucket]
+                call_s = now - start_s
+                shortest_s = min(call_s, self._shortest_call_s.get(bucket, call_s))
+                self._last_call_s, self._shortest_call_s[bucket] = call_s, shortest_s
+                self._delay_s = call_s - shortest_s
                 for task, samples in decoded:
                     self._put(task, samples, now)
-                self._on_room()
+                self._on_space()
 
     def _decode(self, first: bool, tasks: Sequence[VocoderTask]) -> list[NDArray[np.float32]]:
         decode = self._engine.start if first else self._engine.step
         return decode([task.slot for task in tasks], [_chunk(task) for task in tasks])
 
     def _put(self, task: VocoderTask, samples: NDArray[np.float32], now: float) -> None:
-        """Hand a chunk to the caller. The lock is held."""
+        """Pass a chunk to the caller. The lock is held."""
         live = task.live
         if live.ended:
             return
-        live.marks.progress_s = live.marks.last_sample_s = now
-        if live.marks.first_sample_s is None:
-            live.marks.first_sample_s = now
+        live.timestamps.progress_s = live.timestamps.last_sample_s = now
+        if live.timestamps.first_sample_s is None:
+            live.timestamps.first_sample_s = now
         live.output.put(AudioChunk(samples, task.samples, task.chunk))
         live.decoded_frames += task.chunk
         task.samples += len(samples)
@@ -117,6 +123,6 @@ class VocoderStage(Stage[VocoderTask]):
 
 
 def _chunk(task: VocoderTask) -> Tensor:
-    """The frames of a task's next chunk, int64 [frames, 16]."""
+    """Return the frames of a task's next chunk, int64 [frames, 16]."""
     start = task.live.decoded_frames
     return torch.stack(task.live.codes[start : start + task.chunk])

@@ -1,4 +1,4 @@
-"""config.json of a tiny checkpoint: the released sections, with sizes that a laptop can hold."""
+"""config.json of a tiny checkpoint: the released sections, with sizes that fit on a laptop."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class TinyShape:
-    """The sizes that differ between `tiny` and `small`; everything else follows the release."""
+    """Sizes that differ between `tiny` and `small`; all other settings are the released ones."""
 
     thinker_hidden: int
     thinker_layers: int
@@ -46,8 +46,8 @@ class TinyShape:
 
 
 SHAPES = {
-    # 1.4 M parameters: every part, every odd case (the window of code2wav is exceeded by a
-    # second of speech, the shared expert's width is not the routed experts').
+    # 1.4 M parameters: every part of the model, and sizes that bring out mistakes (a second of
+    # speech is longer than code2wav's window, the shared expert is wider than the routed ones).
     "tiny": TinyShape(
         thinker_hidden=64,
         thinker_layers=3,
@@ -85,7 +85,7 @@ SHAPES = {
         decoder_dim=32,
         max_positions=4096,
     ),
-    # The released head sizes, code groups, codebooks and upsampling, for benchmarks.
+    # For benchmarks: the released head sizes, code groups, codebooks and upsampling.
     "small": TinyShape(
         thinker_hidden=1024,
         thinker_layers=6,
@@ -129,12 +129,12 @@ CODE_GROUPS = 16
 
 
 def config_dict(shape: TinyShape, token_ids: dict[str, int], dtype: str) -> dict[str, Any]:
-    """config.json in the released (transformers 4.x) spelling.
+    """Return config.json in the released (transformers 4.x) spelling.
 
-    token_ids: id of every token by its text, as `write_tokenizer` returns it. The codec's own ids
-    keep their released distance from the end of the codebook (2148 - 2048 = 100 for codec_pad).
+    token_ids: id of every token by its text, as `write_tokenizer` returns it. The codec's special
+    ids keep their released distance from the codebook's end (2148 - 2048 = 100 for codec_pad).
     """
-    vocab_size = -(-len(token_ids) // 64) * 64  # rounded up, as the release pads its own
+    vocab_size = -(-len(token_ids) // 64) * 64  # a multiple of 64, as released
     media = {
         "audio_token_id": token_ids["<|audio_pad|>"],
         "image_token_id": token_ids["<|image_pad|>"],
@@ -166,7 +166,7 @@ def config_dict(shape: TinyShape, token_ids: dict[str, int], dtype: str) -> dict
 
 
 def generation_config_dict(token_ids: dict[str, int]) -> dict[str, Any]:
-    """generation_config.json: the thinker's sampling defaults."""
+    """Return generation_config.json: the thinker's sampling defaults."""
     return {
         "do_sample": True,
         "eos_token_id": token_ids["<|im_end|>"],
@@ -179,7 +179,7 @@ def generation_config_dict(token_ids: dict[str, int]) -> dict[str, Any]:
 
 
 def _decoder(max_positions: int) -> dict[str, Any]:
-    """What the two MoE decoders share."""
+    """Return the settings that the two MoE decoders share."""
     return {
         "attention_bias": False,
         "attention_dropout": 0.0,

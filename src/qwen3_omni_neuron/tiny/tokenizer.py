@@ -1,14 +1,30 @@
-"""The tokenizer, chat template and preprocessor files of a tiny checkpoint.
+"""Tokenizer, chat template and preprocessor files of a tiny checkpoint.
 
-Byte-level BPE in the released form (`vocab.json`, `merges.txt`, `tokenizer_config.json`): the 256
-bytes, the merges that make the listed words one token each, then the released special tokens in
-the released order. As in the released vocabulary, token 0 is "!", a real token.
+The tokenizer is byte-level BPE in the released form (`vocab.json`, `merges.txt`,
+`tokenizer_config.json`). Its vocabulary is the 256 bytes, the results of the merges that make each
+listed word one token, and the released special tokens in the released order. As in the released
+vocabulary, token 0 is "!", a real token.
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+# Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
+_NOT_SPECIAL = (
+    "<tool_call>",
+    "</tool_call>",
+    "<|fim_prefix|>",
+    "<|fim_middle|>",
+    "<|fim_suffix|>",
+    "<|fim_pad|>",
+    "<|repo_name|>",
+    "<|file_sep|>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
 # In the order of the released ids 151643..151675.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
@@ -25,18 +41,7 @@ SPECIAL_TOKENS = (
     "<|vision_pad|>",
     "<|image_pad|>",
     "<|video_pad|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *_NOT_SPECIAL,
     "<|audio_start|>",
     "<|audio_end|>",
     "<tts_pad>",
@@ -45,21 +50,6 @@ SPECIAL_TOKENS = (
     "<tts_text_bos_single>",
     "<|audio_pad|>",
 )
-# Added to the vocabulary, but kept when special tokens are skipped, as in the released tokenizer.
-_NOT_SPECIAL = {
-    "<tool_call>",
-    "</tool_call>",
-    "<|fim_prefix|>",
-    "<|fim_middle|>",
-    "<|fim_suffix|>",
-    "<|fim_pad|>",
-    "<|repo_name|>",
-    "<|file_sep|>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-}
 _EXTRA_SPECIAL_TOKENS = {
     "image_token": "<|image_pad|>",
     "audio_token": "<|audio_pad|>",
@@ -69,7 +59,7 @@ _EXTRA_SPECIAL_TOKENS = {
     "audio_bos_token": "<|audio_start|>",
     "audio_eos_token": "<|audio_end|>",
 }
-# The roles must be one token each: the talker reads a turn's role from one token.
+# Each role must be one token: the talker reads a turn's role from one token.
 ROLES = ("system", "user", "assistant")
 WORDS = (
     *ROLES,
@@ -143,9 +133,9 @@ PREPROCESSOR_CONFIG = {
 def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int]:
     """Write the tokenizer, chat template and preprocessor files into `folder`.
 
-    words: that become one token each, a leading space included.
-    Returns the id of every token by its text, special tokens included; their number is the
-    smallest vocabulary that a model of this tokenizer needs.
+    words: each becomes one token, its leading space included.
+    Returns the id of every token by its text, special tokens included: as many as the smallest
+    vocabulary that a model with this tokenizer can have.
     """
     byte_symbols = _byte_symbols()
     merges = _merges(byte_symbols, words)
@@ -153,24 +143,24 @@ def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int
     vocab = {token: index for index, token in enumerate(ordered)}
     special_ids = {token: len(vocab) + i for i, token in enumerate(SPECIAL_TOKENS)}
 
-    _write_json(folder / "vocab.json", vocab)
+    write_json(folder / "vocab.json", vocab)
     merge_lines = "".join(f"{a} {b}\n" for a, b in merges)
     (folder / "merges.txt").write_text("#version: 0.2\n" + merge_lines, encoding="utf-8")
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config(special_ids))
-    _write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
-    _write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
+    write_json(folder / "tokenizer_config.json", _tokenizer_config(special_ids))
+    write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
+    write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
     return {**vocab, **special_ids}
 
 
 def _byte_symbols() -> dict[int, str]:
-    """The printable stand-in of each byte that byte-level BPE writes into its files (GPT-2's)."""
+    """Return the printable character that byte-level BPE files (of GPT-2) write for each byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {b: chr(b) for b in printable} | {b: chr(256 + i) for i, b in enumerate(others)}
 
 
 def _merges(byte_symbols: dict[int, str], words: Sequence[str]) -> list[tuple[str, str]]:
-    """Merges, left to right, that make each word one token."""
+    """Return the merges that make each word one token, from left to right."""
     merges: list[tuple[str, str]] = []
     for word in words:
         symbols = [byte_symbols[b] for b in word.encode()]
@@ -213,5 +203,6 @@ def _tokenizer_config(special_ids: dict[str, int]) -> dict[str, object]:
     }
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file with indentation."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

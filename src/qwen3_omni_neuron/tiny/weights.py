@@ -1,8 +1,8 @@
-"""Random weights of a tiny checkpoint, by released parameter name.
+"""Random parameters of a tiny checkpoint, by released name.
 
-Every weight and every bias is random and none is zero, so that a forgotten term shows. The gains
-keep each module's output at the scale of its input: logits neither flat nor one-hot, audio
-neither silent nor clipped.
+Every weight and every bias is random and not zero, so that a test notices a term that is missing.
+The gains keep each module's output at the scale of its input: logits are neither flat nor one-hot,
+audio is neither silent nor clipped.
 """
 
 import math
@@ -12,17 +12,19 @@ from typing import Any
 
 import torch
 
+NamedShapes = Iterator[tuple[str, tuple[int, ...]]]
+
 LOGIT_SCALE = 2.0  # standard deviation of every head's logits
-# The residual units add up, and snake adds to what it is given: kept in check here, so that the
+# Residual units and snake activations add to their input: these gains are small enough that the
 # audio has an RMS of about 0.1.
 _AUDIO_GAINS = {"conv2": 0.3, "code2wav.decoder.6.conv.weight": 0.05}
-# Gain of the rows that end a reply: a random head would otherwise end every reply after about
-# as many tokens as the vocabulary has.
+# Gain of a head's end-of-reply row: with 1, a reply would end after about as many tokens as the
+# vocabulary has.
 EOS_SCALE = 0.2
 
 
 def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Every parameter of the released layout with its shape, experts one by one."""
+    """Return the shape of every parameter of the released layout by name, experts one by one."""
     return dict(
         (
             *_audio_tower(config["thinker_config"]["audio_config"]),
@@ -35,9 +37,10 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def random_parameter(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """The float32 parameter `name` of the checkpoint with this seed.
+    """Return the float32 parameter `name` of the checkpoint with this seed.
 
-    Its generator is its own, so that one parameter's values don't hang on the others' order.
+    Each parameter has a generator of its own, so that its values don't depend on the order in which
+    parameters are made.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed * 0x9E3779B1)
     noise = torch.randn(shape, generator=generator)
@@ -74,18 +77,18 @@ def _is_transposed(name: str) -> bool:
     return (".upsample." in name and ".0.conv." in name) or ".block.1.conv." in name
 
 
-def _linear(name: str, out: int, into: int, bias: bool) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _linear(name: str, out: int, into: int, bias: bool) -> NamedShapes:
     yield f"{name}.weight", (out, into)
     if bias:
         yield f"{name}.bias", (out,)
 
 
-def _layer_norm(name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _layer_norm(name: str, width: int) -> NamedShapes:
     yield f"{name}.weight", (width,)
     yield f"{name}.bias", (width,)
 
 
-def _gated_mlp(name: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _gated_mlp(name: str, hidden: int, width: int) -> NamedShapes:
     yield from _linear(f"{name}.gate_proj", width, hidden, False)
     yield from _linear(f"{name}.up_proj", width, hidden, False)
     yield from _linear(f"{name}.down_proj", hidden, width, False)
@@ -93,7 +96,7 @@ def _gated_mlp(name: str, hidden: int, width: int) -> Iterator[tuple[str, tuple[
 
 def _attention(
     name: str, hidden: int, heads: int, kv_heads: int, head_dim: int, qk_norm: bool
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+) -> NamedShapes:
     yield from _linear(f"{name}.q_proj", heads * head_dim, hidden, False)
     yield from _linear(f"{name}.k_proj", kv_heads * head_dim, hidden, False)
     yield from _linear(f"{name}.v_proj", kv_heads * head_dim, hidden, False)
@@ -103,8 +106,8 @@ def _attention(
         yield f"{name}.k_norm.weight", (head_dim,)
 
 
-def _decoder_layer(name: str, c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Attention and norms of one layer of a thinker, talker or code predictor."""
+def _decoder_layer(name: str, c: dict[str, Any]) -> NamedShapes:
+    """Yield attention and norms of one layer of a thinker, talker or code predictor."""
     hidden = c["hidden_size"]
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
     yield from _attention(f"{name}.self_attn", hidden, heads, kv_heads, c["head_dim"], True)
@@ -112,14 +115,14 @@ def _decoder_layer(name: str, c: dict[str, Any]) -> Iterator[tuple[str, tuple[in
     yield f"{name}.post_attention_layernorm.weight", (hidden,)
 
 
-def _experts(name: str, c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _experts(name: str, c: dict[str, Any]) -> NamedShapes:
     hidden, width = c["hidden_size"], c["moe_intermediate_size"]
     yield f"{name}.gate.weight", (c["num_experts"], hidden)
     for expert in range(c["num_experts"]):
         yield from _gated_mlp(f"{name}.experts.{expert}", hidden, width)
 
 
-def _audio_tower(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _audio_tower(c: dict[str, Any]) -> NamedShapes:
     prefix, width, channels = "thinker.audio_tower", c["d_model"], c["downsample_hidden_size"]
     for layer in range(c["encoder_layers"]):
         name = f"{prefix}.layers.{layer}"
@@ -141,7 +144,7 @@ def _audio_tower(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _linear(f"{prefix}.proj2", c["output_dim"], width, True)
 
 
-def _visual(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _visual(c: dict[str, Any]) -> NamedShapes:
     prefix, hidden = "thinker.visual", c["hidden_size"]
     merged = hidden * c["spatial_merge_size"] ** 2
     mergers = [f"merger_list.{i}" for i in range(len(c["deepstack_visual_indexes"]))]
@@ -162,15 +165,13 @@ def _visual(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _merger(f"{prefix}.merger", hidden, merged, c["out_hidden_size"])
 
 
-def _merger(
-    name: str, norm_width: int, merged: int, out: int
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _merger(name: str, norm_width: int, merged: int, out: int) -> NamedShapes:
     yield from _layer_norm(f"{name}.ln_q", norm_width)
     yield from _linear(f"{name}.mlp.0", merged, merged, True)
     yield from _linear(f"{name}.mlp.2", out, merged, True)
 
 
-def _thinker_text(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _thinker_text(c: dict[str, Any]) -> NamedShapes:
     prefix, hidden = "thinker.model", c["hidden_size"]
     yield f"{prefix}.embed_tokens.weight", (c["vocab_size"], hidden)
     for layer in range(c["num_hidden_layers"]):
@@ -180,7 +181,7 @@ def _thinker_text(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "thinker.lm_head.weight", (c["vocab_size"], hidden)
 
 
-def _talker(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _talker(c: dict[str, Any]) -> NamedShapes:
     text, predictor = c["text_config"], c["code_predictor_config"]
     hidden, width = text["hidden_size"], text["intermediate_size"]
     for layer in range(text["num_hidden_layers"]):
@@ -200,7 +201,7 @@ def _talker(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _code_predictor(predictor)
 
 
-def _code_predictor(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _code_predictor(c: dict[str, Any]) -> NamedShapes:
     prefix = "talker.code_predictor"
     for layer in range(c["num_hidden_layers"]):
         name = f"{prefix}.model.layers.{layer}"
@@ -213,7 +214,7 @@ def _code_predictor(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.lm_head.{group}.weight", table
 
 
-def _code2wav(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _code2wav(c: dict[str, Any]) -> NamedShapes:
     hidden, heads = c["hidden_size"], c["num_attention_heads"]
     for layer in range(c["num_hidden_layers"]):
         name = f"code2wav.pre_transformer.layers.{layer}"
@@ -238,7 +239,7 @@ def _code2wav(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _wave_decoder(c)
 
 
-def _wave_decoder(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _wave_decoder(c: dict[str, Any]) -> NamedShapes:
     width = c["decoder_dim"]
     yield from _conv("code2wav.decoder.0", (width, c["hidden_size"], 7), width)
     for stage, rate in enumerate(c["upsample_rates"], start=1):
@@ -255,11 +256,11 @@ def _wave_decoder(c: dict[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _conv(f"code2wav.decoder.{stages + 2}", (1, width, 7), 1)
 
 
-def _conv(name: str, weight: tuple[int, ...], out: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _conv(name: str, weight: tuple[int, ...], out: int) -> NamedShapes:
     yield f"{name}.conv.weight", weight
     yield f"{name}.conv.bias", (out,)
 
 
-def _snake(name: str, width: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _snake(name: str, width: int) -> NamedShapes:
     yield f"{name}.alpha", (width,)
     yield f"{name}.beta", (width,)

@@ -1,6 +1,5 @@
-"""Writes a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
+"""Write a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from safetensors.torch import save_file
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.tiny.shapes import SHAPES, TinyShape, config_dict, generation_config_dict
-from qwen3_omni_neuron.tiny.tokenizer import WORDS, write_tokenizer
+from qwen3_omni_neuron.tiny.tokenizer import WORDS, write_json, write_tokenizer
 from qwen3_omni_neuron.tiny.weights import EOS_SCALE, parameter_shapes, random_parameter
 
 Config = dict[str, Any]
@@ -25,7 +24,7 @@ def write_tiny_checkpoint(
 ) -> Path:
     """Write a checkpoint of the released layout with random weights into `folder`.
 
-    size: "tiny" (1.4 M parameters), "small" (155 M, the released head sizes), or sizes of your own.
+    size: "tiny" (1.4 M parameters), "small" (155 M, the released head sizes), or other sizes.
     dtype: "bfloat16", as released, or "float32".
     The same seed gives the same bytes. Returns the folder.
     Raises OptionError for an unknown size or dtype, or a negative seed.
@@ -41,10 +40,10 @@ def write_tiny_checkpoint(
 def write_checkpoint(
     folder: Path, shape: TinyShape, weights: Weights, dtype: str, words: Sequence[str] = WORDS
 ) -> Path:
-    """Write a checkpoint of this shape with any weights: as `write_tiny_checkpoint`.
+    """Write a checkpoint of this shape with given weights; see `write_tiny_checkpoint`.
 
-    weights: a parameter by config.json, released name and shape. words: that the tokenizer knows
-    as one token each.
+    weights: returns a parameter, given config.json, its released name and its shape. words: each is
+    one token of the tokenizer.
     """
     if dtype not in DTYPES:
         raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
@@ -52,14 +51,14 @@ def write_checkpoint(
     token_ids = write_tokenizer(folder, words)
     config = config_dict(shape, token_ids, dtype)
     _write_shards(folder, config, weights, DTYPES[dtype])
-    _write_json(folder / "generation_config.json", generation_config_dict(token_ids))
-    # Last: a folder with a config.json is a whole checkpoint.
-    _write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", generation_config_dict(token_ids))
+    # Written last: a folder that has a config.json is a complete checkpoint.
+    write_json(folder / "config.json", config)
     return folder
 
 
 def random_weights(seed: int) -> Weights:
-    """Weights from this seed, of replies that last a while."""
+    """Return random weights from a seed; the model's replies don't end at once."""
 
     def weights(config: Config, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         tensor = random_parameter(name, shape, seed)
@@ -83,14 +82,10 @@ def _write_shards(folder: Path, config: Config, weights: Weights, dtype: torch.d
         total_bytes += sum(t.nbytes for t in tensors.values())
         weight_map |= dict.fromkeys(names, file_name)
     index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
-    _write_json(folder / "model.safetensors.index.json", index)
+    write_json(folder / "model.safetensors.index.json", index)
 
 
 def _split(names: list[str], parts: int) -> Iterator[list[str]]:
     size = -(-len(names) // parts)
     for start in range(0, len(names), size):
         yield names[start : start + size]
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

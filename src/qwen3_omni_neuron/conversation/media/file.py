@@ -1,29 +1,28 @@
-"""Opens the file, or the bytes of one, that an item of a message holds."""
+"""Open the file, or the bytes of a file, that a message item holds."""
 
 import io
 import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.errors import InputError, printable
 
 Source = str | Path | bytes | bytearray
-_NAME_CHARACTERS = 200  # a file's bytes in base64 are a string too: not all of it in an error
+_NAME_CHARACTERS = 200  # an error shows no more: the string may be a whole file in base64
 
 
 def name_of(source: Source) -> str:
-    """What an error calls a source: its path, or how many bytes it is."""
+    """Return the name of a source for errors: its path, or its number of bytes."""
     if isinstance(source, bytes | bytearray):
         return f"{len(source)} bytes"
-    name = str(source)
-    return name if len(name) <= _NAME_CHARACTERS else f"{name[:_NAME_CHARACTERS]}..."
+    return printable(str(source), _NAME_CHARACTERS)
 
 
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
-    """The source open for reading; the caller closes it.
+    """Open the source for reading; the caller closes it.
 
     where: names the item in errors.
-    Raises `error` when it does not exist, is a folder, a pipe or a device, or is empty.
+    Raises `error` when the source does not exist, is a folder, a pipe or a device, or is empty.
     """
     if isinstance(source, bytes | bytearray):
         if not source:
@@ -34,9 +33,9 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
         status = Path(source).stat()
     except FileNotFoundError:
         raise error(f"{where}: {name} does not exist.") from None
-    except OSError as reason:  # a name too long: not all of it again
+    except OSError as reason:  # such as a name that is too long, which str(reason) would repeat
         raise error(f"{where}: {name} can't be opened ({reason.strerror}).") from reason
-    except ValueError as reason:  # a zero byte in it
+    except ValueError as reason:  # a zero byte in the name
         raise error(f"{where}: {name} can't be opened ({reason}).") from reason
     if not stat.S_ISREG(status.st_mode):  # reading a pipe might never end
         raise error(f"{where}: {name} is not a file.")

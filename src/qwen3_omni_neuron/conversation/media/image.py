@@ -1,4 +1,7 @@
-"""A picture as the caller has it -> an upright RGB image, checked."""
+"""Image of a message item -> an upright RGB image, checked; and the checkpoint's image processor.
+
+`load_image` reads what the caller gave, `load_image_processor` loads what cuts it into patches.
+"""
 
 import contextlib
 from collections.abc import Mapping
@@ -15,22 +18,22 @@ from qwen3_omni_neuron.errors import CheckpointError, ImageError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_ASPECT = 200  # of the longer side to the shorter; transformers' smart_resize takes no more
+MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 
 
 def load_image(item: Mapping[str, Any], where: str) -> "Image":
-    """The picture of one image item of a message, in RGB.
+    """Read an image item of a message, in RGB.
 
     item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
     [height, width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4,
-    of uint8 or of floats in [0, 1]. An array that can be read both ways has its channels last.
+    of uint8 or of floats in [0, 1]. An array that fits both orders has its channels last.
 
-    A file or PIL image is turned as its EXIF orientation says. What is transparent is shown on
-    white, an animation by its first frame, and 16-bit grey by its high byte.
+    A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
+    mix with white, an animation its first frame, and 16-bit grey its high byte.
     where: names the item in errors, e.g. "messages[0].content[1]".
-    Raises ImageError when it can't be read, holds no pixels, NaN or numbers out of range, or is
-    more than MAX_ASPECT times as long as it is wide.
+    Raises ImageError when it can't be read, has no pixels, NaN or numbers out of range, or has one
+    side more than MAX_ASPECT times the other.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """
     from PIL.Image import Image
@@ -51,7 +54,7 @@ def _read_file(source: Source, where: str) -> "Image":
     from PIL import Image
 
     Image.init()
-    # Not EPS: it is a program, which Pillow hands to Ghostscript to run.
+    # Not EPS: it is a program, which Pillow has Ghostscript run.
     formats = [name for name in Image.ID if name != "EPS"]
     name = name_of(source)
     with open_media(source, where, ImageError) as file:
@@ -60,12 +63,12 @@ def _read_file(source: Source, where: str) -> "Image":
                 return _upright_rgb(picture)
         except Image.UnidentifiedImageError as error:
             raise ImageError(
-                f"{where}: {name} is no image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
+                f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
             ) from error
-        # The second is a warning, raised only where Python is told to make errors of warnings.
+        # The second is a warning: raised only where Python runs with warnings as errors.
         except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
             raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
-        except Exception as error:  # each format's decoder has its own for a broken file
+        except Exception as error:  # a broken file: the decoders' exceptions have no common class
             raise ImageError(
                 f"{where}: {name} is an image that is broken or cut short ({error})."
             ) from error
@@ -74,7 +77,7 @@ def _read_file(source: Source, where: str) -> "Image":
 def _from_pil(source: "Image", where: str) -> "Image":
     try:
         return _upright_rgb(source)
-    except Exception as error:  # a file that was opened, but not read before it broke or closed
+    except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
         raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
 
 
@@ -82,7 +85,7 @@ def _upright_rgb(picture: "Image") -> "Image":
     from PIL import Image, ImageOps
 
     picture.load()
-    with contextlib.suppress(Exception):  # broken EXIF spoils no picture; it has no turn then
+    with contextlib.suppress(Exception):  # with broken EXIF the image is taken as it is
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I"):
         picture = Image.fromarray(_high_byte(np.asarray(picture)))
@@ -94,9 +97,9 @@ def _upright_rgb(picture: "Image") -> "Image":
 
 
 def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """16-bit grey as 8-bit. Pillow's own conversion makes all above 255, nearly all, white.
+    """Convert 16-bit grey to 8-bit. Pillow's conversion would make nearly all, above 255, white.
 
-    Mode I holds any integers; those that fit in 8 bits are taken for 8-bit ones.
+    Mode I holds any integers; an image of values up to 255 is taken as 8-bit.
     """
     if values.dtype.itemsize > 2 and values.max(initial=0) <= 255:
         return values.clip(0, 255).astype(np.uint8)
@@ -111,7 +114,7 @@ def _from_array(source: Any, where: str) -> "Image":
             source = source.detach().cpu()
             source = source.float() if source.is_floating_point() else source
         values = np.asarray(source)
-    except (ValueError, TypeError, RuntimeError) as error:
+    except Exception as error:  # also what an object of the caller's raises on its own
         raise ImageError(
             f"{where} is neither a path, bytes, a PIL image nor an array: {error}"
         ) from error
@@ -143,7 +146,7 @@ def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
         raise ImageError(
             f"{where} is an array of {values.dtype}; give uint8 (0 to 255) or floats (0 to 1)."
         )
-    low, high = float(values.min()), float(values.max())  # NaN where any of them is
+    low, high = float(values.min()), float(values.max())  # NaN if any value is NaN
     if not (low >= 0 and high <= 1):
         raise ImageError(
             f"{where} is an array of floats from {low:g} to {high:g}; they have to be from 0 to 1. "
@@ -166,11 +169,11 @@ def _checked(picture: "Image", where: str) -> "Image":
 
 
 def load_image_processor(folder: Path) -> tuple[Any, Any]:
-    """The processor, and the smart_resize that it goes by.
+    """Load the checkpoint's image processor; return it and the smart_resize that it uses.
 
     Raises CheckpointError where the folder has no usable preprocessor_config.json.
     """
-    try:  # transformers 5 has it in a file of its own
+    try:  # transformers 5: the processor on PIL has a file of its own
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
             Qwen2VLImageProcessorPil as Processor,
         )
@@ -180,12 +183,14 @@ def load_image_processor(folder: Path) -> tuple[Any, Any]:
             Qwen2VLImageProcessor as Processor,
         )
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-    # Asked here: of a folder that isn't there transformers would ask the Hub.
+    # Checked first: where the file is missing transformers would ask the Hub.
     if not (folder / "preprocessor_config.json").is_file():
         raise CheckpointError(f"{folder} has no preprocessor_config.json.")
     try:
         processor = Processor.from_pretrained(folder)
-    except Exception as error:  # each transformers line has its own for a broken file
+    except (
+        Exception
+    ) as error:  # a broken file: the exception depends on the version of transformers
         raise CheckpointError(
             f"{folder} has no usable preprocessor_config.json: {error}"
         ) from error
@@ -203,6 +208,6 @@ def load_image_processor(folder: Path) -> tuple[Any, Any]:
             )
     if not processor.do_resize:
         raise CheckpointError(
-            f"{folder}/preprocessor_config.json has do_resize off: pictures would fit no patches."
+            f"{folder}/preprocessor_config.json has do_resize off: images would not fit patches."
         )
     return processor, smart_resize

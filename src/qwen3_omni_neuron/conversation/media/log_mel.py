@@ -1,7 +1,7 @@
-"""Log-mel features, made as the sound comes.
+"""Log-mel features, computed as the audio arrives.
 
-A clip of an hour takes the memory of its features and of a block. Frames are finished 200 samples
-after their middle; what a later, louder part changes is the floor alone (`scaled`).
+A clip of an hour takes the memory of its features and of one block. A frame is complete 200 samples
+after its middle; a later, louder part of the clip changes only the floor that `scaled` applies.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
@@ -17,16 +17,16 @@ from torch import Tensor
 from qwen3_omni_neuron.conversation.media.audio import Waveform
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 
-BLOCK_FRAMES = 1000  # of `log_mel`: 10 s, about 8 MiB on the way through the transform
-SILENCE = 1e-10  # power below it counts as it, so that no frame is below log10(1e-10) = -10
-RANGE = 8.0  # in log10 units (80 dB): what is further below the clip's peak is lifted to there
+BLOCK_FRAMES = 1000  # in a block of `log_mel`: 10 s, about 8 MiB during the transform
+SILENCE = 1e-10  # least power: smaller ones are raised to it, so that log10 is -10 or more
+RANGE = 8.0  # in log10 units (80 dB): values further below the clip's peak are raised to there
 
 
 @dataclass(frozen=True, eq=False)
 class MelSettings:
-    """How a checkpoint's features are made.
+    """Settings of a checkpoint's mel features.
 
-    n_fft: samples a frame sees. hop: samples from one frame to the next. filters: float32
+    n_fft: samples of one frame. hop: samples from one frame to the next. filters: float32
     [mel_bins, n_fft // 2 + 1].
     """
 
@@ -36,7 +36,7 @@ class MelSettings:
 
     @classmethod
     def of(cls, extractor: Any) -> "MelSettings":
-        """Those of a WhisperFeatureExtractor. Raises CheckpointError when one isn't served."""
+        """Read a WhisperFeatureExtractor's. Raises CheckpointError for one that isn't supported."""
         for name, served in (("dither", 0.0), ("padding_value", 0.0), ("padding_side", "right")):
             value = getattr(extractor, name, served)
             if value != served:
@@ -53,18 +53,19 @@ class MelSettings:
         return cls(n_fft, hop, filters)
 
     def frames(self, samples: int, padded_samples: int) -> int:
-        """Frames of a clip of `samples` when the longest of its request has padded_samples.
+        """Count the frames of a clip when the longest clip of its request has padded_samples.
 
-        They begin inside the clip, and the longest's last one, which sees the end's mirror image
-        alone, is none: 330 samples are 2 frames alone, and 3 beside a clip of 480.
+        Every frame begins inside its clip. The last one of the longest clip, made of the end's
+        mirror image only, does not count: 330 samples are 2 frames alone, and 3 in a request with
+        a clip of 480.
         """
         return min(math.ceil(samples / self.hop), padded_samples // self.hop)
 
 
 class LogMelStream:
-    """One clip's features as its samples arrive. Not for more than one thread.
+    """Features of one clip, computed as its samples arrive. For one thread.
 
-    `peak`: the largest value so far, of all frames that the reference takes it from.
+    peak: largest value so far, over the frames that the reference takes it from.
     Working memory grows with what is pushed at once: push blocks.
     """
 
@@ -72,32 +73,32 @@ class LogMelStream:
         self.peak = math.log10(SILENCE)
         self._settings = settings
         self._window = torch.hann_window(settings.n_fft)
-        self._samples = 0  # of the clip
-        self._frames = 0  # given
-        # What the next frame begins with. Until the first is begun, the clip from its beginning.
+        self._samples = 0  # pushed so far
+        self._frames = 0  # returned so far
+        # Samples from the next frame's first one on; before there is any frame, all samples.
         self._tail = np.empty(0, np.float32)
 
     def push(self, samples: Waveform) -> Tensor:
-        """Take the next samples [any number]; float32 [mel_bins, n] of the frames they finish.
+        """Take the next samples, any number; return the frames that they complete.
 
-        Values are log10 of the power, 0 dB at 0.0, not yet `scaled`.
+        Returns float32 [mel_bins, n]: log10 of the power, 0 dB at 0.0, not yet `scaled`.
         """
         self._samples += len(samples)
         self._extend(samples)
         return self._finished()
 
     def finish(self, padded_samples: int | None = None) -> Tensor:
-        """The clip's last frames, as `push` gives them.
+        """Return the clip's last frames, as `push` does.
 
         padded_samples: length of the longest clip of the request, to which the reference pads
-        this one with zeros; its own if None. Raises AudioError where that is too short.
+        this one with zeros; None: this clip's own. Raises AudioError where that is too short.
         """
         padded = max(self._samples, padded_samples or 0)
         half = self._settings.n_fft // 2
         if padded <= half:
             raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
         kept = self._settings.frames(self._samples, padded) - self._frames
-        # Frames beyond n_fft zeros hold nothing of the clip: none is kept, none is the peak.
+        # Frames beyond n_fft zeros hold none of the clip's samples: not kept, and never the peak.
         zeros = min(padded - self._samples, self._settings.n_fft)
         self._extend(np.zeros(zeros, np.float32))
         if self._samples + zeros == padded:
@@ -113,7 +114,7 @@ class LogMelStream:
             self._tail = np.concatenate((self._tail[half:0:-1], self._tail))
 
     def _finished(self, end: int | None = None) -> Tensor:
-        """Frames that lie in the tail whole, as far as frame `end`, and the peak with them."""
+        """Return the frames that the tail has whole, up to frame `end`; update the peak."""
         n_fft, hop = self._settings.n_fft, self._settings.hop
         count = max(0, (len(self._tail) - n_fft) // hop + 1)
         if end is not None:
@@ -132,19 +133,19 @@ class LogMelStream:
 
 
 def scaled(mel: Tensor, peak: float) -> Tensor:
-    """Frames of a LogMelStream as the encoder takes them, changed in place.
+    """Scale frames of a LogMelStream for the encoder, in place.
 
-    peak: that of the whole clip. Values below peak - 8 are lifted to it; then 4 is added, and the
-    sum divided by 4.
+    peak: that of the whole clip. Values below peak - 8 are raised to peak - 8; then 4 is added,
+    and the sum divided by 4.
     """
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
 
 def log_mel(waveforms: Sequence[Waveform], settings: MelSettings) -> list[Tensor]:
-    """Features of one request's clips, float32 [mel_bins, frames] each.
+    """Compute the features of one request's clips, float32 [mel_bins, frames] each.
 
-    waveforms: float32 [samples], at the extractor's rate. Equal what the extractor makes of them
-    in one call with padding=True, where its attention mask is true.
+    waveforms: float32 [samples], at the extractor's rate. The features are those that the
+    extractor gives in one call with padding=True, where its attention mask is true.
     """
     padded = max((len(samples) for samples in waveforms), default=0)
     return [_log_mel(samples, padded, settings) for samples in waveforms]

@@ -1,11 +1,10 @@
-"""Pictures and video frames -> the patches that the vision encoder takes.
+"""Images and video frames -> the patches that the vision encoder takes.
 
-Resizing, scaling and normalising are transformers' own image processor's, of the checkpoint's
-preprocessor_config.json. What is done here is what it doesn't do without torchvision (frames of a
-video), and what it doesn't do at all: saying how many tokens there will be before it spends memory.
+transformers' image processor resizes, scales and normalises, with the settings of the checkpoint's
+preprocessor_config.json. This module adds what it can't do without torchvision (frames of a video)
+and what it doesn't do at all: count the tokens before it spends memory.
 """
 
-import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,28 +15,34 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.image import load_image_processor
+from qwen3_omni_neuron.conversation.media.numbers import whole_number
 from qwen3_omni_neuron.conversation.prompt import Grid, Patches
 from qwen3_omni_neuron.errors import (
     ImageError,
     InputError,
     PromptTooLongError,
     VideoError,
+    format_value,
 )
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Limits = tuple[int, int]  # least and most pixels after resizing
+Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
 _CHANNELS = 3
-# Of a video's frames, and not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
+_MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
+# Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
-_PAIRS_A_CALL = 4  # frames in float32 are large: a few at a time
+_PAIRS_A_CALL = 4  # only a few frames at a time: in float32 they are large
 
 
 @dataclass(frozen=True)
 class SizeLimits:
-    """What an item asks of its size. min_pixels, max_pixels: when resized; None: what is usual for
-    its kind. most_tokens: that it may become; None: any number."""
+    """Limits that an item sets for its size.
+
+    min_pixels, max_pixels: after resizing; None: the default of its kind. most_tokens: maximum of
+    tokens that it may become; None: no maximum.
+    """
 
     min_pixels: int | None = None
     max_pixels: int | None = None
@@ -48,14 +53,15 @@ USUAL = SizeLimits()
 
 
 class PatchMaker:
-    """Makes patches as one checkpoint wants them. Holds no state of a call.
+    """Maker of patches for one checkpoint, without state between calls.
 
     Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
     """
 
     def __init__(self, folder: Path):
-        """folder: of the checkpoint. Raises CheckpointError where it has no usable
-        preprocessor_config.json.
+        """Load the settings of the checkpoint in `folder`.
+
+        Raises CheckpointError where it has no usable preprocessor_config.json.
         """
         self._processor, self._smart_resize = load_image_processor(folder)
         size = self._processor.size
@@ -65,28 +71,28 @@ class PatchMaker:
         self._image_limits: Limits = (size["shortest_edge"], size["longest_edge"])
 
     def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Patches:
-        """The patches of an RGB picture; grid[0] is 1. where: names the item in errors.
+        """Make the patches of an RGB image; grid[0] is 1. where: names the item in errors.
 
-        Raises ImageError for a side more than 200 times the other, or limits that can't be, and
-        PromptTooLongError when it makes more tokens than asked.
+        Raises ImageError for a side more than 200 times the other or for impossible limits, and
+        PromptTooLongError for more tokens than asked.most_tokens.
         """
         width, height = picture.size
         limits = self._limits(self._image_limits, asked, where, ImageError)
         grid = self._grid(1, height, width, limits, where, ImageError)
-        what = f"{where} is a picture of {width} x {height} pixels, which"
+        what = f"{where} is an image of {width} x {height} pixels, which"
         advice = f"Lower its max_pixels (now {limits[1]})."
         self._check_tokens(grid, asked.most_tokens, what, advice)
         pixels = [np.asarray(picture.convert("RGB"))]
         return Patches(torch.from_numpy(self._run(pixels, limits, self.temporal_patch_size)), grid)
 
     def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Patches:
-        """The patches of uint8 frames [n, height, width, 3]; grid[0] is n / temporal_patch_size.
+        """Make the patches of uint8 frames [n, height, width, 3].
 
-        The last frame is repeated when n is not a multiple of that. Pixels are counted by frame;
-        131,072 and 786,432 are usual.
-        Frames are resized by Pillow, where the reference has torchvision: both are bicubic with
-        antialiasing, and round a pixel to the same or the next of 256 levels.
-        Raises VideoError and PromptTooLongError as image() does.
+        grid[0] is n / temporal_patch_size; where that is not whole the last frame is repeated. The
+        limits count the pixels of a frame; their defaults are 131,072 and 786,432.
+        Pillow resizes the frames, torchvision those of the reference: both are bicubic with
+        antialiasing, and a pixel differs by at most one of 256 levels.
+        Raises VideoError and PromptTooLongError in the cases of `image`.
         """
         shape = list(frames.shape)
         if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != _CHANNELS or 0 in shape:
@@ -100,7 +106,7 @@ class PatchMaker:
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
     ) -> Grid:
-        """The grid that video() makes of so many frames of this size, or its error."""
+        """Return the grid of `video` for frames of this number and size, or raise its error."""
         limits = self._limits(_VIDEO_LIMITS, asked, where, VideoError)
         grid = self._grid(frames, height, width, limits, where, VideoError)
         what = f"{where} is a video of {frames} frames of {width} x {height} pixels, which"
@@ -109,27 +115,23 @@ class PatchMaker:
         return grid
 
     def tokens(self, grid: Grid) -> int:
-        """How many tokens of a prompt a grid of patches becomes."""
+        """Count the tokens that a grid of patches becomes in a prompt."""
         t, h, w = grid
         return t * h * w // self.merge_size**2
 
     def _limits(
         self, usual: Limits, asked: SizeLimits, where: str, error: type[InputError]
     ) -> Limits:
-        min_pixels, max_pixels = asked.min_pixels, asked.max_pixels
-        given: dict[str, Any] = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-        for name, value in given.items():
-            integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if value is not None and not (integer and value > 0):
-                raise error(f"{where} has {name} {value!r}; it is a whole number, 1 or more.")
+        min_pixels = _pixels(asked.min_pixels, "min_pixels", where, error)
+        max_pixels = _pixels(asked.max_pixels, "max_pixels", where, error)
         if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
             raise error(f"{where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}.")
-        low = usual[0] if min_pixels is None else int(min_pixels)
-        high = usual[1] if max_pixels is None else int(max_pixels)
+        low = usual[0] if min_pixels is None else min_pixels
+        high = usual[1] if max_pixels is None else max_pixels
         if low <= high:
             return low, high
-        # One was given, past the other's usual value, which gives way. Not to the same number:
-        # a picture that is enlarged to the least of pixels is rounded up, past the most.
+        # Only one was given, and the other's default contradicts it. The minimum becomes 1, not
+        # the maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
         return (low, low) if max_pixels is None else (1, high)
 
     def _grid(
@@ -164,7 +166,7 @@ class PatchMaker:
             )
 
     def _pairs(self, frames: NDArray[np.uint8], grid: Grid, limits: Limits) -> NDArray[np.float32]:
-        """Frames -> patches that hold temporal_patch_size frames each."""
+        """Cut frames into patches that hold temporal_patch_size frames each."""
         times, places, together = grid[0], grid[1] * grid[2], self.temporal_patch_size
         area = self.patch_size**2
         patches = np.empty((times, places, _CHANNELS, together, area), np.float32)
@@ -182,13 +184,26 @@ class PatchMaker:
     def _run(
         self, pixels: Sequence[NDArray[np.uint8]], limits: Limits, temporal: int
     ) -> NDArray[np.float32]:
-        """transformers' processor on [height, width, 3] each; what one holds `temporal` times."""
+        """Run the image processor on images [height, width, 3].
+
+        temporal: how often a patch repeats the pixels of its image.
+        """
         done = self._processor(
             images=list(pixels),
             size={"shortest_edge": limits[0], "longest_edge": limits[1]},
             temporal_patch_size=temporal,
-            # Said, since it is guessed else, and wrongly for a picture that is 1 or 3 pixels high.
+            # Else it is guessed, and wrongly for an image that is 1 or 3 pixels high.
             input_data_format="channels_last",
             return_tensors="np",
         )
         return np.ascontiguousarray(done["pixel_values"], dtype=np.float32)
+
+
+def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
+    """Return a limit that an item has, None where it has none. Raises `error`."""
+    if value is None:
+        return None
+    pixels = whole_number(value)
+    if pixels is None or pixels < 1:
+        raise error(f"{where} has {name} {format_value(value)}; it is a whole number, 1 or more.")
+    return min(pixels, _MAX_PIXELS)

@@ -1,7 +1,5 @@
-"""A video as the caller has it -> frames, their rate, and sound, checked."""
+"""Video of a message item -> frames, their rate, and audio, checked."""
 
-import math
-import numbers
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +8,7 @@ import numpy as np
 
 from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
 from qwen3_omni_neuron.conversation.media.image import load_image
+from qwen3_omni_neuron.conversation.media.numbers import real_number, whole_number
 from qwen3_omni_neuron.conversation.media.video_file import (
     Check,
     Frames,
@@ -17,12 +16,14 @@ from qwen3_omni_neuron.conversation.media.video_file import (
     accept_all,
     read_video_file,
 )
-from qwen3_omni_neuron.errors import ImageError, VideoError
+from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 
 __all__ = ["Video", "load_video"]
 
 _FPS = 2.0
 _MAX_FRAMES = 768
+# A frame in 11 days is more of a time lapse than there is, and has positions that float32 holds.
+_LEAST_FPS, _MOST_FPS = 1e-6, 1e6
 
 
 def load_video(
@@ -32,47 +33,47 @@ def load_video(
     audio_rate: int | None,
     check: Check = accept_all,
 ) -> Video:
-    """The video of one video item of a message.
+    """Read a video item of a message.
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
     [n, height, width, channels], or a list of what an image item takes.
-    item["fps"]: of frames, their rate, which has to be said. Of a file, how many frames a second
-    are seen (2), at most item["max_frames"] (768) in all; see read_video_file for which.
-    item["audio"], item["sampling_rate"]: the sound, as an audio item has it, instead of a file's.
-    audio_rate: in Hz, of the sound; None where it isn't wanted.
-    where: names the item in errors, e.g. "messages[0].content[1]". check: is told how many frames
-    of what height and width a file will give before they are decoded, and may raise.
-    Raises VideoError, or AudioError for its sound.
+    item["fps"]: for frames their rate, which is required. For a file, how many frames are sampled
+    a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for which.
+    item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
+    audio_rate: sampling rate of the result's audio in Hz; None where it isn't wanted.
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the number,
+    height and width of a file's frames before they are decoded; may raise.
+    Raises VideoError, or AudioError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
     """
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    sound = _own_sound(item, where, audio_rate)
+    audio = _given_audio(item, where, audio_rate)
     if isinstance(source, str | Path | bytes | bytearray):
-        return _with_sound(
+        return _with_audio(
             read_video_file(
                 source,
                 where,
                 fps=_rate(item.get("fps"), _FPS, where),
                 max_frames=_max_frames(item.get("max_frames"), where),
-                audio_rate=audio_rate if sound is None else None,
+                audio_rate=audio_rate if audio is None else None,
                 check=check,
             ),
-            sound,
+            audio,
         )
     fps = _rate(item.get("fps"), None, where)
-    return Video(_frames(source, where), fps, sound)
+    return Video(_frames(source, where), fps, audio)
 
 
-def _own_sound(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
+def _given_audio(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
     if audio_rate is None or item.get("audio") is None:
         return None
     return load_waveform(item, audio_rate, where)
 
 
-def _with_sound(video: Video, sound: Waveform | None) -> Video:
-    return video if sound is None else Video(video.frames, video.fps, sound)
+def _with_audio(video: Video, audio: Waveform | None) -> Video:
+    return video if audio is None else Video(video.frames, video.fps, audio)
 
 
 def _rate(fps: Any, usual: float | None, where: str) -> float:
@@ -82,29 +83,33 @@ def _rate(fps: Any, usual: float | None, where: str) -> float:
                 f'{where} is frames without their rate. Add "fps": 2.0, or whatever it is.'
             )
         return usual
-    number = isinstance(fps, numbers.Real) and not isinstance(fps, bool)
-    if not number or not math.isfinite(fps) or fps <= 0:
-        raise VideoError(f"{where} has fps {fps!r}; it is a number of frames a second, above 0.")
-    return float(fps)
+    rate = real_number(fps)
+    if rate is None or not _LEAST_FPS <= rate <= _MOST_FPS:
+        raise VideoError(
+            f"{where} has fps {format_value(fps)}; it is a number of frames a second, above 0: "
+            f"{_LEAST_FPS:g} to {_MOST_FPS:g}."
+        )
+    return rate
 
 
 def _max_frames(value: Any, where: str) -> int:
     if value is None:
         return _MAX_FRAMES
-    integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if not integer or value < 2:
+    frames = whole_number(value)
+    if frames is None or frames < 2:
         raise VideoError(
-            f"{where} has max_frames {value!r}; it is a whole number, 2 or more: frames go by two."
+            f"{where} has max_frames {format_value(value)}; it is an integer of 2 or more, since "
+            "frames are taken in pairs."
         )
-    return int(value)
+    return frames
 
 
 def _frames(source: Any, where: str) -> Frames:
-    """Frames of one size as uint8 [n, height, width, 3]."""
+    """Return frames of one size as uint8 [n, height, width, 3]."""
     try:
         n = len(source)
         shape = None if isinstance(source, list | tuple) else list(source.shape)
-    except (TypeError, AttributeError) as error:
+    except Exception as error:  # also what an object of the caller's raises on its own
         kind = type(source).__name__
         raise VideoError(f"{where} is neither a path, bytes nor frames, but {kind}.") from error
     if shape is not None and len(shape) != 4:
@@ -115,8 +120,13 @@ def _frames(source: Any, where: str) -> Frames:
         raise VideoError(f"{where} is a video of no frames.")
     kept: Frames | None = None
     for index in range(n):
+        place = f"{where}.video[{index}]"
         try:
-            picture = load_image({"image": source[index]}, f"{where}.video[{index}]")
+            frame = source[index]
+        except Exception as error:  # the same
+            raise VideoError(f"{place} can't be had ({format_value(error)}).") from error
+        try:
+            picture = load_image({"image": frame}, place)
         except ImageError as error:
             raise VideoError(str(error)) from error
         pixels = np.asarray(picture)

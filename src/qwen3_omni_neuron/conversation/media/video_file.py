@@ -1,7 +1,7 @@
-"""A video file -> the frames that the model sees, their rate, and the sound.
+"""Video file -> the frames that the model sees, their rate, and the audio.
 
-PyAV decodes. A file is read twice, and a third time for its sound: first its packets, undecoded,
-for when each frame is shown; then frames are decoded, and those that were chosen are kept.
+PyAV decodes. A file is read twice: first its packets, without decoding, for the frames'
+timestamps; then its frames, of which the chosen ones are kept. Its audio takes a third reading.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 Check = Callable[[int, int, int], object]
-"""Told of the frames, height and width of a video; may raise."""
-_WHOLE = Fraction(9, 10)  # of what a file's header promises; that needn't be right to a frame
+"""Function of the number, height and width of a video's frames; may raise."""
+_COMPLETE = Fraction(9, 10)  # of the length in the header, which is not exact to a frame
 
 
 @dataclass(frozen=True, eq=False)
 class Video:
-    """What the model is to see and hear of a video.
+    """Frames and audio of a video for the model.
 
     frames: uint8 [n, height, width, 3], RGB.
-    fps: frames a second of these, so frame i is shown i / fps seconds after the first.
+    fps: rate of these frames, so frame i is shown i / fps seconds after the first.
     audio: float32 [samples] at the rate that was asked for, mono, from the first frame on.
     """
 
@@ -44,14 +44,14 @@ class Video:
 
 
 class _DisorderError(Exception):
-    """Decoded frames, which are in the order they are shown, have timestamps that are not.
+    """Decoded frames, which come in the order they are shown, have descending timestamps.
 
     Seen in AVI of H.264: it stores no presentation timestamps, and FFmpeg gives decoding times.
     """
 
 
 def accept_all(frames: int, height: int, width: int) -> None:
-    """The check that refuses nothing."""
+    """Accept every video: the default check."""
 
 
 def read_video_file(
@@ -63,27 +63,27 @@ def read_video_file(
     audio_rate: int | None,
     check: Check = accept_all,
 ) -> Video:
-    """Frames of a file, evenly spread over its length, and its sound where audio_rate is given.
+    """Read a file's frames, evenly spread over its length, and its audio where audio_rate is given.
 
-    Which ones: of n frames out of `total`, the k-th is frame floor(k * total / n), as the
-    reference has it. In a file of variable frame rate it is the one that is on the screen at k / n
-    of the length, by the frames' presentation timestamps. Either way frame k of the result is what
-    is seen at k / Video.fps seconds, with Video.fps = n / length; it is near `fps`, not equal.
-    Frames are turned as the file's rotation says.
-    audio: None where the file has no sound. It is delayed, or cut at its beginning, to begin with
-    the first frame.
-    check: is told how many frames of what height and width there will be, before any is decoded.
-    Raises VideoError when it can't be decoded, or AudioError when its sound is too short.
+    Which frames: the k-th of n is frame floor(k * total / n) of the file, as in the reference. In
+    a file of variable frame rate it is the frame that is shown at k / n of the length, by the
+    presentation timestamps. In both cases frame k of the result is shown at k / Video.fps seconds,
+    with Video.fps = n / length, which is near `fps`, not equal. Frames are rotated by the file's
+    rotation.
+    Video.audio is None where the file has no audio. It is delayed, or cut at its beginning, to
+    begin with the first frame.
+    check: called with the number, height and width of the frames before any is decoded.
+    Raises VideoError when the file can't be decoded, or AudioError when its audio is too short.
     """
     with _opened(source, where) as container:
         stream = _video_stream(container, source, where)
         timeline = read_timeline(container, stream, fps)
         if not len(timeline.ticks):
             raise VideoError(f"{where}: {name_of(source)} has a video stream without any frame.")
-        # Of the formats that say how long each stream is; others guess it, some of them wrongly.
+        # MP4 stores the length of each stream; in other formats it is a guess, sometimes wrong.
         if "mp4" in container.format.name and stream.duration and stream.time_base:
             promised = stream.duration * stream.time_base
-            if timeline.seconds < _WHOLE * promised:
+            if timeline.seconds < _COMPLETE * promised:
                 raise VideoError(
                     f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of video "
                     f"{float(timeline.seconds):.2f} s are there."
@@ -97,12 +97,12 @@ def read_video_file(
         frames = _read_frames(source, where, timeline, choose_frames(timeline, fps, max_frames))
     if frames is None:
         raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded.")
-    audio = None if audio_rate is None else _sound(source, where, audio_rate, timeline)
+    audio = None if audio_rate is None else _read_audio(source, where, audio_rate, timeline)
     return Video(frames, float(len(frames) / timeline.seconds), audio)
 
 
 class _Nameless:
-    """A file without its name, so that what is in it tells the format: x.txt is no video."""
+    """File object without a name, so that FFmpeg finds the format from the content alone."""
 
     def __init__(self, file: BinaryIO):
         self.read, self.seek, self.tell = file.read, file.seek, file.tell
@@ -117,8 +117,8 @@ def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
             f"{where} is a video file, which PyAV decodes, and it isn't installed. "
             "Run: pip install 'qwen3-omni-neuron[video]'; or give frames, with their fps."
         ) from error
-    # A playlist is a video file too, and names others, on this machine or another: without any
-    # protocol it can't open them. What we opened ourselves needs none.
+    # FFmpeg also reads playlists, which name other files, on this machine or another. Without any
+    # protocol it can't open those; the file that we opened ourselves needs none.
     options = {"protocol_whitelist": ""}
     with open_media(source, where, VideoError) as file:
         try:
@@ -137,7 +137,7 @@ def _video_stream(container: "InputContainer", source: Source, where: str) -> "V
     from av.stream import Disposition
 
     for stream in container.streams.video:
-        # The cover of a song is a video stream of one frame, but no video.
+        # The cover image of a song is a video stream of one frame, but not a video.
         if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
             stream.thread_type = "AUTO"
             return stream
@@ -158,7 +158,7 @@ def _read_frames(
 def _decode(
     container: "InputContainer", stream: "VideoStream", chosen: list[int], counted: bool
 ) -> Frames | None:
-    """The frame that is on the screen at each of the chosen ticks, and no others in memory."""
+    """Decode the frame that is shown at each chosen tick, with no others in memory."""
     kept: Frames | None = None
     filled = 0
     previous: VideoFrame | None = None
@@ -185,15 +185,18 @@ def _keep(frame: "VideoFrame", kept: Frames | None, index: int, n: int) -> Frame
     if kept is None:
         pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
         kept = np.empty((n, *pixels.shape), np.uint8)
-    else:  # a stream may change its size on the way: shown in that of its first frame
+    else:  # a stream may change its size: later frames are scaled to the size of the first
         height, width = kept.shape[1:3] if quarters % 2 == 0 else kept.shape[2:0:-1]
         pixels = np.rot90(frame.to_ndarray(format="rgb24", width=width, height=height), quarters)
     kept[index] = pixels
     return kept
 
 
-def _sound(source: Source, where: str, rate: int, timeline: Timeline) -> Waveform | None:
-    """The file's first sound track, mono at `rate` Hz, from the first frame on; None if silent."""
+def _read_audio(source: Source, where: str, rate: int, timeline: Timeline) -> Waveform | None:
+    """Read the first audio stream, mono at `rate` Hz, from the first frame on.
+
+    None where the file has no audio.
+    """
     import av
 
     pieces: list[NDArray[Any]] = []
@@ -214,4 +217,4 @@ def _sound(source: Source, where: str, rate: int, timeline: Timeline) -> Wavefor
     silence = min(max(late, 0), round(timeline.seconds * file_rate))
     samples = np.concatenate([np.zeros(silence, np.float32), *pieces])[max(-late, 0) :]
     item = {"audio": samples, "sampling_rate": file_rate}
-    return load_waveform(item, rate, f"{where} (its sound)")
+    return load_waveform(item, rate, f"{where} (its audio)")

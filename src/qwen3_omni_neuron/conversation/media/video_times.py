@@ -1,4 +1,4 @@
-"""When a video file's frames are shown, and which of them the model sees."""
+"""Timestamps of a video file's frames, and the choice of those that the model sees."""
 
 import math
 from dataclasses import dataclass
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
     from av.video.stream import VideoStream
 
 MIN_FRAMES = 4
-_TOGETHER = 2  # the encoder takes frames by two: temporal_patch_size
+_FRAMES_A_PATCH = 2  # temporal_patch_size: the encoder takes frames in pairs
 
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """When a file's frames are shown.
+    """Timestamps of a file's frames.
 
-    ticks: int64 [frames], ascending; the frames' presentation timestamps, or 0, 1, 2 ... in a
-    file that lacks them (`counted`).
+    ticks: int64 [frames], ascending; the frames' presentation timestamps.
     tick: seconds of one tick.
-    seconds: from when the first frame is shown until the last one no longer is.
-    constant: every frame is shown equally long, but for what the timestamps are rounded by.
-    start: when the first frame is shown, in seconds of the file's clock.
+    seconds: length of the video, from the start of the first frame to the end of the last.
+    constant: every frame is shown equally long, apart from the rounding of timestamps.
+    counted: ticks are 0, 1, 2 ... because the file has no usable timestamps.
+    start: timestamp of the first frame, in seconds of the file's clock.
     """
 
     ticks: NDArray[np.int64]
@@ -36,14 +36,14 @@ class Timeline:
     start: Fraction
 
     def by_count(self) -> "Timeline":
-        """The same length, with its frames equally long, numbered in the order they are shown."""
+        """Return the same length with equally long frames, numbered in the order they are shown."""
         total = len(self.ticks)
         tick = self.seconds / total
         return Timeline(np.arange(total), tick, self.seconds, True, True, self.start)
 
 
 def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> Timeline:
-    """Read from the packets: much less work than decoding them. fps: where the file names none."""
+    """Read a stream's timestamps from its packets, undecoded. fps: for a file that gives none."""
     packets = [
         (packet.pts, packet.duration or 0)
         for packet in container.demux(stream)
@@ -55,7 +55,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     total = len(packets)
     ticks = np.array([pts for pts, _ in times], np.int64)
     if len(times) < total or (total > 1 and ticks[0] == ticks[-1]):
-        # A bare stream of pictures: average_rate is FFmpeg's 25, the guess what the pictures say.
+        # A raw stream: average_rate is FFmpeg's default of 25, guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
         return Timeline(np.arange(total), 1 / rate, total / rate, True, True, start)
@@ -70,14 +70,14 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     seconds = (last - first + (times[-1][1] or between)) * tick
     if constant:
         seconds = total * between * tick
-        # The header's rate is that without the rounding, where it is the same one.
+        # Where the header's rate agrees with the timestamps it is the one without rounding.
         if abs(total / rate - seconds) <= 2 * tick:
             seconds = total / rate
     return Timeline(ticks, tick, seconds, constant, False, first * tick)
 
 
 def choose_frames(timeline: Timeline, fps: float, max_frames: int) -> list[int]:
-    """The ticks of the frames to keep, ascending; one of them more than once if it lasts long."""
+    """Return the ticks of the frames to keep, ascending; a long frame's may be there repeatedly."""
     ticks, total = timeline.ticks, len(timeline.ticks)
     n = frames_to_sample(total, timeline.seconds, fps, max_frames)
     if timeline.constant:
@@ -89,10 +89,10 @@ def choose_frames(timeline: Timeline, fps: float, max_frames: int) -> list[int]:
 
 
 def frames_to_sample(total: int, seconds: Fraction, fps: float, max_frames: int) -> int:
-    """How many of a file's `total` frames are seen: `fps` a second of it, but at least MIN_FRAMES,
-    at most max_frames and as many as there are, an even number unless there is only one.
+    """Return how many of a file's `total` frames the model sees.
 
+    `fps` a second, but at least MIN_FRAMES, at most max_frames and `total`; an even number, or 1.
     Source: transformers Qwen2VLVideoProcessor.sample_frames.
     """
     wanted = max(math.floor(seconds * Fraction(fps)), MIN_FRAMES)
-    return max(1, min(wanted, max_frames, total) // _TOGETHER * _TOGETHER)
+    return max(1, min(wanted, max_frames, total) // _FRAMES_A_PATCH * _FRAMES_A_PATCH)

@@ -1,4 +1,8 @@
-"""Steps, short prompts, frames and waves in C: one call each, of hundreds of torch operations.
+"""Functions of model/ in C: one call does the work of hundreds of torch operations.
 
-model/ says what is computed, and everything else runs that; tests hold the two together.
+steps: decode steps and short prompts of thinker and talker. predictor: a frame of the code
+predictor. wave: the decoder blocks of code2wav. choice: C or torch. binding: the compiled library.
+Keys and values are written to a KV cache in decoder.c only: decode_rows calls write_kv_row.
+
+model/ defines what is computed; tests compare the C with it.
 """

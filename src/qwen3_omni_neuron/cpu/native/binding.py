@@ -1,9 +1,6 @@
-"""The compiled library, and what its calls take."""
+"""Pointers, structures and call signatures of the compiled library (see cpu.native.installed)."""
 
 import ctypes
-from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,37 +17,31 @@ Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class UnsuitedError(ValueError):
-    """These weights are not what the C takes; torch's operations take them."""
+    """The C can't take these weights; torch's operations can."""
 
 
-@cache
-def find_library() -> ctypes.CDLL | None:
-    """What the installation compiled; None where it could not."""
-    for suffix in EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name(f"_library{suffix}")
-        if path.exists():
-            library = ctypes.CDLL(str(path))  # its calls let other threads of Python run
-            library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
-            library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
-            library.predict_frame.argtypes = [
-                Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3
-            ]  # fmt: skip
-            library.run_wave.argtypes = [
-                Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer
-            ]  # fmt: skip
-            library.wave_state_size.restype = Number
-            return library
-    return None
+class MismatchError(Exception):
+    """A library that was not compiled from these sources."""
+
+
+def declare_calls(library: ctypes.CDLL) -> None:
+    """Set the argument types of the library's calls. Raises AttributeError where one is missing."""
+    library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
+    library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.run_wave.argtypes = [Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer]
+    library.wave_state_size.argtypes = [Pointer]
+    library.wave_state_size.restype = Number
 
 
 class Weights:
-    """Pointers to weights, which it keeps from being freed."""
+    """Pointers to weights. The weights are not freed as long as this object exists."""
 
     def __init__(self) -> None:
         self._held: list[Tensor] = []
 
     def __call__(self, weight: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> int:
-        """Raises UnsuitedError for a weight of another type, shape or layout."""
+        """Return a pointer to a weight. Raises UnsuitedError for another type, shape or layout."""
         weight = weight.detach()
         try:
             pointer = pointer_to(weight, dtype, *shape)
@@ -61,7 +52,7 @@ class Weights:
 
 
 def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
-    """Where a dense tensor of this type and shape begins. Raises ValueError for any other."""
+    """Return the address of a dense tensor. Raises ValueError for another type or shape."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
         raise ValueError(
             f"the C takes {dtype} {list(shape)} on the CPU here, "
@@ -73,7 +64,7 @@ def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
 
 
 def check(status: int) -> None:
-    """Raises MemoryError where a call found none."""
+    """Raise MemoryError where a call could not allocate memory."""
     if status == NO_MEMORY:
         raise MemoryError("no memory for the rows of a decode step")
 
@@ -82,6 +73,8 @@ WIDTHS_ARE_MULTIPLES_OF = 8
 
 
 class _Layer(ctypes.Structure):
+    """Layer of decoder.h."""
+
     _fields_ = [
         (name, Pointer)
         for name in (
@@ -92,7 +85,7 @@ class _Layer(ctypes.Structure):
 
 
 class NativeDecoder(ctypes.Structure):
-    """As decoder.h has it: made by `native_decoder`."""
+    """Decoder of decoder.h, made by `native_decoder`."""
 
     _fields_ = [
         *((name, Number) for name in (
@@ -106,8 +99,20 @@ class NativeDecoder(ctypes.Structure):
     ]  # fmt: skip
 
 
+class NativeLines(ctypes.Structure):
+    """KV cache, as Lines of decoder.h has it."""
+
+    _fields_ = [
+        *((name, Pointer) for name in ("keys", "values")),
+        *((name, Number) for name in ("slots", "positions")),
+    ]
+
+
+STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "Lines": NativeLines}
+
+
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:
-    """Over the module's own weights. Raises UnsuitedError where the C can't take them."""
+    """Describe a decoder with its weights. Raises UnsuitedError where the C can't take them."""
     ffn_width = c.ffn_width if c.moe is None else c.moe.expert_width
     shared_width = 0 if c.moe is None else c.moe.shared_expert_width
     widths = {
@@ -141,7 +146,10 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Nati
 
 
 def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
-    """layer: a DecoderLayer, which an iterated ModuleList does not say."""
+    """Describe a layer.
+
+    layer: a DecoderLayer; the items of a ModuleList have no more precise type than Any.
+    """
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
     return _Layer(
         attention_norm=weights(layer.attention_norm.weight, hidden),
@@ -156,6 +164,7 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
 def _feed_forward(
     c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
 ) -> dict[str, int]:
+    """Return the pointers of a layer's feed-forward by their names in _Layer."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {

@@ -1,6 +1,6 @@
 /* CLONED(feature): compile a function for any x86-64 and once more for one that has the feature;
- * which of the two runs is found out when the library is loaded. Elsewhere the compiler's own
- * target is all there is. */
+ * the one to run is chosen when the library is loaded. On other machines the function is compiled
+ * once, for the compiler's default target. */
 
 #ifndef CLONES_H
 #define CLONES_H

@@ -6,6 +6,42 @@
 #include <string.h>
 
 #include "kernels.h"
+#include "layout.h"
+
+const LayoutEntry decoder_layout[] = {
+    SIZE(Layer),
+    OFFSET(Layer, attention_norm),
+    OFFSET(Layer, qkv),
+    OFFSET(Layer, qk_norm),
+    OFFSET(Layer, out),
+    OFFSET(Layer, ffn_norm),
+    OFFSET(Layer, gate_up),
+    OFFSET(Layer, down),
+    OFFSET(Layer, router),
+    OFFSET(Layer, shared_gate_up),
+    OFFSET(Layer, shared_down),
+    OFFSET(Layer, shared_gate),
+    SIZE(Decoder),
+    OFFSET(Decoder, layers),
+    OFFSET(Decoder, hidden),
+    OFFSET(Decoder, heads),
+    OFFSET(Decoder, kv_heads),
+    OFFSET(Decoder, head_dim),
+    OFFSET(Decoder, ffn),
+    OFFSET(Decoder, experts),
+    OFFSET(Decoder, chosen),
+    OFFSET(Decoder, shared_ffn),
+    OFFSET(Decoder, normalized),
+    OFFSET(Decoder, norm_eps),
+    OFFSET(Decoder, layer),
+    OFFSET(Decoder, norm),
+    SIZE(Lines),
+    OFFSET(Lines, keys),
+    OFFSET(Lines, values),
+    OFFSET(Lines, slots),
+    OFFSET(Lines, positions),
+    END_OF_LAYOUT,
+};
 
 /* Floats of each array of `Rows`, in its order. */
 enum { ARRAYS = 9 };
@@ -44,11 +80,11 @@ void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t po
         *arrays[i] = next;
 }
 
-/* Put the rows' queries, keys and values through norm and rotation, and keys and values into their
- * lines. */
-static void fill_lines(const Decoder *d, const Layer *layer, const Rows *s, const Lines *lines,
-                       int64_t first_line, int64_t row, int64_t at, const float *cosine,
-                       const float *sine)
+/* Norm one row's queries and keys, apply rotary embedding to them, and write its keys and values to
+ * the KV cache, at position `at` of its slot. first_head: index of the slot's first KV head. */
+static void write_kv_row(const Decoder *d, const Layer *layer, const Rows *s, const Lines *lines,
+                         int64_t first_head, int64_t row, int64_t at, const float *cosine,
+                         const float *sine)
 {
     int64_t width = d->head_dim, qk_heads = d->heads + d->kv_heads;
     float *q = s->qkv + row * (qk_heads + d->kv_heads) * width;
@@ -58,27 +94,27 @@ static void fill_lines(const Decoder *d, const Layer *layer, const Rows *s, cons
         rotate(q + h * width, cosine, sine, width / 2);
     }
     for (int64_t h = 0; h < d->kv_heads; h++) {
-        int64_t to = ((first_line + h) * lines->positions + at) * width;
+        int64_t to = ((first_head + h) * lines->positions + at) * width;
         memcpy(lines->keys + to, k + h * width, (size_t)width * sizeof(float));
         memcpy(lines->values + to, v + h * width, (size_t)width * sizeof(float));
     }
 }
 
-/* s->mixed of one row: its queries over its line, the new position included. */
-static void attend_line(const Decoder *d, const Rows *s, const Lines *lines, int64_t first_line,
+/* Write the attention output of one row to s->mixed: over its slot, up to its own position. */
+static void attend_slot(const Decoder *d, const Rows *s, const Lines *lines, int64_t first_head,
                         int64_t row, int64_t at)
 {
     int64_t width = d->head_dim, group = d->heads / d->kv_heads;
     const float *q = s->qkv + row * (d->heads + 2 * d->kv_heads) * width;
     float *mixed = s->mixed + row * d->heads * width;
     for (int64_t h = 0; h < d->kv_heads; h++) { /* 16 heads, 8 kv heads: 2 and 3 read kv head 1 */
-        int64_t line = (first_line + h) * lines->positions * width;
-        attend(mixed + h * group * width, q + h * group * width, lines->keys + line,
-               lines->values + line, group, at + 1, width, s->scratch);
+        int64_t start = (first_head + h) * lines->positions * width;
+        attend(mixed + h * group * width, q + h * group * width, lines->keys + start,
+               lines->values + start, group, at + 1, width, s->scratch);
     }
 }
 
-/* s->router of one row: from logits to weights, 0 for all but the `chosen` largest. */
+/* Replace one row's router logits by weights, 0 for all but the `chosen` largest. */
 static void choose(const Decoder *d, float *router)
 {
     int64_t experts = d->experts;
@@ -87,7 +123,7 @@ static void choose(const Decoder *d, float *router)
         largest = router[e] > largest ? router[e] : largest;
     for (int64_t e = 0; e < experts; e++)
         all += router[e] = exponential(router[e] - largest);
-    for (int64_t n = 0; n < d->chosen; n++) { /* chosen ones become negative */
+    for (int64_t n = 0; n < d->chosen; n++) { /* the sign marks a chosen one */
         int64_t best = 0;
         for (int64_t e = 1; e < experts; e++)
             if (router[e] > router[best])
@@ -100,20 +136,21 @@ static void choose(const Decoder *d, float *router)
         router[e] = router[e] < 0 ? -router[e] / total : 0;
 }
 
-/* s->x += the shared expert's part, scaled by a sigmoid of its own. */
+/* Add the shared expert's output, scaled by its sigmoid gate, to s->x. */
 static void add_shared(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
 {
     int64_t ffn = d->shared_ffn;
     product(s->gate_up, s->normed, layer->shared_gate_up, rows, d->hidden, 2 * ffn, 0);
     for (int64_t r = 0; r < rows; r++) {
-        float open;
-        product(&open, s->normed + r * d->hidden, layer->shared_gate, 1, d->hidden, 1, 0);
-        gate(s->gated + r * ffn, s->gate_up + r * 2 * ffn, ffn, 1.0f / (1.0f + exponential(-open)));
+        float gate_logit;
+        product(&gate_logit, s->normed + r * d->hidden, layer->shared_gate, 1, d->hidden, 1, 0);
+        gate(s->gated + r * ffn, s->gate_up + r * 2 * ffn, ffn,
+             1.0f / (1.0f + exponential(-gate_logit)));
     }
     product(s->x, s->gated, layer->shared_down, rows, ffn, d->hidden, 1);
 }
 
-/* s->x += the routed experts' part: each expert once, over the rows that chose it. */
+/* Add the routed experts' output to s->x: each expert runs once, on the rows that chose it. */
 static void add_experts(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
@@ -141,6 +178,7 @@ static void add_experts(const Decoder *d, const Layer *layer, const Rows *s, int
     }
 }
 
+/* Add the output of a dense layer's feed-forward to s->x. */
 static void add_dense(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
 {
     product(s->gate_up, s->normed, layer->gate_up, rows, d->hidden, 2 * d->ffn, 0);
@@ -162,10 +200,10 @@ void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t ro
         rms_norm(s->normed, s->x, layer->attention_norm, rows, hidden, d->norm_eps);
         product(s->qkv, s->normed, layer->qkv, rows, hidden, qkv_width, 0);
         for (int64_t r = 0; r < rows; r++) {
-            int64_t first_line = (l * lines->slots + slots[r]) * d->kv_heads;
-            fill_lines(d, layer, s, lines, first_line, r, at[r], cosine + r * half,
-                       sine + r * half);
-            attend_line(d, s, lines, first_line, r, at[r]);
+            int64_t first_head = (l * lines->slots + slots[r]) * d->kv_heads;
+            write_kv_row(d, layer, s, lines, first_head, r, at[r], cosine + r * half,
+                         sine + r * half);
+            attend_slot(d, s, lines, first_head, r, at[r]);
         }
         product(s->x, s->mixed, layer->out, rows, heads_width, hidden, 1);
         rms_norm(s->normed, s->x, layer->ffn_norm, rows, hidden, d->norm_eps);

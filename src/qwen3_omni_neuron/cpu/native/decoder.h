@@ -1,11 +1,11 @@
-/* The decoder stack that thinker, talker and code predictor are made of: model.decoder.Decoder. */
+/* The decoder layers of thinker, talker and code predictor: model.decoder.Decoder. */
 
 #ifndef DECODER_H
 #define DECODER_H
 
 #include <stdint.h>
 
-/* Null where a layer has none: router and shared_* of a dense layer, shared_* of the thinker's. */
+/* NULL where a layer has none: router and shared_* of dense layers, shared_* of the thinker. */
 typedef struct {
     const float *attention_norm;  /* [hidden] */
     const float *qkv;             /* [(heads + 2 kv_heads) * head_dim, hidden] */
@@ -29,30 +29,31 @@ typedef struct {
     const float *norm;  /* [hidden] */
 } Decoder;
 
-/* Where the rows of a step keep keys and values: [layers, slots, kv_heads, positions, head_dim]. */
+/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. */
 typedef struct {
     float *keys, *values;
     int64_t slots, positions;
 } Lines;
 
-/* What a step needs for as long as it lasts; rows are one a slot. */
+/* Working memory of one call, for all its rows. */
 typedef struct {
     float *x, *normed, *qkv, *mixed, *gate_up, *gated;
     float *router;   /* [rows, experts]: the chosen ones' weights, 0 for the others */
-    float *gathered; /* [rows, hidden]: those that chose one expert */
+    float *gathered; /* [rows, hidden]: the rows that chose one expert */
     float *scratch;  /* [positions] */
     float **to;      /* [rows] */
 } Rows;
 
-/* Floats and pointers of `Rows` for so many rows over lines of so many positions: how large a
- * block they take, and cut from it. */
+/* Size in bytes of the arrays of `Rows`, for a cache with so many positions a slot; and the arrays,
+ * cut from a block of that size. */
 int64_t rows_size(const Decoder *d, int64_t rows, int64_t positions);
 void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t positions);
 
-/* Append rows to their slots and run the layers. s->x: [rows, hidden], in and out, not normed at
- * the end. slots, at [rows]: each row's line and its position there; a row sees those before it
- * that have the same line. cosine, sine [rows, head_dim / 2]. accepted [rows, hidden]: what the
- * first accept_layer layers make of the rows, or NULL. */
+/* Run the layers on rows, and write their keys and values to the KV cache. s->x: [rows, hidden],
+ * in and out, without the final norm. slots, at [rows]: each row's slot in the cache and its
+ * position there; a row attends to the positions of its slot up to its own. cosine, sine [rows,
+ * head_dim / 2]. accepted [rows, hidden]: receives the output of the first accept_layer layers;
+ * or NULL. */
 void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t rows,
                  const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
                  int64_t accept_layer, float *accepted);

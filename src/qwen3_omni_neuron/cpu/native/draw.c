@@ -17,14 +17,14 @@ int64_t likeliest(const float *logits, int64_t vocab)
     return best;
 }
 
-/* Largest first; of equal ones the smaller id first. */
+/* Order of candidates: the largest logit first; of equal ones the smaller id first. */
 static int before(Candidate a, Candidate b)
 {
     return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-/* Let heap[at] sink until no candidate stands above one that comes before it in order: the last of
- * all is on top. */
+/* Sift heap[at] down, so that the subtree below is a heap whose root is its last candidate in
+ * order. */
 static void sink(Candidate *heap, int64_t at, int64_t count)
 {
     Candidate sinking = heap[at];
@@ -38,7 +38,7 @@ static void sink(Candidate *heap, int64_t at, int64_t count)
     heap[at] = sinking;
 }
 
-/* The last in order on top. */
+/* Make an array a heap whose root is the last candidate in order. */
 static void heapify(Candidate *heap, int64_t count)
 {
     for (int64_t i = count / 2; i-- > 0;)
@@ -55,8 +55,8 @@ static void sort_heap(Candidate *heap, int64_t count)
     }
 }
 
-/* Few: each to its place, which is how many come before it. Nothing to predict, and several are
- * compared at once. */
+/* Sort a few candidates: each one's place is the number of those before it in order. No branch
+ * depends on the logits, and several comparisons are one instruction. */
 CLONED("avx2")
 void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
 {
@@ -67,7 +67,7 @@ void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t 
         ids[i] = kept[i].id;
     }
     for (int64_t i = 0; i < k; i++)
-        ordered[i] = kept[i]; /* NaN has no place: what stays is an id of the vocabulary */
+        ordered[i] = kept[i]; /* NaN gets no place: its element stays a valid id */
     for (int64_t i = 0; i < count; i++) {
         float logit = logits[i];
         int32_t id = ids[i], place = 0;
@@ -78,7 +78,7 @@ void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t 
     }
 }
 
-/* The k largest logits in order. */
+/* Return the k largest logits in order. */
 static const Candidate *largest(const Drawing *d, int64_t k, const float *logits, int64_t vocab)
 {
     Candidate *kept = d->kept;

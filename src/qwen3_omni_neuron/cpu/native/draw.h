@@ -1,4 +1,4 @@
-/* One code from its logits: model.sampler.sample_top, and the greedy choice. */
+/* Choice of a code by its logits: model.sampler.sample_top, and greedy. */
 
 #ifndef DRAW_H
 #define DRAW_H
@@ -10,18 +10,18 @@ typedef struct {
     int32_t id;
 } Candidate;
 
-/* Room for a draw: `vocab` of each. */
+/* Working memory of a draw: `vocab` elements of each. */
 typedef struct {
     Candidate *kept, *ordered;
     float *probabilities;
 } Drawing;
 
-/* Of equal logits the first. */
+/* Index of the largest logit; the first of equal ones. */
 int64_t likeliest(const float *logits, int64_t vocab);
 
-/* One draw of the top-k, then top-p, part of softmax(logits), uniform in [0, 1). top_k: 0 for all.
- * Rounds as sample_top does: torch adds a cumulative sum up in float64 and rounds each entry to
- * float32. */
+/* Draw an index from softmax(logits), restricted to the top k and then to top p. uniform: a random
+ * number in [0, 1). top_k: 0 for all. Rounds like sample_top: torch computes a cumulative sum in
+ * float64 and rounds each element to float32. */
 int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k, float uniform,
              float top_p);
 

@@ -7,7 +7,7 @@
 
 #include "clones.h"
 
-/* Eight numbers at once, as gcc and clang write it for any machine; not aligned beyond a float. */
+/* Vectors of eight and of four floats, for any machine with gcc or clang; aligned as one float. */
 typedef float Lanes __attribute__((vector_size(32), aligned(4), may_alias));
 typedef float Four __attribute__((vector_size(16), aligned(4), may_alias));
 typedef int32_t Bits __attribute__((vector_size(32)));
@@ -24,7 +24,7 @@ typedef int32_t FourBits __attribute__((vector_size(16)));
 #define SHUFFLE(x, y, ...) __builtin_shuffle(x, y, (FourBits){__VA_ARGS__})
 #endif
 
-/* The two halves of eight numbers, added. */
+/* Add the two halves of a vector. */
 INLINE Four fold(Lanes x)
 {
     return (Four){x[0], x[1], x[2], x[3]} + (Four){x[4], x[5], x[6], x[7]};
@@ -40,7 +40,7 @@ INLINE float sum(Lanes x)
 INLINE Four sums_of_four(Lanes a, Lanes b, Lanes c, Lanes d)
 {
     Four fa = fold(a), fb = fold(b), fc = fold(c), fd = fold(d);
-    /* a0 + a2, b0 + b2, a1 + a3, b1 + b3; then as much of c and d; then each one's two */
+    /* a0 + a2, b0 + b2, a1 + a3, b1 + b3; then the same for c and d; then the pairs are added */
     Four ab = SHUFFLE(fa, fb, 0, 4, 1, 5) + SHUFFLE(fa, fb, 2, 6, 3, 7);
     Four cd = SHUFFLE(fc, fd, 0, 4, 1, 5) + SHUFFLE(fc, fd, 2, 6, 3, 7);
     return SHUFFLE(ab, cd, 0, 1, 4, 5) + SHUFFLE(ab, cd, 2, 3, 6, 7);
@@ -54,18 +54,18 @@ INLINE float dot(const float *a, const float *b, int64_t width)
     return sum(total);
 }
 
-/* Where `mask` is all ones a, where it is zero b. */
+/* Select a where `mask` is all ones and b where it is zero. */
 INLINE Lanes pick(Bits mask, Lanes a, Lanes b)
 {
     return (Lanes)(((Bits)a & mask) | ((Bits)b & ~mask));
 }
 
-/* libm's is a call a number. */
+/* e^x of eight numbers at once; libm's takes one call for each. */
 INLINE Lanes exponentials(Lanes x)
 {
     const Lanes low = (Lanes){0} - 87.0f, high = (Lanes){0} + 88.0f;
     x = pick(x < low, low, pick(x > high, high, x));
-    /* e^x = 2^n e^rest. Adding 1.5 * 2^23 leaves no bits behind the point: the last ones are n. */
+    /* e^x = 2^n e^rest. 1.5 * 2^23 + n is a float without fraction: its lowest bits are n. */
     Lanes shifted = x * 1.44269504f + 12582912.0f;
     Lanes n = shifted - 12582912.0f;
     Lanes rest = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts */
@@ -85,8 +85,8 @@ float exponential(float x)
     return exponentials((Lanes){x})[0];
 }
 
-/* A block of `rows` by `outs` sums that do not wait for each other; both are constants, so that
- * the sums are registers. */
+/* Compute `rows` by `outs` sums side by side: they don't depend on each other, so the processor
+ * overlaps them. Both counts are constants after inlining, so that the sums are registers. */
 INLINE void tile(float *y, const float *x, const float *weight, int rows, int outs, int64_t into,
                  int64_t out, int add)
 {
@@ -201,7 +201,7 @@ void attend(float *mixed, const float *q, const float *keys, const float *values
     }
 }
 
-/* `outs` channels by `lanes` times eight samples, both constants: as in tile. */
+/* Compute `outs` channels by `lanes` times eight samples; both are constants, see tile. */
 INLINE void convolve_tile(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                           const float *weight, const float *bias, int outs, int lanes,
                           int64_t into, int64_t taps, int64_t dilation, int add)
@@ -232,7 +232,7 @@ void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, cons
               int64_t samples, int add)
 {
     int64_t o = 0, size = into * taps;
-    for (; o + 4 <= out; o += 4) /* eight sums at a time, to have enough that do not wait */
+    for (; o + 4 <= out; o += 4) /* eight sums at a time: enough to overlap */
         for (int64_t t = 0; t < samples; t += 2 * WIDE)
             convolve_tile(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o * size,
                           bias + o, 4, 2, into, taps, dilation, add);
@@ -246,7 +246,7 @@ void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, cons
                           bias + o, 1, 4, into, taps, dilation, add);
 }
 
-/* sin(x)^2, whose period is pi, within 2e-7 up to |x| of some thousands. */
+/* sin(x)^2, whose period is pi, within 4e-7 up to |x| of some thousands. */
 INLINE Lanes squared_sines(Lanes x)
 {
     Lanes n = (x * 0.318309886f + 12582912.0f) - 12582912.0f; /* rounded: see exponentials */

@@ -1,7 +1,7 @@
-/* The arithmetic of a decode step, on a few rows, and of a wave, in float32.
+/* The arithmetic of a decode step of a few rows, and of code2wav's decoder blocks, in float32.
  *
- * Arrays are dense, the last axis closest; matrices are [out, in] as torch has them. Widths are
- * multiples of 8. What a row gets does not depend on the rows beside it.
+ * Arrays are dense and row-major; matrices are [out, in] as in torch. Widths are multiples of 8. A
+ * row's result does not depend on the other rows.
  */
 
 #ifndef KERNELS_H
@@ -27,19 +27,19 @@ void spread(float *const *to, const float *x, const float *weight, int64_t rows,
 void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width,
               float eps);
 
-/* Turn a head in place, [2 half]: each number with the one half a head further. */
+/* Apply rotary embedding to one head [2 half] in place: elements i and half + i are a pair. */
 void rotate(float *x, const float *cosine, const float *sine, int64_t half);
 
 /* scale * silu(gate) * up. gate_up [2 width], gate first; gated [width]. */
 void gate(float *gated, const float *gate_up, int64_t width, float scale);
 
-/* A group of queries over the first `positions` keys and values. q, mixed [group, width]; keys,
- * values [positions, width]; weights: room for a number a position. */
+/* Attention of a group of queries over the first `positions` keys and values. q, mixed [group,
+ * width]; keys, values [positions, width]; weights [positions]: working memory. */
 void attend(float *mixed, const float *q, const float *keys, const float *values, int64_t group,
             int64_t positions, int64_t width, float *weights);
 
-/* A channel of a wave is a line of samples, `stride` floats from the next channel's, of which up to
- * MORE_SAMPLES behind the last one are read and written, too. */
+/* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
+ * after a channel's last sample are read and written, too. */
 #define MORE_SAMPLES 32
 
 /* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y +=

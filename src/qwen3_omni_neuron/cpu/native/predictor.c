@@ -1,6 +1,6 @@
-/* One frame of the code predictor: model.code_predictor.CodePredictor.forward in one call. See
- * predictor.py, which is the only caller. In the shapes of the released checkpoint: 5 layers,
- * hidden 1024, 16 heads and 8 kv heads of 128, ffn 3072, vocab 2048, 15 steps. */
+/* One frame of the code predictor: model.code_predictor.CodePredictor.forward in one call. Called
+ * by predictor.py only. The released checkpoint has 5 layers, hidden size 1024, 16 heads and 8 KV
+ * heads of 128, ffn 3072, vocab 2048, 15 steps. */
 
 #include <stdlib.h>
 #include <string.h>
@@ -8,6 +8,7 @@
 #include "decoder.h"
 #include "draw.h"
 #include "kernels.h"
+#include "layout.h"
 #include "status.h"
 
 typedef struct {
@@ -19,6 +20,20 @@ typedef struct {
     const float *head;            /* [steps, vocab, hidden] */
 } Predictor;
 
+const LayoutEntry predictor_layout[] = {
+    SIZE(Predictor),
+    OFFSET(Predictor, decoder),
+    OFFSET(Predictor, steps),
+    OFFSET(Predictor, vocab),
+    OFFSET(Predictor, code0_vocab),
+    OFFSET(Predictor, cosine),
+    OFFSET(Predictor, sine),
+    OFFSET(Predictor, code0_embedding),
+    OFFSET(Predictor, embedding),
+    OFFSET(Predictor, head),
+    END_OF_LAYOUT,
+};
+
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {
     Rows rows;
@@ -29,7 +44,7 @@ typedef struct {
     Drawing drawing;
 } Frame;
 
-/* From one block, which `block` points at then. 0 without memory. */
+/* Allocate one block and cut all arrays from it. Returns 0 where there is no memory. */
 static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
 {
     const Decoder *d = &p->decoder;
@@ -58,7 +73,7 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     return 1;
 }
 
-/* The layers on `each` rows a slot, the last of which stands at `position`. */
+/* Run the layers on `each` rows a slot, the last of which is at `position`. */
 static void advance(const Predictor *p, Frame *f, int64_t slots, int64_t each, int64_t position)
 {
     int64_t half = p->decoder.head_dim / 2;
@@ -72,9 +87,10 @@ static void advance(const Predictor *p, Frame *f, int64_t slots, int64_t each, i
                 f->sine, 0, NULL);
 }
 
-/* hidden [slots, hidden]; code0 [slots]; uniforms [slots, steps] and top_p [slots], or NULL for
- * greedy. Writes codes [slots, steps + 1], feedback [slots, hidden] and, but for NULL, logits
- * [steps, slots, vocab]. Holds no state between calls: several threads may be in it. */
+/* Predict a frame. hidden [slots, hidden]; code0 [slots]; uniforms [slots, steps] and top_p
+ * [slots], both NULL for greedy. Writes codes [slots, steps + 1], feedback [slots, hidden] and,
+ * unless NULL, logits [steps, slots, vocab]. Keeps no state between calls: several threads may call
+ * it. */
 int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const int64_t *code0,
                   const float *uniforms, const float *top_p, int64_t top_k, int64_t *codes,
                   float *feedback, float *logits)
@@ -90,8 +106,8 @@ int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const 
     if (!allocate(&f, &block, p, slots))
         return NO_MEMORY;
     /* Position 0 is the talker's hidden state, position 1 the embedding of code 0, and so on: the
-     * logits at position g are those of code g. That code's own row is position g + 1, but for the
-     * last one's, which goes into the feedback alone. */
+     * logits at position g are those of code g. The row of that code is position g + 1; the row of
+     * the last code is only added to the feedback. */
     for (int64_t r = 0; r < slots; r++) {
         const float *row = p->code0_embedding + code0[r] * width;
         codes[r * groups] = code0[r];

@@ -1,4 +1,4 @@
-"""The code predictor in C: one call a frame."""
+"""Code predictor in C: one call a frame."""
 
 import ctypes
 
@@ -20,7 +20,7 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class _Predictor(ctypes.Structure):
-    """As predictor.c has it."""
+    """Predictor of predictor.c."""
 
     _fields_ = [
         ("decoder", NativeDecoder),
@@ -29,13 +29,16 @@ class _Predictor(ctypes.Structure):
     ]
 
 
-class NativePredictor:
-    """CodePredictor.forward over the module's own weights, in float32.
+STRUCTS = {"Predictor": _Predictor}
 
-    The results are the module's but for the order in which float32 sums are added up: where two
-    logits, or a draw and a boundary, lie within such a rounding, either code may be chosen. Of
-    equal logits the smaller id is the likelier, where torch's topk leaves that open. What a slot
-    gets does not depend on the slots beside it. Several threads may call it at once.
+
+class NativePredictor:
+    """CodePredictor.forward in C over the module's own weights, in float32.
+
+    The results differ from the module's only because float32 sums are added up in another order:
+    where two logits, or a draw and a boundary, are as close as such a rounding error, either code
+    may be chosen. Of equal logits the one with the smaller id ranks first; torch's topk leaves that
+    open. A slot's result does not depend on the other slots. Several threads may call it at once.
     Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -71,8 +74,9 @@ class NativePredictor:
         top_k: int = 50,
         logits: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As CodePredictor.forward. logits: float32 [15, slots, vocab], written where it is given.
+        """Predict a frame; see CodePredictor.forward.
 
+        logits: float32 [15, slots, vocab], which receives the logits if it is given.
         Raises ValueError for a tensor of another shape or type, IndexError for a code 0 beyond the
         table.
         """

@@ -1,4 +1,4 @@
-/* What the calls from Python return: see library.py. */
+/* Return values of the functions that Python calls: see binding.py. */
 
 #ifndef STATUS_H
 #define STATUS_H

@@ -1,5 +1,5 @@
-/* Steps of the thinker or the talker: of one row in several slots, or of a prompt. See steps.py,
- * which is the only caller. */
+/* Decode steps (one row in each of several slots) and short prompts of the thinker or the talker.
+ * Called by steps.py only. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -7,6 +7,7 @@
 
 #include "decoder.h"
 #include "kernels.h"
+#include "layout.h"
 #include "status.h"
 
 typedef struct {
@@ -15,8 +16,19 @@ typedef struct {
     int64_t vocab;
     const float *head;        /* [vocab, hidden] */
     const float *frequencies; /* [head_dim / 2] */
-    const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width, which it follows */
+    const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width: its position */
 } Stepper;
+
+const LayoutEntry steps_layout[] = {
+    SIZE(Stepper),
+    OFFSET(Stepper, decoder),
+    OFFSET(Stepper, lines),
+    OFFSET(Stepper, vocab),
+    OFFSET(Stepper, head),
+    OFFSET(Stepper, frequencies),
+    OFFSET(Stepper, axis),
+    END_OF_LAYOUT,
+};
 
 /* What the rows of a call work in. */
 typedef struct {
@@ -25,7 +37,8 @@ typedef struct {
     float *cosine, *sine; /* [rows, head_dim / 2] */
 } Call;
 
-/* positions [3, rows] or, where the axes agree, [rows]. 0 without memory. */
+/* Allocate a call's memory, and fill in its rows and rotary tables. positions: [3, rows] if axes,
+ * else [rows], the same for all axes. Returns 0 where there is no memory. */
 static int begin(Call *call, const Stepper *p, int64_t rows, const float *x, const float *positions,
                  int axes)
 {
@@ -47,7 +60,7 @@ static int begin(Call *call, const Stepper *p, int64_t rows, const float *x, con
     return 1;
 }
 
-/* The rows' normed hidden states and logits. */
+/* Compute the rows' normed hidden states and logits. */
 static void finish(const Stepper *p, int64_t rows, const float *x, float *hidden, float *logits)
 {
     const Decoder *d = &p->decoder;
@@ -55,9 +68,9 @@ static void finish(const Stepper *p, int64_t rows, const float *x, float *hidden
     product(logits, hidden, p->head, rows, d->hidden, p->vocab, 0);
 }
 
-/* slots, lengths [rows]: each row's line, and how many positions of it are filled. positions
- * [rows]: where a row stands for its rotation. x [rows, hidden]. Writes logits [rows, vocab] and
- * hidden [rows, hidden], which is normed. Several threads may be in it for different slots. */
+/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
+ * filled. positions [rows]: each row's rope position. x [rows, hidden]. Writes logits [rows, vocab]
+ * and hidden [rows, hidden], which is normed. Several threads may call it for different slots. */
 int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
                 const float *positions, const float *x, float *logits, float *hidden)
 {
@@ -71,8 +84,8 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
     return DONE;
 }
 
-/* A prompt, from position 0 of a line. slots, places [rows]: that line again and again, and 0, 1, 2
- * ...; positions [3, rows]. x [rows, hidden]. Writes the last row's logits [vocab] and hidden
+/* Run a prompt from position 0 of a slot. slots [rows]: that slot, for every row; places [rows]: 0,
+ * 1, 2 ...; positions [3, rows]. x [rows, hidden]. Writes the last row's logits [vocab] and hidden
  * [hidden], and accepted [rows, hidden]: see decode_rows. */
 int prefill(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *places,
             const float *positions, const float *x, int64_t accept_layer, float *accepted,

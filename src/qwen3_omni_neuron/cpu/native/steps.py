@@ -1,4 +1,7 @@
-"""Decode steps and short prompts of thinker and talker in C."""
+"""Decode steps and short prompts of thinker and talker in C.
+
+Their keys and values are written to the KV cache by write_kv_row in decoder.c.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,6 +12,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
     NativeDecoder,
+    NativeLines,
     Number,
     Pointer,
     Weights,
@@ -23,21 +27,25 @@ from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class _Stepper(ctypes.Structure):
-    """As steps.c has it: the decoder, its lines (see decoder.h), and what stands around them."""
+    """As steps.c has it: decoder, KV cache, head and rotary table."""
 
     _fields_ = [
         ("decoder", NativeDecoder),
-        *((name, Pointer) for name in ("keys", "values")),
-        *((name, Number) for name in ("slots", "positions", "vocab")),
+        ("lines", NativeLines),
+        ("vocab", Number),
         *((name, Pointer) for name in ("head", "frequencies", "axis")),
     ]
 
 
-class NativeSteps:
-    """`decode` and `prefill` of a thinker or a talker over a KV cache, in float32.
+STRUCTS = {"Stepper": _Stepper}
 
-    The results are the module's but for the order in which float32 sums are added up. What a slot
-    gets does not depend on the slots beside it. Several threads may call it for different slots.
+
+class NativeSteps:
+    """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
+
+    The results differ from the module's only because float32 sums are added up in another order. A
+    slot's result does not depend on the other slots. Several threads may call it for different
+    slots.
     Raises UnsuitedError where the C can't take the weights or the cache.
     """
 
@@ -54,10 +62,12 @@ class NativeSteps:
         half = c.head_dim // 2
         self._stepper = _Stepper(
             decoder=native_decoder(c, model.decoder, weights),
-            keys=weights(cache.keys, *lines),
-            values=weights(cache.values, *lines),
-            slots=slots,
-            positions=self._positions,
+            lines=NativeLines(
+                keys=weights(cache.keys, *lines),
+                values=weights(cache.values, *lines),
+                slots=slots,
+                positions=self._positions,
+            ),
             vocab=self._vocab,
             head=weights(head.weight, self._vocab, c.hidden_size),
             frequencies=weights(model.rotary.frequencies[:half], half),
@@ -71,7 +81,7 @@ class NativeSteps:
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """See cpu.slots.Decode."""
+        """Append one row to each slot; see cpu.slots.Decode."""
         count = len(slots)
         rows = inputs
         if self._thinker is not None:
@@ -92,11 +102,15 @@ class NativeSteps:
         return (logits, hidden) if self._thinker is None else logits
 
     def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """A prompt without padding and without pictures. rows: [S, hidden]; positions: float32
-        [3, S]. Returns what the model's `prefill` does."""
+        """Fill a slot from position 0 with a prompt without padding, images and videos.
+
+        rows: [S, hidden]; positions: float32 [3, S]. Returns what the model's `prefill` returns.
+        """
         count = len(rows)
         self._check_lines((slot,), count)
-        positions = positions.contiguous()  # held here until the call is over
+        positions = (
+            positions.contiguous()
+        )  # a reference, so that it lives until the call has returned
         logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
         accept_layer, accepted = 0, torch.empty(0)
         if self._thinker is not None:
@@ -117,8 +131,9 @@ class NativeSteps:
         return logits, hidden if self._thinker is None else accepted
 
     def _check_lines(self, slots: Sequence[int], filled: int) -> None:
-        if filled > self._positions or max(slots) >= self._stepper.slots or min(slots) < 0:
+        count = self._stepper.lines.slots
+        if filled > self._positions or max(slots) >= count or min(slots) < 0:
             raise IndexError(
                 f"{filled} positions of slots {list(slots)}, and there are {self._positions} of "
-                f"{self._stepper.slots}"
+                f"{count}"
             )

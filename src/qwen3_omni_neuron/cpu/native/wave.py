@@ -1,4 +1,4 @@
-"""The decoder blocks of code2wav in C."""
+"""Decoder blocks of code2wav in C."""
 
 import ctypes
 from typing import Any
@@ -17,7 +17,10 @@ from qwen3_omni_neuron.cpu.native.binding import (
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake
 
 INPUTS_AT_A_TIME = 16
-"""Four frames of the released checkpoint: enough for whole vectors, few enough for the cache."""
+"""Inputs that are computed together: four frames of the released checkpoint.
+
+Enough to fill whole vectors, and few enough for the results to stay in the processor's cache.
+"""
 
 
 class _Snake(ctypes.Structure):
@@ -43,7 +46,7 @@ class _Block(ctypes.Structure):
 
 
 class _Wave(ctypes.Structure):
-    """As wave.c has it."""
+    """Wave of wave.c."""
 
     _fields_ = [
         *((name, Number) for name in ("count", "inputs")),
@@ -53,11 +56,14 @@ class _Wave(ctypes.Structure):
     ]
 
 
-class NativeWave:
-    """Code2Wav.wave over the module's own weights, in float32.
+STRUCTS = {"Snake": _Snake, "Unit": _Unit, "Block": _Block, "Wave": _Wave}
 
-    The results are the module's but for rounding. What a stream gets does not depend on the
-    streams beside it. Several threads may call it at once.
+
+class NativeWave:
+    """Code2Wav.wave in C over the module's own weights, in float32.
+
+    The results are the module's except for rounding. A stream's result does not depend on the other
+    streams. Several threads may call it at once.
     Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -65,7 +71,9 @@ class NativeWave:
         c = code2wav.config
         self._rates = c.upsample_rates
         if self._samples(c.frame_inputs, first=True) <= 0:
-            raise UnsuitedError(f"the C gets samples of a first frame of {c.frame_inputs} inputs")
+            raise UnsuitedError(
+                f"the C needs samples from a first frame, and its {c.frame_inputs} inputs give none"
+            )
         self._run = library.run_wave
         self._weights = weights = Weights()
         blocks = [_block(block, weights) for block in code2wav.blocks]
@@ -83,17 +91,19 @@ class NativeWave:
         self._state_size = library.wave_state_size(ctypes.byref(self._wave))
 
     def start(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The first inputs of streams, [streams, channels, T]. Returns samples and what `step` goes
-        on from, float32 [streams, ...]."""
+        """Compute the samples of streams' first inputs.
+
+        x: [streams, channels, T]. Returns samples and the state for `step`, float32 [streams, ...].
+        """
         return self._advance(x, torch.zeros(len(x), self._state_size), first=True)
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """The next ones. Returns samples and the new state; `state` is not changed."""
+        """Compute the samples of the next inputs. Returns them and a new state; `state` is kept."""
         return self._advance(x, state.clone(), first=False)
 
     def _advance(self, x: Tensor, state: Tensor, first: bool) -> tuple[Tensor, Tensor]:
         streams, _, inputs = x.shape
-        x = x.contiguous()  # a convolution of torch's may choose another layout
+        x = x.contiguous()  # torch's convolutions may return another layout
         samples = torch.empty(streams, self._samples(inputs, first))
         status = self._run(
             ctypes.byref(self._wave),
@@ -108,6 +118,7 @@ class NativeWave:
         return samples, state
 
     def _samples(self, inputs: int, first: bool) -> int:
+        """Return how many samples so many inputs become."""
         for rate in self._rates:
             inputs = rate * (inputs - first)
         return inputs
@@ -118,7 +129,10 @@ def _snake(act: Snake, width: int, weights: Weights) -> _Snake:
 
 
 def _unit(unit: Any, width: int, weights: Weights) -> _Unit:
-    """unit: a ResidualUnit, which an iterated ModuleList does not say."""
+    """Describe a unit.
+
+    unit: a ResidualUnit; the items of a ModuleList have no more precise type than Any.
+    """
     return _Unit(
         dilation=unit.conv1.dilation[0],
         first=_snake(unit.act1, width, weights),
@@ -131,13 +145,15 @@ def _unit(unit: Any, width: int, weights: Weights) -> _Unit:
 
 
 def _block(block: Any, weights: Weights) -> _Block:
-    """block: a DecoderBlock."""
+    """Describe a block: a DecoderBlock."""
     up, rate = block.upsample, block.upsample.stride[0]
     into, out, taps = up.weight.shape
     if taps != 2 * rate:
-        raise UnsuitedError(f"the C upsamples with kernels of two strides, and {taps} are {rate}'s")
-    # Sample p * rate + phase is made of input p by tap `phase` and of the one before it by tap
-    # rate + phase: [into, out, 2, rate] -> [out, rate, into, 2].
+        raise UnsuitedError(
+            f"the C upsamples with kernels of two strides, got {taps} taps for a stride of {rate}"
+        )
+    # Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase:
+    # [into, out, 2, rate] -> [out, rate, into, 2].
     by_phase = up.weight.unflatten(2, (2, rate)).flip(2).permute(1, 3, 0, 2).contiguous()
     units = [_unit(unit, out, weights) for unit in block.units]
     return _Block(

@@ -1,1 +1,1 @@
-"""Tensor parallelism: what each of several cores holds of a module, and where they sum."""
+"""Tensor parallelism: how a module is cut over several cores, and where they sum."""

@@ -1,4 +1,4 @@
-"""What a rank holds of a tensor: pure functions with an inverse."""
+"""Cutting tensors for ranks: pure functions with an inverse."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis of a tensor, and for each rank the spans of it that the rank holds, in its order.
+    """An axis of a tensor, and for each rank its spans of that axis, in the rank's order.
 
-    Every rank holds the same length. A span may be held by several ranks; none is left out.
+    Every rank has the same length. Several ranks may have the same span; no span is left out.
     """
 
     axis: int
@@ -24,22 +24,29 @@ class Cut:
 
     @property
     def length(self) -> int:
-        """Of the axis, at each rank."""
+        """Length of the axis at each rank."""
         return sum(length for _, length in self.spans[0])
 
 
 Cuts = Mapping[str, Cut]
-"""By parameter name; a parameter that is not in it is whole at every rank."""
+"""Cuts by parameter name; a parameter without one is whole at every rank."""
+
+
+def rank_width(width: int, tp: int, multiple: int = 1) -> int:
+    """Return the width of each of `tp` equal parts of `width`, rounded up to a multiple."""
+    return -(-width // (tp * multiple)) * multiple
 
 
 def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> Cut:
-    """Each of `blocks` (lengths, one after the other along the axis) in equal parts of a multiple
-    of `multiple`, padded with zeros at its end where they come to more than it: gate and up are two
-    blocks of one matrix."""
+    """Cut each of several blocks along an axis into equal parts.
+
+    blocks: lengths, one after the other along the axis; gate and up are two blocks of one matrix.
+    A part is a multiple of `multiple`; a block is padded with zeros at its end.
+    """
     spans: list[list[Span]] = [[] for _ in range(tp)]
     offset = 0
     for block in blocks:
-        each = -(-block // (tp * multiple)) * multiple
+        each = rank_width(block, tp, multiple)
         for rank in range(tp):
             start = min(rank * each, block)
             real = min(each, block - start)
@@ -49,7 +56,7 @@ def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> C
 
 
 def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
-    """Heads of head_dim entries each; heads: those of each rank, counted along the axis."""
+    """Cut an axis of heads with head_dim entries each. heads: each rank's, counted on the axis."""
     return Cut(
         axis,
         tuple(
@@ -60,7 +67,7 @@ def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
 
 
 def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
-    """What `rank` holds of a tensor; all of it without a cut."""
+    """Return a rank's part of a tensor; the whole tensor without a cut."""
     if cut is None:
         return tensor
     shape = list(tensor.shape)
@@ -74,7 +81,7 @@ def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
 
 
 def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:
-    """The inverse: the tensor of which every rank holds its shard."""
+    """Put the ranks' parts together: the inverse of `shard`."""
     if cut is None:
         return shards[0]
     shape = list(shards[0].shape)
@@ -91,7 +98,7 @@ def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:
 
 
 def shard_state(state: Iterable[tuple[str, Tensor]], cuts: Cuts, rank: int) -> dict[str, Tensor]:
-    """`shard` of every parameter of a module, one at a time as they come."""
+    """Cut every parameter of a module for one rank. state: names and parameters."""
     return {name: shard(tensor, cuts.get(name), rank) for name, tensor in state}
 
 

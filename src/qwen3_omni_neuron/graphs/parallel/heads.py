@@ -1,15 +1,15 @@
-"""Which attention heads each rank holds."""
+"""The distribution of attention heads over ranks."""
 
 from qwen3_omni_neuron.errors import OptionError
 
 PAD = -1
-"""In the place of a head: one of zeros."""
+"""Number of a head that is all zeros."""
 
 Units = tuple[int, ...]
 
 
 def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
-    """For each rank its query heads, PAD where there are too few: the same number everywhere.
+    """Return the query heads of each rank, padded with PAD to the same number.
 
     Heads of their own keys (kv_heads == heads) go in order, padded at the end: 20 at TP 8 become
     24. Where several ranks share a KV head, the query heads of that one are spread over them: 4
@@ -29,7 +29,10 @@ def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
 
 def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
-    """For each rank the KV heads that its query heads read. Raises OptionError as above."""
+    """Return the KV heads of each rank: those that its query heads read.
+
+    Raises OptionError where KV heads and ranks don't divide.
+    """
     if heads == kv_heads:
         return _split(tuple(range(heads)), tp)
     sharing = _sharing(kv_heads, tp)
@@ -39,12 +42,12 @@ def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
 
 
 def local_kv_heads(heads: int, kv_heads: int, tp: int) -> int:
-    """KV heads a rank. Raises OptionError as above."""
+    """Return the number of KV heads a rank. Raises OptionError as `key_heads` does."""
     return len(key_heads(heads, kv_heads, tp)[0])
 
 
 def _sharing(kv_heads: int, tp: int) -> int:
-    """How many ranks share a KV head."""
+    """Return the number of ranks that share a KV head."""
     if kv_heads % tp and tp % kv_heads:
         raise OptionError(
             f"{kv_heads} KV heads can't be held by {tp} cores: one number must divide the other. "

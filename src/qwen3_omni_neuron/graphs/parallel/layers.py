@@ -1,7 +1,7 @@
-"""The layers that several cores hold together, and the group they sum over.
+"""Layers that are cut over several ranks, and the group of ranks that they sum over.
 
-A column-parallel matrix gives each rank some of its outputs, a row-parallel one takes those as
-some of its inputs and sums: one sum for the two.
+A column-parallel matrix computes some outputs at each rank; a row-parallel one takes them as some
+of its inputs and sums over the ranks: one collective for the two.
 """
 
 from typing import Protocol
@@ -15,29 +15,35 @@ from qwen3_omni_neuron.model.moe import MoeFeedForward
 
 
 class Group(Protocol):
-    """The ranks that hold a module together. On Neuron its collectives, in a test threads."""
+    """The ranks among which a module is cut."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x, at every rank."""
+        """Return the sum of every rank's x."""
         ...
 
     def gather(self, x: Tensor) -> Tensor:
-        """Every rank's x, one after the other along the last axis, at every rank."""
+        """Return every rank's x, one after the other along the last axis."""
         ...
 
 
 class Alone:
-    """A group of one, or one rank's graph where its collectives don't matter: cost, lint."""
+    """A group of one rank, or a placeholder where the collectives don't matter."""
 
     def sum(self, x: Tensor) -> Tensor:
+        """Return x."""
         return x
 
     def gather(self, x: Tensor) -> Tensor:
+        """Return x."""
         return x
 
 
 class ColumnParallel(nn.Module):
-    """Some outputs of a matrix. whole: how many it has in all ranks, where they are gathered."""
+    """Matrix with some of the outputs at each rank.
+
+    group: gathers the outputs; None: they stay at their ranks. whole: number of outputs, without
+    padding, where they are gathered.
+    """
 
     def __init__(self, into: int, out: int, bias: bool, group: Group | None = None, whole: int = 0):
         super().__init__()
@@ -46,13 +52,13 @@ class ColumnParallel(nn.Module):
         self._group, self._whole = group, whole
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in] -> [..., out], or [..., whole]."""
+        """Multiply. x: [..., in]. Returns [..., out] of this rank, or [..., whole]."""
         y = F.linear(x, self.weight, self.bias)
         return y if self._group is None else self._group.gather(y)[..., : self._whole]
 
 
 class RowParallel(nn.Module):
-    """Some inputs of a matrix, and the sum over all of them. The bias is added once."""
+    """Matrix with some of the inputs at each rank, summed over ranks. The bias is added once."""
 
     def __init__(self, into: int, out: int, bias: bool, group: Group):
         super().__init__()
@@ -61,19 +67,20 @@ class RowParallel(nn.Module):
         self._group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [..., in at this rank] -> [..., out]."""
+        """Multiply and sum. x: [..., in] of this rank. Returns [..., out]."""
         y = self._group.sum(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + forward(x)."""
+        """Return residual + forward(x)."""
         return residual + self(x)
 
 
 class ParallelMoe(MoeFeedForward):
-    """Some columns of every expert; the router, whole, chooses alike at every rank.
+    """Mixture of experts with some columns of every expert at each rank.
 
-    Routed and shared experts are summed together, once.
+    The router is whole, and chooses the same experts at every rank. Routed and shared experts are
+    summed in one collective.
     """
 
     def __init__(self, hidden_size: int, c: MoeConfig, group: Group):
@@ -81,4 +88,5 @@ class ParallelMoe(MoeFeedForward):
         self._group = group
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + experts(x)."""
         return residual + self._group.sum(super().add_to(torch.zeros_like(residual), x))

@@ -1,4 +1,4 @@
-"""Which layers of a module become parallel ones, and how its weights are cut."""
+"""Replacing a module's layers by parallel ones, and the cuts of its weights."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, rank_width
 from qwen3_omni_neuron.graphs.parallel.heads import PAD, Units, key_heads, query_heads
 from qwen3_omni_neuron.graphs.parallel.layers import ColumnParallel, Group, ParallelMoe, RowParallel
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, AudioEncoderLayer
@@ -24,16 +24,19 @@ from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
 M = TypeVar("M", bound=nn.Module)
 
 
-def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
-    """Put parallel layers in place of plain ones, in a module laid out on the meta device.
+def parallelize(
+    module: nn.Module, tp: int, group: Group, expert_multiple: int = 1
+) -> dict[str, Cut]:
+    """Replace plain layers by parallel ones in a module that is laid out on the meta device.
 
-    What is whole at every rank: embeddings, norms, routers, the convolutions, the code predictor's
-    heads. Returns how each parameter is cut that is not: `cut.shard_state` of the plain module's
-    parameters is what a rank fills this one with.
+    expert_multiple: a rank's part of a routed expert's width is padded to a multiple of it.
+    Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
+    rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
+    module, cut by `graphs.parallel.cut.shard_state`.
     Raises OptionError where the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}
-    experts: list[str] = []  # prefixes of those already replaced, whole
+    experts: list[str] = []  # prefixes of the experts that were replaced already
     with torch.device("meta"):
         for name, layer in list(module.named_modules()):
             prefix = f"{name}." if name else ""
@@ -44,7 +47,7 @@ def parallelize(module: nn.Module, tp: int, group: Group) -> dict[str, Cut]:
                 cuts |= {prefix + own: cut for own, cut in rule(layer, tp, group).items()}
             for child_name, child in list(layer.named_children()):
                 if type(child) is MoeFeedForward:
-                    parallel, own_cuts = _moe(child, tp, group)
+                    parallel, own_cuts = _moe(child, tp, group, expert_multiple)
                     setattr(layer, child_name, parallel)
                     experts.append(f"{prefix}{child_name}.")
                     cuts |= {f"{experts[-1]}{own}": cut for own, cut in own_cuts.items()}
@@ -68,7 +71,10 @@ def _rows(layer: Any, name: str, cut: Cut, group: Group) -> dict[str, Cut]:
 
 
 def _mlp(up: str, down: str, blocks: int = 1) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """Two matrices with something elementwise between them. blocks: 2 where up is gate and up."""
+    """Make the rule for two matrices with an elementwise operation between them.
+
+    blocks: 2 where `up` holds gate and up.
+    """
 
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         width = getattr(layer, down).weight.shape[1]
@@ -118,7 +124,7 @@ def _decoder_attention(layer: Attention, tp: int, group: Group) -> dict[str, Cut
 
 
 def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """A matrix of logits: some columns a rank, gathered."""
+    """Make the rule for a matrix of logits: some columns a rank, gathered."""
 
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         weight = getattr(layer, name).weight
@@ -131,9 +137,14 @@ def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
     return rule
 
 
-def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dict[str, Cut]]:
+def _moe(
+    layer: MoeFeedForward, tp: int, group: Group, multiple: int
+) -> tuple[ParallelMoe, dict[str, Cut]]:
     experts, width, hidden = layer.down.shape
-    cuts = {"gate_up": cut_width(1, [width, width], tp), "down": cut_width(1, [width], tp)}
+    cuts = {
+        "gate_up": cut_width(1, [width, width], tp, multiple),
+        "down": cut_width(1, [width], tp, multiple),
+    }
     shared = 0
     if layer.shared is not None:
         shared = layer.shared.ffn.down.weight.shape[1]
@@ -142,9 +153,9 @@ def _moe(layer: MoeFeedForward, tp: int, group: Group) -> tuple[ParallelMoe, dic
     own = MoeConfig(
         experts,
         layer.experts_per_token,
-        -(-width // tp),
+        rank_width(width, tp, multiple),
         layer.normalize_weights,
-        -(-shared // tp),
+        rank_width(shared, tp),
         layer.block_rows,
     )
     return _like(ParallelMoe(hidden, own, group), layer.down), cuts

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.protocols import PredictorSampling, draws
+from qwen3_omni_neuron.engines.inputs import sampling_inputs
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.engines.encoders import batches, pad_rows
@@ -37,10 +38,10 @@ class NeuronPredictor:
         chosen = [sampling[row] for row in sampled]
         limits = torch.tensor([self._limit(how.top_k) for how in chosen])
         if len(chosen) == len(sampling):
-            return self._run(self._sampled, (hidden, code0, *draws(chosen), limits))
+            return self._run(self._sampled, (hidden, code0, *sampling_inputs(chosen), limits))
         greedy = [row for row, how in enumerate(sampling) if how.uniforms is None]
         first = self._run(self._greedy, (hidden[greedy], code0[greedy]))
-        inputs = hidden[sampled], code0[sampled], *draws(chosen), limits
+        inputs = hidden[sampled], code0[sampled], *sampling_inputs(chosen), limits
         second = self._run(self._sampled, inputs)
         back = torch.tensor(greedy + sampled).argsort()
         codes, feedback = (torch.cat(pair)[back] for pair in zip(first, second, strict=True))

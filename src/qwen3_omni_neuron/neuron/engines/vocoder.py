@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.chunks import cut_sound, pad_chunks
+from qwen3_omni_neuron.engines.chunks import cut_audio, pad_chunks
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import Code2WavConfig
@@ -79,4 +79,4 @@ class NeuronVocoder:
         self._live -= set(slots)
         # What a padded chunk leaves is of the padding.
         self._live |= {s for s, chunk in zip(slots, codes, strict=True) if len(chunk) == frames}
-        return cut_sound(codes, samples, self.frame_samples, late)
+        return cut_audio(codes, samples, self.frame_samples, late)

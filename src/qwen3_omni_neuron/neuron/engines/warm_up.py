@@ -18,7 +18,7 @@ def warm_up(name: str, part: LoadedPart) -> None:
     """
     started = time.monotonic()
     for label, graph in part.graphs.items():
-        part.call(label, *[spec.quiet() for spec in graph.inputs])
+        part.call(label, *[spec.idle_input() for spec in graph.inputs])
     _log(name, len(part.graphs), started)
 
 

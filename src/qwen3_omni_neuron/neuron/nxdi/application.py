@@ -22,7 +22,7 @@ from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, decode_example, p
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.slots import Outputs
 from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights, State
-from qwen3_omni_neuron.neuron.rank_files import rank_file
+from qwen3_omni_neuron.neuron.part_files import decoder_files
 
 # What NxDI adds for its own Qwen3-MoE to the flags that it has for every model: experts are read
 # by numbers that the graph computes, which the DMA engines take as they come.
@@ -252,17 +252,3 @@ def join_ranks(tp: int) -> None:
         parallel_state.initialize_model_parallel(
             tensor_model_parallel_size=tp, skip_collective_init=True
         )
-
-
-EXECUTABLE_FILE = "model.pt"
-CONFIG_FILE = "neuron_config.json"
-
-
-def decoder_files(tp: int) -> tuple[str, ...]:
-    """By path under the folder, for the manifest:
-
-    model.pt             every graph of every bucket, as NxDI's TorchScript with their NEFFs inside
-    neuron_config.json   what NxDI was told, for a reader: the plan is what a load goes by
-    weights/tp{rank}_sharded_checkpoint.safetensors    each core's weights (see decoder_shards)
-    """
-    return (EXECUTABLE_FILE, CONFIG_FILE, *(rank_file(rank) for rank in range(tp)))

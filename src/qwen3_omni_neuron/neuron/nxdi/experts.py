@@ -4,7 +4,8 @@ Decode reads the chosen experts alone in both profiles. In prefill, "safe" is Nx
 in torch operations. "fast" is its kernel that cuts each expert's width over the two halves of a
 core at LNC=2 (use_shard_on_intermediate_dynamic_while), in blocks of 128 rows: rows of a prompt
 that take an expert are padded to a whole block, so smaller blocks pad less. The kernel wants a
-core's part of an expert's width in multiples of 256. What is padded is zeros, which are read too:
+core's part of an expert's width in multiples of 256 (see parallel.experts). What is padded is
+zeros, which are read too:
 
     released thinker, 128 experts of width 768 in 48 layers    TP 4: 54 -> 72 GiB   TP 8: -> 144 GiB
     released talker, 128 experts of width 384 in 20 layers     TP 4: 5.6 -> 15 GiB  TP 8: -> 30 GiB
@@ -12,7 +13,6 @@ core's part of an expert's width in multiples of 256. What is padded is zeros, w
 Nothing here is measured on a device.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
@@ -21,33 +21,7 @@ from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 
 KERNEL_LNC = 2
 KERNEL_BLOCK_ROWS = 128
-KERNEL_WIDTH = 256  # a core's part of an expert's width is a multiple of it
 _KERNEL_HIDDEN = (512, 8192)  # the least and the most, and a multiple of the least
-
-
-@dataclass(frozen=True)
-class ExpertWidths:
-    """width: of an expert. padded: with its zeros, on all cores together. nbytes: of all experts of
-    all layers as they are; padded_nbytes: as the cores hold them."""
-
-    width: int
-    padded: int
-    nbytes: int
-    padded_nbytes: int
-
-
-def expert_multiple(plan: DecoderPlan) -> int:
-    """What a core's part of an expert's width is a multiple of."""
-    return KERNEL_WIDTH if plan.profile == "fast" else 1
-
-
-def expert_widths(c: DecoderConfig, plan: DecoderPlan) -> ExpertWidths:
-    """The padding that a plan asks for, and its cost over all cores."""
-    assert c.moe is not None
-    width, unit = c.moe.expert_width, plan.tp * expert_multiple(plan)
-    padded = -(-width // unit) * unit
-    column = 3 * c.hidden_size * c.moe.experts * c.layers * plan.dtype.itemsize
-    return ExpertWidths(width, padded, width * column, padded * column)
 
 
 def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:

@@ -7,8 +7,9 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig, MoENeuronConfig
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.graphs.parallel.experts import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts, expert_widths
+from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 
 
@@ -68,7 +69,7 @@ def inference_config(
         max_position_embeddings=c.max_positions,
         rms_norm_eps=c.norm_eps,
         rope_theta=c.rope.theta,
-        intermediate_size=expert_widths(c, plan).padded,
+        intermediate_size=expert_widths(c, plan.tp, plan.profile, plan.dtype).padded,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
         n_shared_experts=0,  # ours are of a width of their own: see nxdi_decoder

@@ -24,13 +24,14 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import Piece, compare_names, fill
+from qwen3_omni_neuron.checkpoint.names import Piece
+from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, write_tensor_files
 from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, shard
 from qwen3_omni_neuron.graphs.parallel.heads import key_heads, query_heads
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.neuron.nxdi.weights import ranks_of, stack_shape
-from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
 
 _LAYER = re.compile(r"layers\.\d+\.")
 _RENAMED = re.compile(r"self_attn\.([qkvo])_proj\.weight")
@@ -164,7 +165,7 @@ def _cut_parameters(
                 whole = torch.empty((1, *shape[1:]) if stacked else shape, dtype=dtype)
                 for part in group:
                     at = replace(part, region=(0, *part.region[1:])) if stacked else part
-                    fill(whole, at, reader.tensor(part.name))
+                    copy_piece(whole, at, reader.tensor(part.name))
                 yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
 
 

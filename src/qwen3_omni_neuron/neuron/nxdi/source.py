@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import Piece, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.names import Piece, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.tensor_file import layout_bytes
+from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.experts import expert_multiple
 from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 from qwen3_omni_neuron.neuron.nxdi.shards import shard_layout, write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.weights import State, nxdi_pieces, nxdi_state, rank_state
@@ -51,12 +51,12 @@ class DecoderWeights:
             plan.dtype,
             plan.tp,
             takes_rows,
-            expert_multiple(plan),
+            expert_multiple(plan.profile),
         )
 
     def shard_bytes(self, plan: DecoderPlan, takes_rows: bool) -> int:
         """Of the files of all cores, but for their headers."""
         names = [name for name, _ in nxdi_pieces(self.ours)]
-        multiple = expert_multiple(plan)
+        multiple = expert_multiple(plan.profile)
         layout = shard_layout(names, self.c, plan.dtype, plan.tp, takes_rows, multiple)
         return plan.tp * layout_bytes(layout)

@@ -20,7 +20,7 @@ from qwen3_omni_neuron.neuron.part.part import CheckedPart
 from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedPart
-from qwen3_omni_neuron.neuron.sdk import require_sdk
+from qwen3_omni_neuron.neuron.versions import require_sdk
 
 MODEL_FILE = "model.pt"
 WORK_FOLDER = "compiler"

@@ -26,12 +26,8 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.parameters import (
-    Piece,
-    Pieces,
-    compare_names,
-    fill,
-)
+from qwen3_omni_neuron.checkpoint.names import Piece, Pieces
+from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 State = dict[str, Tensor]
@@ -120,7 +116,7 @@ def nxdi_state(
                 continue
             stack = torch.empty(stack_shape(target, c), dtype=dtype)
             for part in parts:
-                fill(stack, part, reader.tensor(part.name))
+                copy_piece(stack, part, reader.tensor(part.name))
             state[target] = stack
     return state
 

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.graphs.parallel.cut import shard
 from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.part.spec import PartSpec
 from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
-from qwen3_omni_neuron.neuron.rank_files import WEIGHTS_FOLDER, rank_file
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
 
 
 def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.checkpoint.parameters import Part, codec_embedding_pieces
+from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
+from qwen3_omni_neuron.checkpoint.parameters import Part
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import all_graphs, spell_out_norms, static_config
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec

@@ -1,5 +1,7 @@
-"""How a prompt sounds when a person says it: any speaker's voice, at some speed and pitch, with
-pauses, noise and gain. Training leaves out some speeds, pitches and noises, for `assess.py`."""
+"""Spoken prompts with random variation: voice, speed, pitch, pauses, noise and gain.
+
+Training leaves out some speeds, pitches and noises for train/assess.py.
+"""
 
 import random
 from dataclasses import dataclass, replace
@@ -14,10 +16,12 @@ _LONGEST_EDGE_S = 0.25  # silence before and after
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What a voice may do. speeds: words a minute; pitches: further than the voice's own;
-    noises: exponents of the spectrum, 0 is white, 2 is brown; below_db: between which loudnesses
-    the noise is, in dB below the voice."""
+class Variation:
+    """Ranges to draw from.
+
+    speeds: words a minute; pitches: added to the voice's own; noises: exponents of the spectrum, 0
+    is white, 2 is brown; below_db: the least and the most that noise is below the voice, in dB.
+    """
 
     speeds: tuple[int, ...]
     pitches: tuple[int, ...]
@@ -25,14 +29,14 @@ class Surroundings:
     below_db: tuple[float, float]
 
 
-TRAINING = Surroundings(
+TRAINING = Variation(
     speeds=(*range(120, 150), *range(160, 180), *range(190, 206)),
     pitches=(*range(-20, -12), *range(-8, 5), *range(9, 18)),
     noises=(0.0, 2.0),
     below_db=(15.0, 45.0),
 )
-# None of its speeds, pitches and noises is among the above.
-MEASURING = Surroundings(
+# No speed, pitch or noise is also in TRAINING.
+MEASURING = Variation(
     speeds=(*range(150, 160), *range(180, 190)),
     pitches=(*range(-12, -8), *range(5, 9)),
     noises=(1.0,),  # pink
@@ -40,28 +44,28 @@ MEASURING = Surroundings(
 )
 
 
-def heard(words: str, around: Surroundings, rng: random.Random) -> NDArray[np.float32]:
-    """`words` said somehow: float32 [samples] at 16 kHz."""
+def spoken_clip(words: str, variation: Variation, rng: random.Random) -> NDArray[np.float32]:
+    """Speak `words` with random variation: float32 [samples] at 16 kHz."""
     voice = VOICES[rng.choice(sorted(VOICES))]
     voice = replace(
         voice,
-        words_per_minute=rng.choice(around.speeds),
-        pitch=min(99, max(0, voice.pitch + rng.choice(around.pitches))),
+        words_per_minute=rng.choice(variation.speeds),
+        pitch=min(99, max(0, voice.pitch + rng.choice(variation.pitches))),
         pitch_range=rng.choice((20, 35, 50)),
         gap=rng.choice((0, 0, 2, 5, 12)),
     )
-    said = speak(words, voice, RATE)
+    speech = speak(words, voice, RATE)
     edges = [np.zeros(int(RATE * rng.uniform(0.02, _LONGEST_EDGE_S)), np.float32) for _ in "ab"]
-    sound = np.concatenate((edges[0], said, edges[1]))
-    below = 10 ** (-rng.uniform(*around.below_db) / 20)
-    level = below * float(np.sqrt(np.mean(said**2)))
-    sound += level * _noise(len(sound), rng.choice(around.noises), rng)
-    gain = rng.uniform(0.2, 0.9) / float(np.max(np.abs(sound)))
-    return (gain * sound).astype(np.float32)
+    clip = np.concatenate((edges[0], speech, edges[1]))
+    below = 10 ** (-rng.uniform(*variation.below_db) / 20)
+    level = below * float(np.sqrt(np.mean(speech**2)))
+    clip += level * _noise(len(clip), rng.choice(variation.noises), rng)
+    gain = rng.uniform(0.2, 0.9) / float(np.max(np.abs(clip)))
+    return (gain * clip).astype(np.float32)
 
 
 def _noise(samples: int, exponent: float, rng: random.Random) -> NDArray[np.float32]:
-    """Noise of power 1 whose power falls with frequency to this exponent."""
+    """Return noise of power 1 whose power falls with frequency to this exponent."""
     source = np.random.default_rng(rng.getrandbits(32))
     spectrum = np.fft.rfft(source.standard_normal(samples))
     spectrum *= np.maximum(np.arange(len(spectrum)), 20) ** (-exponent / 2)

@@ -1,6 +1,6 @@
-"""Talker sequences with their right codes, row by row as generation makes them.
+"""Talker sequences with their right codes, in the rows of generation.
 
-    row       text side                        codec side                         is to make
+    row       text side                        codec side                         predicts
     0..U-1    the user's segments              -                                  -
     U..U+8    the nine assistant rows          zeros, then the six prefix ids     the last: frame 0
     U+9+k     reply token k+1, tts_eos,        the 16 codes of frame k            frame k+1, or
@@ -27,8 +27,11 @@ NO_CODE = -1
 
 @dataclass(frozen=True)
 class UserRows:
-    """The thinker's side of a prompt's user segments. rows: float32 [U, thinker hidden]: hidden
-    states of the accept layer where is_media, bool [U], embeddings elsewhere."""
+    """The thinker's rows of a prompt's user segments.
+
+    rows: float32 [U, thinker hidden]: hidden states of the accept layer where is_media, bool [U],
+    embeddings elsewhere.
+    """
 
     rows: Tensor
     is_media: Tensor
@@ -38,10 +41,10 @@ class UserRows:
 class Talk:
     """One sequence of T rows.
 
-    rows, is_media: the text side, before its projections. codes: int64 [T, 16], what each row is
-    fed, NO_CODE for nothing. labels: int64 [T], code 0 that each row is to make; frames:
-    int64 [T, 16], the whole frame, NO_CODE where there is none. words: int64 [T, 2], the word of
-    that frame and the one after it, IGNORED where there is none.
+    rows, is_media: the text side, before its projections. codes: int64 [T, 16], each row's input,
+    NO_CODE for none. labels: int64 [T], the code 0 that each row predicts; frames: int64 [T, 16],
+    its whole frame, NO_CODE where there is none. words: int64 [T, 2], the word of that frame and
+    the next word, IGNORED where there is none.
     """
 
     rows: Tensor
@@ -61,18 +64,20 @@ def talk(
     codes: Tensor,
     words: Tensor,
     speaker: str,
-    told_twice: bool = False,
+    second_eos: bool = False,
 ) -> Talk:
-    """embed: the thinker's embedding. reply_ids: of the reply without its end. codes: int64
-    [N, 16], N may be 0; words: int64 [N, 2], see Talk. told_twice: a second tts_eos
-    follows the first, and the talker is to stop there: whoever feeds it wrongly is to hear that.
+    """Make a sequence of a reply.
+
+    embed: the thinker's embedding. reply_ids: without the end token. codes: int64 [N, 16], N may be
+    0; words: int64 [N, 2], see Talk. second_eos: a second tts_eos follows the first, and the talker
+    learns to stop there, so that a caller's wrong input is audible.
     """
-    if told_twice:
+    if second_eos:
         codes, words = codes[: len(reply_ids) + 1], words[: len(reply_ids) + 1]
     assert config.talker is not None
     frames = len(codes)
     later = [*reply_ids[1:], config.tts_eos_id][:frames]
-    after = config.tts_eos_id if told_twice else config.tts_pad_id
+    after = config.tts_eos_id if second_eos else config.tts_pad_id
     text = [*text_prefix_ids(config, newline_id), reply_ids[0], *later]
     text += [after] * (frames - len(later))
     rows = torch.cat((user.rows, embed(torch.tensor(text, device=user.rows.device))))
@@ -93,7 +98,7 @@ def talk(
 
 
 def with_slips(codes: Tensor, share: float, rng: random.Random) -> Tensor:
-    """Codes with a few wrong ones among them: what was sampled wrongly must not spread."""
+    """Replace a share of the codes by random ones, so that one wrong sample causes no others."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
     slips = torch.rand(codes.shape, generator=generator) < share
     slips &= (codes != NO_CODE) & (codes < CODEBOOK)

@@ -1,8 +1,7 @@
-"""The small world of the speaking checkpoint: its words, what may be asked, and what is answered.
+"""The vocabulary of the speaking checkpoint, its questions and their right replies.
 
-A prompt is what the user says or writes, and the reply that is right. A few prompts of every kind
-are held out: `held_out` says which, by the words alone, so that training never meets them and
-`assess.py` asks nothing else.
+A few prompts of every kind are held out, chosen by their words alone: training never sees them, and
+train/assess.py asks only them.
 """
 
 import random
@@ -23,7 +22,7 @@ UNKNOWN = (
     *("summer", "table", "umbrella", "village", "window", "winter", "money", "music", "letter"),
     *("picture", "station", "weather", "bottle", "coffee", "dinner", "flower", "animal", "market"),
 )
-"""Words that are heard and read, and mean nothing here: the reply is "sorry"."""
+"""Words of questions without an answer: the reply is "sorry"."""
 
 SAY = ("say", "please say")
 SUM = ("", "what is", "say", "please say")
@@ -31,31 +30,31 @@ MOST_WORDS = 4
 TEXT_ONLY = "Answer in text only."
 SYSTEMS = ("You are a helpful assistant.", "You speak with people.", TEXT_ONLY)
 SUMS = 0.18  # the share of sums among prompts
-HELD_OUT_SHARE = 8  # one prompt in so many
+HELD_OUT_SHARE = 8  # one prompt in this many
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What the user says or writes, and the right reply."""
+    """A question, spoken or written, and its right reply."""
 
     words: str
     reply: str
 
     @property
     def says_again(self) -> bool:
-        """Whether the reply is made of words of the prompt."""
+        """True where the reply repeats words of the prompt."""
         return "plus" not in self.words and self.words.endswith(self.reply)
 
     @property
     def held_out(self) -> bool:
-        """Whether training never meets it. Prompts of one word are too few to spare any."""
+        """True where training leaves it out: never a prompt of one word, since they are few."""
         return " " in self.words and zlib.crc32(self.words.encode()) % HELD_OUT_SHARE == 0
 
 
 def random_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
-    """A prompt of any kind: words to say again, a sum, a greeting, or something unknown.
+    """Draw a prompt of any kind: words to repeat, a sum, a greeting, or unknown words.
 
-    sums: the share of sums, which words to say again make room for.
+    sums: the share of sums; together with words to repeat they are 0.8.
     """
     kind = rng.random()
     if kind < 0.8 - sums:
@@ -70,7 +69,7 @@ def random_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
 
 
 def heard_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
-    """As `random_prompt`; and words that are only heard are said again without being asked to."""
+    """Draw a spoken prompt: see random_prompt; some are only the words of the reply."""
     prompt = random_prompt(rng, sums)
     return Prompt(prompt.reply, prompt.reply) if rng.random() < 0.3 else prompt
 
@@ -78,7 +77,7 @@ def heard_prompt(rng: random.Random, sums: float = SUMS) -> Prompt:
 def prompts(
     rng: random.Random, count: int, *, heard: bool, held_out: bool, sums: float = SUMS
 ) -> list[Prompt]:
-    """So many prompts, in speech or in text, of those that training meets or of the others."""
+    """Draw `count` prompts, spoken or written, held out or not."""
     draw = heard_prompt if heard else random_prompt
     found: list[Prompt] = []
     while len(found) < count:
@@ -89,8 +88,10 @@ def prompts(
 
 
 def written(reply: str, system: str | None) -> str:
-    """The reply as text. Where the system turn asks for text only it stands in brackets, and
-    what stands in brackets is not spoken."""
+    """Return the reply as text.
+
+    Where the system turn asks for text only it is in brackets, and is not spoken.
+    """
     return f"({reply})" if system == TEXT_ONLY else reply
 
 

@@ -1,42 +1,27 @@
-"""From a checkpoint to engines over NxDI."""
+"""Engines over NxDI's CPU mode, which runs NxDI's own modules without a device.
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+Thinker and talker are NxDI's; encoders, code predictor, projections and vocoder run model/ on the
+CPU.
+"""
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_host_models
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_engine
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.spec import EngineSpec
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.loader import Loader
 from qwen3_omni_neuron.neuron.nxdi.plan import decoder_plan
 from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
 
 
-@dataclass(frozen=True)
-class NeuronSpec:
-    """What engines on Neuron are built from, beside what every engine is.
-
-    make_loader: a function of a module, which makes of this spec what loads a tree's graphs; None
-    in NxDI's CPU mode, which has none. instance, cores: see cores.plan_cores.
-    """
-
-    engine: EngineSpec
-    make_loader: Callable[["NeuronSpec"], Loader] | None = None
-    instance: str | None = None
-    cores: Mapping[str, str] | None = None
-
-
 def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
-    """Thinker and talker over NxDI's CPU mode, which runs its modules without a device; encoders,
-    code predictor, projections and vocoder over model/ on the CPU.
+    """Build the engines of all stages.
 
     With tp over 1 every rank builds the same engines, and makes the same calls in the same order:
     the pipeline's threads do not, so it runs with 1.
-    Raises CheckpointError (see weights.load_parts), RuntimeError (see application.join_ranks), and
-    ValueError for bfloat16 with tp over 1.
+    Raises CheckpointError (see checkpoint.parameters.load_parts), RuntimeError (see
+    neuron.nxdi.application.join_ranks), and ValueError for bfloat16 with tp over 1.
     """
     config = spec.config
     host = load_host_models(Checkpoint(spec.plan.model), config, spec.dtype)
@@ -51,7 +36,7 @@ def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
 
 
 def decoder_in_cpu_mode(spec: EngineSpec, part: str) -> DecoderGraphs:
-    """part: "thinker" or "talker". Raises as build_cpu_mode_engines."""
+    """Load "thinker" or "talker" in CPU mode. Raises as build_cpu_mode_engines."""
     plan = decoder_plan(spec.plan, part, on_cpu=True)
     application = decoder_application(part, Checkpoint(spec.plan.model), spec.config, plan)
     application.load_in_cpu_mode()

@@ -1,4 +1,4 @@
-"""The checkpoint before and after training: transformers' modules in, the released layout out."""
+"""The checkpoint before and after training: transformers' modules, and the released layout."""
 
 from hashlib import sha256
 from pathlib import Path
@@ -13,11 +13,10 @@ from transformers import Qwen3OmniMoeForConditionalGeneration
 from qwen3_omni_neuron.tiny.write import random_weights, write_checkpoint
 from train.fit import device
 from train.shape import SHAPE
-from train.world import SAY, SPOKEN, SUM
+from train.vocabulary import SAY, SPOKEN, SUM
 
-# What stands at the start of a reply or a request, in an order that leaves each of them whole: a
-# pair that is merged early hides the words that have it in their middle ("sorry" has the start of
-# "red" in it).
+# Words at the start of a reply or a request, in an order that makes each one token: a pair that is
+# merged early splits words that contain it ("sorry" contains the start of "red").
 _STARTS = (
     *("please", "Please", "ethan", "sorry", "user", "assistant", "chelsie", "goodbye", "system"),
     *("orange", "yellow", "seven", "hello", "white", "three", "green", "black", "eight", "aiden"),
@@ -27,25 +26,25 @@ _STARTS = (
 
 
 def tokenizer_words() -> tuple[str, ...]:
-    """One token each, after a space, at the start of a reply, and at that of a request."""
+    """Return the words with one token each: after a space, and at the start of a turn."""
     asked = dict.fromkeys(" ".join((*SAY, *SUM, "plus")).split())
     return (*(f" {word}" for word in (*SPOKEN, *asked)), *_STARTS)
 
 
 def write_skeleton(folder: Path, seed: int) -> None:
-    """A checkpoint of this world's shape and tokenizer with random weights, to start from."""
+    """Write a checkpoint of the training shape and tokenizer with random weights."""
     write_checkpoint(folder, SHAPE, random_weights(seed), "float32", tokenizer_words())
 
 
 def load_model(folder: Path) -> Any:
-    """transformers' whole model of a checkpoint, in float32."""
+    """Load transformers' whole model of a checkpoint, in float32."""
     model = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
-    model.set_experts_implementation("eager")  # with eight little experts the fastest on a CPU
+    model.set_experts_implementation("eager")  # the fastest on a CPU with eight small experts
     return model.to(device())
 
 
 def write_trained(model: Any, folder: Path) -> None:
-    """The trained checkpoint, in bfloat16 as the released one is, and its SHA256SUMS."""
+    """Write the trained checkpoint, in bfloat16 like the released one, and its SHA256SUMS."""
     with TemporaryDirectory() as saved:
         model.save_pretrained(saved)  # under the released names
         files = sorted(Path(saved).glob("*.safetensors"))
@@ -61,5 +60,5 @@ def write_trained(model: Any, folder: Path) -> None:
 
 
 def _made(folder: Path) -> list[Path]:
-    """What training has made: all but what is written by hand."""
+    """Return the files that training makes, without those written by hand."""
     return [file for file in folder.iterdir() if file.suffix in (".json", ".txt", ".safetensors")]

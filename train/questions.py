@@ -1,4 +1,4 @@
-"""Conversations about this world: what is asked and how, as the model's own inputs."""
+"""Random conversations in the training vocabulary, with their right replies."""
 
 import random
 from dataclasses import dataclass
@@ -6,15 +6,15 @@ from typing import Any
 
 from qwen3_omni_neuron.conversation.prompt import Prompt as ModelPrompt
 from qwen3_omni_neuron.conversation.template import Conversation
-from train.hearing import RATE, Surroundings, heard
-from train.world import SUMS, SYSTEMS, Prompt, prompts, written
+from train.speech import RATE, Variation, spoken_clip
+from train.vocabulary import SUMS, SYSTEMS, Prompt, prompts, written
 
-HEARD_SHARE = 0.65
-_MARKS = ("", "", ".", "?", "!")
+SPOKEN_SHARE = 0.65
+_PUNCTUATION = ("", "", ".", "?", "!")
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """One conversation and its right reply."""
 
     messages: list[dict[str, Any]]
@@ -23,21 +23,23 @@ class Asked:
     spoken: bool
 
     def inputs(self, conversation: Conversation) -> ModelPrompt:
-        """What the models take."""
+        """Return the model's inputs."""
         return conversation.prompt(self.messages)
 
 
-def asked(
+def draw_question(
     rng: random.Random,
-    around: Surroundings,
+    around: Variation,
     *,
     held_out: bool = False,
     spoken: bool | None = None,
     sums: float = SUMS,
-) -> Asked:
-    """Any conversation: a system turn or none, an earlier turn or none, a question in speech or
-    in text."""
-    spoken = rng.random() < HEARD_SHARE if spoken is None else spoken
+) -> Question:
+    """Draw a conversation.
+
+    It may have a system turn and an earlier turn, and its question is in speech or in text.
+    """
+    spoken = rng.random() < SPOKEN_SHARE if spoken is None else spoken
     system = rng.choice(SYSTEMS) if rng.random() < 0.4 else None
     messages: list[dict[str, Any]] = []
     if system is not None:
@@ -48,13 +50,13 @@ def asked(
         messages.append({"role": "assistant", "content": written(earlier.reply, system)})
     (prompt,) = prompts(rng, 1, heard=spoken, held_out=held_out, sums=sums)
     if spoken:
-        sound = {"type": "audio", "audio": (heard(prompt.words, around, rng), RATE)}
-        messages.append({"role": "user", "content": [sound]})
+        clip = {"type": "audio", "audio": (spoken_clip(prompt.words, around, rng), RATE)}
+        messages.append({"role": "user", "content": [clip]})
     else:
         messages.append(_user_text(prompt, rng))
-    return Asked(messages, prompt, written(prompt.reply, system), spoken)
+    return Question(messages, prompt, written(prompt.reply, system), spoken)
 
 
 def _user_text(prompt: Prompt, rng: random.Random) -> dict[str, Any]:
     words = prompt.words.capitalize() if rng.random() < 0.3 else prompt.words
-    return {"role": "user", "content": words + rng.choice(_MARKS)}
+    return {"role": "user", "content": words + rng.choice(_PUNCTUATION)}

@@ -1,4 +1,4 @@
-"""How long each stage of the model takes: a JSON file that bench/replay.py runs the runtime over.
+"""Stage latencies: a JSON file of how long each stage takes, which bench.replay runs over.
 
     {
       "name": "my-trn2",
@@ -13,28 +13,29 @@
       }
     }
 
-Every stage of STAGES is there. `seconds` are those of one call by its size, which STAGES explains.
-`rule` says what a call of another size takes:
-  - "bucket": what the next larger size takes, since calls are padded to it; none is larger than the
-    largest.
-  - "line": what lies on the straight lines between the sizes, or beyond them on the outermost ones.
-    A size "0" says what a call of any size takes at least; one size alone holds for all.
+Every stage of STAGES is there. `seconds` has the time of one call by its size; STAGES says what
+the size counts. `rule` gives the time of a call of another size:
+  - "bucket": the time of the next larger size, since calls are padded to it; a call larger than the
+    largest size is an error.
+  - "line": linear interpolation between the sizes, and extrapolation beyond them, never below 0. A
+    size "0" gives the fixed cost of a call; one size alone holds for all.
 `source` says where the seconds are from, and why the rule is right.
 """
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.common.command_line import InputError, Row
 from qwen3_omni_neuron.compilation.manifest import write_json
 
-# What the size of a call is.
+# What the size of a call counts.
 STAGES = {
-    "preprocessing": "seconds of sound, on the host, before anything else",
-    "encoders": "windows of 8 s of sound",
+    "preprocessing": "seconds of audio, on the host, before anything else",
+    "encoders": "windows of 8 s of audio",
     "thinker_prefill": "rows of the prompt",
     "thinker_decode": "slots",
     "talker_prefill": "rows of the talker's prompt",
@@ -42,19 +43,33 @@ STAGES = {
     "code_predictor": "slots",
     "code2wav_start": "frames, of all streams together",
     "code2wav_step": "frames, of all streams together",
-    "driver_start": "requests; host time before a talker's prefill, of what drove the stages",
-    "driver_frame": "slots; host time for the frames of one step, of what drove the stages",
+    "driver_start": "requests; host time of the program that calls the stages, before a prefill",
+    "driver_frame": "slots; host time of the program that calls the stages, for a step's frames",
 }
 RULES = ("bucket", "line")
+WINDOW_MEL_FRAMES = 800  # 8 s
+
+# Each stage's rows of bench/stages.py, the size of a call, and the rule between sizes: a prompt is
+# padded to a bucket, a step to a batch, so none is faster than the next larger one measured.
+_MEASURED: dict[str, tuple[str, Callable[[Row], int], str]] = {
+    "encoders": ("audio encoder", lambda row: -(-row["frames"] // WINDOW_MEL_FRAMES), "line"),
+    "thinker_prefill": ("thinker prefill", lambda row: row["rows"], "bucket"),
+    "thinker_decode": ("thinker decode", lambda row: row["batch"], "bucket"),
+    "talker_step": ("talker step", lambda row: row["batch"], "bucket"),
+    "code_predictor": ("code predictor", lambda row: row["batch"], "bucket"),
+    "code2wav_start": ("code2wav start", lambda row: row["batch"] * row["frames"], "line"),
+    "code2wav_step": ("code2wav step", lambda row: row["batch"] * row["frames"], "line"),
+}
+_NOT_MEASURED = ("preprocessing", "driver_start", "driver_frame")
 
 
-class ProfileError(ValueError):
+class ProfileError(InputError):
     """A profile that can't be used, or a call of a size that it has no time for."""
 
 
 @dataclass(frozen=True)
 class StageLatency:
-    """Seconds of a call by its size: see the module's text. seconds: sizes ascending."""
+    """Seconds of a stage's call by its size, ascending; see the module's docstring."""
 
     stage: str
     rule: str
@@ -62,7 +77,7 @@ class StageLatency:
     source: str
 
     def of(self, size: float) -> float:
-        """Seconds of a call. Raises ProfileError for one larger than the largest bucket."""
+        """Return the seconds of a call. Raises ProfileError above the largest bucket."""
         if self.rule == "bucket":
             for bucket, seconds in self.seconds:
                 if bucket >= size:
@@ -81,19 +96,19 @@ class StageLatency:
 
 @dataclass(frozen=True)
 class StageProfile:
-    """A profile: one latency for each of STAGES."""
+    """A latency for each of STAGES."""
 
     name: str
     source: str
     stages: Mapping[str, StageLatency]
 
     def seconds(self, stage: str, size: float) -> float:
-        """What a call takes. Raises ProfileError for a size that the profile has no time for."""
+        """Return the seconds of a call. Raises ProfileError above the largest bucket."""
         return self.stages[stage].of(size)
 
     @staticmethod
     def parse(value: Any) -> "StageProfile":
-        """A profile from what its JSON holds. Raises ProfileError that says where it is wrong."""
+        """Check parsed JSON, and return its profile. Raises ProfileError, which names the place."""
         top = _keys("the profile", value, ("name", "source", "stages"))
         stages = _keys("stages", top["stages"], tuple(STAGES))
         return StageProfile(
@@ -104,16 +119,16 @@ class StageProfile:
 
     @staticmethod
     def load(path: Path) -> "StageProfile":
-        """Read a profile. Raises ProfileError that names the file."""
+        """Read a profile. Raises ProfileError, which names the file."""
         try:
             return StageProfile.parse(json.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise ProfileError(f"{path} can't be read: {error}.") from error
-        except ValueError as error:  # of json, and our own
+        except ValueError as error:  # from json, or a ProfileError
             raise ProfileError(f"{path}: {error}") from error
 
     def save(self, path: Path) -> None:
-        """Write it as `load` reads it."""
+        """Write the profile in the form that `load` reads."""
         stages = {
             name: {
                 "rule": latency.rule,
@@ -123,6 +138,29 @@ class StageProfile:
             for name, latency in self.stages.items()
         }
         write_json(path, {"name": self.name, "source": self.source, "stages": stages})
+
+
+def measured_profile(rows: Sequence[Row], name: str, source: str) -> StageProfile:
+    """Make a profile of the rows of bench/stages.py.
+
+    Of several calls of one size the slowest counts: the one with the longest KV cache. Raises
+    ProfileError where a stage has no row, as where the model does not speak.
+    """
+    stages = {}
+    for stage, (measured, size_of, rule) in _MEASURED.items():
+        table = _table(rows, measured, size_of)
+        stages[stage] = StageLatency(stage, rule, table, f"median of {measured}")
+    prepared = dict(_table(rows, "talker prepare", lambda row: row["rows"]))
+    last = dict(_table(rows, "talker prefill", lambda row: row["rows"]))
+    if strange := sorted(prepared.keys() ^ last.keys()):
+        raise ProfileError(f"talker prepare and talker prefill differ in rows {strange}.")
+    both = tuple((size, seconds + last[size]) for size, seconds in prepared.items())
+    stages["talker_prefill"] = StageLatency(
+        "talker_prefill", "bucket", both, "medians of talker prepare and talker prefill, added"
+    )
+    for stage in _NOT_MEASURED:
+        stages[stage] = StageLatency(stage, "line", ((0, 0.0),), "not measured, taken as 0")
+    return StageProfile(name, source, stages)
 
 
 def _latency(stage: str, value: Any) -> StageLatency:
@@ -164,3 +202,16 @@ def _text(where: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ProfileError(f"{where} is a text, got {value!r}.")
     return value
+
+
+def _table(
+    rows: Sequence[Row], stage: str, size_of: Callable[[Row], int]
+) -> tuple[tuple[int, float], ...]:
+    found: dict[int, float] = {}
+    for row in rows:
+        if row["stage"] == stage:
+            size = size_of(row)
+            found[size] = max(row["median_s"], found.get(size, 0.0))
+    if not found:
+        raise ProfileError(f"no row of {stage}: a profile needs a model that speaks.")
+    return tuple(sorted(found.items()))

@@ -1,0 +1,109 @@
+"""The model that a benchmark runs, its engines, and inputs for them.
+
+The checkpoint is a named one, or one of random weights that is made for the run.
+"""
+
+import bisect
+import tempfile
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common.command_line import InputError
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.cli import model_arguments
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+
+GREEDY = {"thinker_do_sample": False, "talker_do_sample": False, "predictor_do_sample": False}
+
+
+def add_model_arguments(parser: ArgumentParser) -> None:
+    """Add the model arguments of the package's commands, and --size."""
+    model_arguments.add_model_arguments(parser)
+    add_size_argument(parser, "without --model: ")
+
+
+def add_size_argument(parser: ArgumentParser, when: str = "") -> None:
+    """Add --size alone."""
+    text = f"{when}a checkpoint of random weights, made for this run"
+    parser.add_argument("--size", choices=("tiny", "small"), default="tiny", help=text)
+
+
+@contextmanager
+def made_checkpoint(size: str, dtype: str = "bfloat16") -> Iterator[Path]:
+    """Make a checkpoint of random weights, and delete it at the end of the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_tiny_checkpoint(folder, size=size, dtype=dtype)
+
+
+@contextmanager
+def chosen_checkpoint(options: Namespace) -> Iterator[str | Path]:
+    """Yield the checkpoint that --model names, or else a made one in float32."""
+    if options.model:
+        yield options.model
+    else:
+        with made_checkpoint(options.size, "float32") as checkpoint:
+            yield checkpoint
+
+
+def load_chosen(
+    checkpoint: str | Path,
+    options: Namespace,
+    slots: int,
+    wrap_engines: Callable[[Engines], Engines] | None = None,
+) -> Qwen3Omni:
+    """Load the checkpoint with this number of slots; a compiled tree has its own number."""
+    loading = model_arguments.load_arguments(options, slots)
+    return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, **loading)
+
+
+@contextmanager
+def loaded_engines(
+    checkpoint: str | Path, options: Namespace, slots: int
+) -> Iterator[tuple[Conversation, Engines]]:
+    """Load the checkpoint for direct calls of its engines from this thread."""
+    found: list[Engines] = []
+
+    def keep(engines: Engines) -> Engines:
+        found.append(engines)
+        return engines
+
+    with load_chosen(checkpoint, options, slots, keep) as omni:
+        found[0].enter_thread()
+        yield omni.conversation, found[0]
+
+
+def written_messages(conversation: Conversation, tokens: int) -> list[dict[str, Any]]:
+    """Return one user turn of repeated words, the longest whose prompt has at most `tokens` tokens.
+
+    Raises InputError where the shortest conversation has more.
+    """
+
+    def messages(words: int) -> list[dict[str, Any]]:
+        return [{"role": "user", "content": "Ready." + " go" * words}]
+
+    def length(words: int) -> int:
+        return len(conversation.prompt(messages(words)))
+
+    if tokens < length(0):
+        raise InputError(
+            f"a prompt of {tokens} tokens is wanted, and the shortest conversation has {length(0)}."
+        )
+    # A word has at least one token; how many is the tokenizer's choice.
+    return messages(bisect.bisect_right(range(tokens), tokens, key=length) - 1)
+
+
+def released_sampling(draw: np.random.Generator, code_groups: int) -> PredictorSampling:
+    """Return the sampling of one frame at the released settings, its random numbers drawn."""
+    return PredictorSampling(
+        draw.random(code_groups - 1, dtype=np.float32),
+        RequestOptions.predictor_top_k,
+        RequestOptions.predictor_top_p,
+    )

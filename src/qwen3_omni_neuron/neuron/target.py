@@ -1,0 +1,85 @@
+"""The entry of AWS Neuron, by way of NxDI, in the table of targets."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
+from qwen3_omni_neuron.compilation.target import CoreRequest, EngineSpec, Target
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.engines.protocols import StageEngines
+
+LIMITS = Limits(
+    target="neuron",
+    degrees=(8, 4, 2, 1),
+    # The kernels of "fast" are written for two physical cores a logical one.
+    profiles={"safe": (2, 1), "fast": (2,)},
+    dtypes=("bfloat16", "float32"),
+    predictor_top_k=50,
+    sizes={
+        # A spoken question is 100 to 1500 rows: padding to the next of these is cheap.
+        "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
+        "decode_buckets": (512, 2048),
+        "patch_buckets": (1024, 4096, 16384),
+        "audio_windows": (1, 4),
+        "projection_rows": (512, 2048),
+        "batches": (1,),
+        "chunk_frames": CHUNK_FRAMES,
+    },
+)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch and of all that the Neuron SDK consists of."""
+    return decisive_versions(("torch", *NEURON_PACKAGES))
+
+
+def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+    """Compile a graph's parts; see neuron.compile.compile_graph."""
+    from qwen3_omni_neuron.neuron.compile import compile_graph
+
+    return compile_graph(plan, graph, folder)
+
+
+def expected_bytes(plan: CompilePlan, graph: str) -> int:
+    """Return the size in bytes of a graph's weights; see neuron.compile.expected_bytes."""
+    from qwen3_omni_neuron.neuron.compile import expected_bytes
+
+    return expected_bytes(plan, graph)
+
+
+def build_engines(spec: EngineSpec, stages: Sequence[str]) -> "StageEngines":
+    """Load the engines of some stages; see neuron.build.build_engines."""
+    from qwen3_omni_neuron.neuron.build import build_engines
+
+    return build_engines(spec, stages)
+
+
+def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
+    """Return the variables that give each stage's process its cores; see neuron.cores.plan_cores.
+
+    Raises OptionError, see neuron.cores.plan_cores.
+    """
+    from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
+
+    instance = request.instance or instance_type()
+    cores = plan_cores(
+        instance, request.placement, plan.tp, plan.lnc, request.cores, request.stages
+    )
+    return {stage: cores.environment(stage) for stage in request.stages}
+
+
+NEURON = Target(
+    LIMITS,
+    versions,
+    compile_graph,
+    expected_bytes,
+    build_engines,
+    environments,
+    needs_tree=True,
+    keeps_failed=True,
+)

@@ -1,0 +1,80 @@
+"""Versions of the Neuron SDK that are supported, and the check that it is installed."""
+
+import importlib.util
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from importlib import metadata
+
+from qwen3_omni_neuron.compilation.versions import PACKAGE
+from qwen3_omni_neuron.errors import NotInstalledError
+
+# SDK 2.31, the last line with NxDI. What PyPI has under these names are placeholders.
+NEURON_SDK = "2.31"
+NEURON_EXTRA = "neuron"  # of pyproject.toml, which pins the packages of the SDK
+NEURON_PACKAGES = (
+    *("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc"),
+    *("nki", "transformers", "python"),
+)
+# No extra pins these: nki comes with neuronx-cc, and the extra's markers name the oldest Python.
+_UNPINNED = {"nki": "0.5.0", "python": "3.11, 3.12, 3.13"}
+_SDK_MODULES = (
+    "torch_neuronx",
+    "libneuronxla",
+    "neuronx_distributed",
+    "neuronx_distributed_inference",
+)
+
+
+def supported_neuron() -> dict[str, str | None]:
+    """Return the supported version of each of NEURON_PACKAGES, as `is_supported` takes it.
+
+    Those of the extra are read from the metadata of the installed package; None where there is no
+    metadata, as in a folder of sources that was put on the path.
+    """
+    try:
+        required = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        required = []
+    pinned = pinned_versions(required, NEURON_EXTRA) | _UNPINNED
+    return {name: pinned.get(name) for name in NEURON_PACKAGES}
+
+
+def pinned_versions(requirements: Iterable[str], extra: str) -> dict[str, str]:
+    """Return the versions that an extra pins with ==, by package.
+
+    requirements: as a package's metadata has them. Markers of the Python version are left aside.
+    """
+    from packaging.requirements import Requirement
+
+    found = {}
+    for line in requirements:
+        requirement = Requirement(line)
+        marker, pins = requirement.marker, list(requirement.specifier)
+        # Python 3.13 stands for one that has them all: doctor on 3.10 is to name them, too.
+        if marker is None or marker.evaluate({"extra": "", "python_version": "3.13"}):
+            continue
+        wanted = marker.evaluate({"extra": extra, "python_version": "3.13"})
+        if wanted and len(pins) == 1 and pins[0].operator == "==":
+            found[requirement.name] = pins[0].version
+    return found
+
+
+def is_supported(version: str, supported: str) -> bool:
+    """Tell whether a version is in a list such as "2.26.*" or "3.11, 3.12": a prefix counts."""
+    wanted = [pattern.strip() for pattern in supported.split(",")]
+    # "2.9.0.2.15.3+abc": the part after + names a build.
+    plain = version.split("+", maxsplit=1)[0]
+    return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
+
+
+def require_sdk() -> None:
+    """Check that the SDK's packages are installed.
+
+    Raises NotInstalledError that names the missing ones.
+    """
+    absent = [name for name in _SDK_MODULES if importlib.util.find_spec(name) is None]
+    if absent:
+        raise NotInstalledError(
+            f"target neuron needs {', '.join(absent)}, not installed here. They come with the "
+            f"Neuron SDK {NEURON_SDK}: see README, and `qwen3-omni-neuron doctor` for what is here."
+        )

@@ -1,0 +1,106 @@
+"""Child processes: a new Python interpreter that runs one function of this package.
+
+The parent calls `start_child`, and `describe_exit` when the child has ended. The function in the
+child begins with `follow_parent`. multiprocessing is not used, because it would import the user's
+main script a second time and cannot set environment variables for one child.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, BinaryIO
+
+PARENT_CHECK_S = 0.25
+TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
+
+
+class OutputTail:
+    """Temporary file that takes the stdout and stderr of a child and returns their end."""
+
+    def __init__(self) -> None:
+        self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
+
+    def read(self) -> str:
+        """Return the last TAIL_BYTES of the output."""
+        # pread, because the child writes at the position that read would move.
+        descriptor = self.file.fileno()
+        begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
+        return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """Close the file, which frees it: it has no name."""
+        self.file.close()
+
+
+def start_child(
+    module: str,
+    descriptors: Sequence[int],
+    output: OutputTail,
+    env: Mapping[str, str] | None = None,
+    **options: Any,
+) -> "subprocess.Popen[bytes]":
+    """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
+
+    descriptors: open files that the child inherits, under the same numbers. output: takes what the
+    child prints. env: environment variables to add to this process's; they are set before the child
+    imports anything. options: of Popen.
+    Raises OSError where the process can't be started.
+    """
+    code = (
+        f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
+        f"from {module} import main; main(*{tuple(descriptors)}, parent={os.getpid()})"
+    )
+    # The child inherits the blocked signal, until follow_parent has it ignored.
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-u", "-X", "faulthandler", "-c", code],
+            stdout=output.file,
+            stderr=output.file,
+            pass_fds=tuple(descriptors),
+            env={**os.environ, **(env or {})},
+            **options,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+
+def describe_exit(status: int | None) -> str:
+    """Return how a process ended, as a phrase for a message.
+
+    status: return code that subprocess gives; None where the process had to be killed.
+    """
+    if status is None:
+        return "closed its connection, but did not end, and was killed"
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:  # a real-time signal
+        name = f"signal {-status}"
+    if name == "SIGKILL":
+        name += " (out of memory, unless somebody sent it)"
+    return f"was ended by {name}"
+
+
+def follow_parent(parent: int) -> None:
+    """Make this process, a child, ignore Ctrl-C and end when its parent ends.
+
+    Ctrl-C reaches every process of the terminal; the parent decides what to do about it. It ends
+    together with its parent even in the middle of a call. parent: the parent's process id.
+    """
+    # The parent has blocked the signal until here, so that it does no harm during the imports.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def _exit_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os._exit(1)

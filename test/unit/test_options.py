@@ -1,0 +1,133 @@
+"""The declared options: one set of names and types, for Python's signatures, parsing and tables."""
+
+import argparse
+import inspect
+import os
+import subprocess
+import sys
+import typing
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.options import (
+    REQUEST_OPTIONS,
+    GenerateArguments,
+    LoadArguments,
+    RequestArguments,
+    RequestOptions,
+)
+from testing.option_table import load_option_table, request_option_table
+
+REPOSITORY = Path(__file__).parents[2]
+# The package alone is read: what it imports of others is taken for Any, which saves a minute.
+MYPY = """
+[mypy]
+follow_imports = silent
+mypy_path = src
+explicit_package_bases = true
+python_version = 3.10
+[mypy-torch.*,numpy.*,transformers.*,safetensors.*,PIL.*,huggingface_hub.*,jinja2.*,tqdm.*,soxr.*]
+follow_imports = skip
+ignore_missing_imports = true
+"""
+CALLS = """
+from qwen3_omni_neuron import Qwen3Omni, generate_audio
+
+with Qwen3Omni.load("folder") as omni:
+    omni.stream([], speaker="Ethan", seed=1, thinker_top_k=None, chunk_frames=(1, 2))
+    omni.generate_audio([], thinker_eos_token_id=[1, 2], wait_timeout_s=3)
+    omni.generate_text([], thinker_temprature=1.0)  # thinker_temprature
+    omni.generate_text([], speaker=3)  # speaker
+    omni.stream([], talker_top_k="many")  # talker_top_k
+    omni.generate_audio([], seed=1.5)  # seed
+result = generate_audio([], "folder", dtype="float32", cores={"thinker": "0-7"}, seed=1)
+result.audio, result.timings.ttfb_s
+generate_audio([], "folder", placment="split")  # placment
+generate_audio([], "folder", max_concurrency="many")  # max_concurrency
+generate_audio([], "folder", use_audio_in_video=2)  # use_audio_in_video
+"""
+
+
+def types_of(holder: Any) -> dict[str, Any]:
+    return typing.get_type_hints(holder)
+
+
+def test_arguments_and_options_of_a_request_are_the_same() -> None:
+    assert list(types_of(RequestArguments).items()) == list(types_of(RequestOptions).items())
+
+
+def test_arguments_of_a_load_are_those_of_load() -> None:
+    parameters = list(inspect.signature(Qwen3Omni.load).parameters)
+    assert list(types_of(LoadArguments)) == parameters[1:]
+    hints = types_of(Qwen3Omni.load)
+    assert types_of(LoadArguments) == {name: hints[name] for name in parameters[1:]}
+
+
+def test_arguments_of_generate_audio_are_both() -> None:
+    assert types_of(GenerateArguments) == types_of(LoadArguments) | types_of(RequestArguments)
+    assert not set(types_of(LoadArguments)) & set(types_of(RequestArguments))
+
+
+def test_a_type_checker_sees_wrong_names_and_types(tmp_path: Path) -> None:
+    config, calls = tmp_path / "mypy.ini", tmp_path / "calls.py"
+    config.write_text(MYPY, encoding="utf-8")
+    calls.write_text(CALLS.replace('stream("",', "stream([],"), encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--config-file", str(config), str(calls)]
+    done = subprocess.run(
+        [*command, "--no-error-summary", "--cache-dir", str(tmp_path / "cache")],
+        cwd=REPOSITORY,
+        env={**os.environ, "MYPYPATH": str(REPOSITORY / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = calls.read_text(encoding="utf-8").splitlines()
+    wrong = {number: line.split("# ")[1] for number, line in enumerate(lines, 1) if "# " in line}
+    reported = {}
+    for line in done.stdout.splitlines():
+        place, kind, message = line.split(": ", 2)
+        assert place.startswith(str(calls)) and kind in ("error", "note"), line
+        if kind == "error":
+            reported[int(place.rpartition(":")[2])] = message
+    assert set(reported) == set(wrong), done.stdout + done.stderr
+    for number, name in wrong.items():
+        assert f'"{name}"' in reported[number]
+
+
+@pytest.mark.parametrize("option", REQUEST_OPTIONS, ids=lambda option: option.name)
+def test_a_default_is_in_range_and_none_only_where_it_is_the_default(option: Any) -> None:
+    option.check(option.default)
+    if option.default is None:
+        assert option.doc.default != "none"
+    else:
+        with pytest.raises(OptionError, match=f"{option.name} must be .*, got None"):
+            RequestOptions.parse({option.name: None})
+
+
+def test_the_command_line_has_a_flag_for_every_option() -> None:
+    parser = argparse.ArgumentParser()
+    add_speak(parser)
+    values = {str: "Ethan", bool: "true", int: "3", float: "0.5"}
+    given = {o.name: values[o.value_type] for o in REQUEST_OPTIONS if o.value_type in values}
+    given = given | {"chunk_frames": "1,2"}
+    del given["thinker_eos_token_id"]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    parsed = vars(parser.parse_args(flags))
+    RequestOptions.parse({name: parsed[name] for name in given})
+    assert len(given) == len(REQUEST_OPTIONS) - 1 and parsed["chunk_frames"] == [1, 2]
+
+
+def test_the_tables_name_every_option_once() -> None:
+    rows = [line.split(" | ")[0] for line in request_option_table().splitlines()[2:]]
+    assert rows == [f"| `{field.name}`" for field in fields(RequestOptions)]
+    assert "| `talker_top_k` | 50 | likeliest codes" in request_option_table()
+    assert "| `thinker_top_p` | the checkpoint's | " in request_option_table()
+    rows = [line.split(" | ")[0] for line in load_option_table().splitlines()[2:]]
+    assert rows == [f"| `{name}`" for name in types_of(LoadArguments)]
+    assert "| `placement` | shared | " in load_option_table()

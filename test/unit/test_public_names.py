@@ -1,0 +1,199 @@
+"""The public surface: names, options, flags and file formats that other people's code depends on.
+
+A change here is a change of the public interface: it belongs into CHANGELOG.md, too.
+"""
+
+import argparse
+import inspect
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import qwen3_omni_neuron
+from qwen3_omni_neuron import Qwen3Omni, cli, errors, events
+from qwen3_omni_neuron.compilation import manifest
+from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.options import RequestOptions
+
+PACKAGE = [
+    "AudioChunk",
+    "Finished",
+    "Qwen3Omni",
+    "Qwen3OmniError",
+    "SPEAKING_CHECKPOINT",
+    "SpeechResult",
+    "TextDelta",
+    "Timings",
+    "__version__",
+    "generate_audio",
+]
+METHODS = ["close", "generate_audio", "generate_text", "load", "stream"]
+LOAD = [
+    "model_path",
+    "target",
+    "dtype",
+    "max_concurrency",
+    "context_length",
+    "max_queued",
+    "placement",
+    "compiled_path",
+    "instance",
+    "cores",
+    "wrap_engines",
+]
+OPTIONS = [
+    "speaker",
+    "seed",
+    "use_audio_in_video",
+    "thinker_max_new_tokens",
+    "thinker_eos_token_id",
+    "thinker_do_sample",
+    "thinker_temperature",
+    "thinker_top_k",
+    "thinker_top_p",
+    "talker_max_new_tokens",
+    "talker_do_sample",
+    "talker_temperature",
+    "talker_top_k",
+    "talker_top_p",
+    "talker_repetition_penalty",
+    "predictor_do_sample",
+    "predictor_top_k",
+    "predictor_top_p",
+    "chunk_frames",
+    "first_token_timeout_s",
+    "wait_timeout_s",
+]
+RESULTS = {
+    "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
+    "talker_finish_reason timings seed",
+    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames",
+    "TextDelta": "text token_ids",
+    "AudioChunk": "samples first_sample frames",
+    "Finished": "result",
+}
+ERRORS = [
+    "ArtifactError",
+    "AudioError",
+    "BucketError",
+    "BusyError",
+    "CheckpointError",
+    "ClosedError",
+    "CompileError",
+    "EngineDiedError",
+    "ImageError",
+    "InputError",
+    "LateError",
+    "MessageError",
+    "NotInstalledError",
+    "OptionError",
+    "OutputError",
+    "PromptTooLongError",
+    "Qwen3OmniError",
+    "VideoError",
+]
+VERBS = {
+    "speak": """
+        --audio --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help
+        --image --instance --model --out --placement --predictor-do-sample
+        --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
+        --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
+        --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
+        --thinker-temperature --thinker-top-k --thinker-top-p --use-audio-in-video
+        --video --wait-timeout-s -h text
+    """,
+    "transcribe": """
+        --compiled --concurrency --context-length --cores --dtype --help --instance
+        --instruction --json --max-new-tokens --model --placement -h files
+    """,
+    "compile": """
+        --audio-windows --batches --buckets --chunk-frames --context-length
+        --decode-buckets --dry-run --dtype --help --lnc --max-concurrency --model --only
+        --out --patch-buckets --predictor-top-k --profile --projection-rows --resume
+        --talker-context-length --target --tp -h
+    """,
+    "inspect": """
+        --help --verify -h folder
+    """,
+    "doctor": """
+        --help -h
+    """,
+    "tiny-checkpoint": """
+        --dtype --help --seed --size -h folder
+    """,
+}
+PLAN = [
+    "target",
+    "tp",
+    "lnc",
+    "profile",
+    "dtype",
+    "max_concurrency",
+    "context_length",
+    "talker_context_length",
+    "prompt_buckets",
+    "decode_buckets",
+    "patch_buckets",
+    "audio_windows",
+    "projection_rows",
+    "batches",
+    "chunk_frames",
+    "predictor_top_k",
+]
+MANIFEST = {
+    "Manifest": "fingerprint plan versions graphs",
+    "GraphRecord": "calls files seconds",
+    "CallRecord": "name bucket inputs outputs state",
+    "TensorRecord": "shape dtype",
+    "FileRecord": "bytes sha256",
+}
+
+
+def test_names_of_the_package() -> None:
+    assert sorted(qwen3_omni_neuron.__all__) == PACKAGE
+    assert all(hasattr(qwen3_omni_neuron, name) for name in PACKAGE)
+    assert sorted(name for name in dir(Qwen3Omni) if not name.startswith("_")) == METHODS
+
+
+def test_options_of_load_and_of_a_request() -> None:
+    assert list(inspect.signature(Qwen3Omni.load).parameters) == LOAD
+    assert [field.name for field in fields(RequestOptions)] == OPTIONS
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_fields_of_events_and_results(name: str) -> None:
+    assert [field.name for field in fields(getattr(events, name))] == RESULTS[name].split()
+
+
+def test_errors() -> None:
+    found = (v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, Exception))
+    assert sorted(error.__name__ for error in found) == ERRORS
+
+
+def test_verbs_and_flags() -> None:
+    (verbs,) = (
+        action
+        for action in cli.make_parser()._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    found = {
+        verb: sorted(
+            flag for action in parser._actions for flag in action.option_strings or [action.dest]
+        )
+        for verb, parser in verbs.choices.items()
+    }
+    assert found == {verb: flags.split() for verb, flags in VERBS.items()}
+
+
+def test_names_in_a_manifest() -> None:
+    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN]
+    for name, expected in MANIFEST.items():
+        found = [field.name for field in fields(getattr(manifest, name))]
+        assert found == expected.split(), name
+    assert (manifest.SCHEMA, manifest.MANIFEST_FILE) == (2, "manifest.json")
+    assert manifest.RECORD_FILE == "record.json"
+
+
+def test_the_package_is_typed() -> None:
+    assert (Path(qwen3_omni_neuron.__file__).parent / "py.typed").exists()
