@@ -1,7 +1,7 @@
-"""A simulated Neuron machine: loaded parts and decoders that run our own modules on the CPU.
+"""A Neuron device made of torch on the CPU: loaded parts and decoders that run our own modules.
 
-As on a device, an input of a shape or type that was not compiled is an error, and so is a call
-after the memory was freed.
+As a device does, it refuses inputs of another shape or type than was compiled, and calls after its
+memory was released.
 """
 
 import os
@@ -16,21 +16,17 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
-from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models, with_weights
-from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-from qwen3_omni_neuron.neuron.build import build_engines
+from qwen3_omni_neuron.neuron.nxdi.build import build_engines
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan, decoder_plan
-from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, Outputs
-from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from qwen3_omni_neuron.neuron.target import NEURON
 from testing.specs import engine_spec
 
@@ -54,14 +50,16 @@ SETTINGS = {
 REPORT = "EAGER_NEURON_REPORT"  # names a folder that takes the cores of each process
 
 
-class EagerPart:
-    """A LoadedPart over a plain module. called: the labels so far. broken: a label that raises."""
+class EagerPart(LoadedPart):
+    """A loaded part whose graphs run the modules of `owner`, on one core.
+
+    called: labels of the calls so far. broken: label of a graph that raises. state: of the core.
+    """
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
-        self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
+        super().__init__(graphs, self._run_eagerly)
         self.called: list[str] = []
         self.broken = ""
-        self.closed = False
         self._owner = owner
         specs = {graph.state for graph in self.graphs.values() if graph.state}
         assert len(specs) <= 1, "the graphs of a part share one state"
@@ -69,31 +67,29 @@ class EagerPart:
             torch.zeros(spec.lengths, dtype=spec.dtype) for state in specs for spec in state
         )
 
+    @property
+    def closed(self) -> bool:
+        return self._run is None
+
     @torch.inference_mode()
-    def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+    def _run_eagerly(self, label: str, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
         graph = self.graphs[label]
-        if self.closed:
-            raise RuntimeError(f"{label} was called after its part was closed")
         if label == self.broken:
             raise RuntimeError(f"{label} failed on the device")
-        for given, spec in zip(inputs, graph.inputs, strict=True):
-            if (tuple(given.shape), given.dtype) != (spec.shape, spec.dtype):
-                raise RuntimeError(f"{label} takes {spec}, got {given.dtype} {list(given.shape)}")
-            if not given.is_contiguous():
-                raise RuntimeError(f"{spec.name} of {label} is not contiguous")
+        for name, tensor in inputs.items():
+            if not tensor.is_contiguous():
+                raise RuntimeError(f"{name} of {label} is not contiguous")
         self.called.append(label)
-        outputs = graph.module(self._owner)(*inputs, *self.state)
-        for given, spec in zip(outputs, (*graph.outputs, *graph.state), strict=True):
-            assert (tuple(given.shape), given.dtype) == (spec.shape, spec.dtype), spec
+        given = [inputs[spec.name].to(spec.dtype) for spec in graph.inputs]
+        outputs = graph.module(self._owner)(*given, *self.state)
+        for tensor, spec in zip(outputs, (*graph.outputs, *graph.state), strict=True):
+            assert (tuple(tensor.shape), tensor.dtype) == (spec.shape, spec.dtype), spec
         self.state = outputs[len(graph.outputs) :]
         return outputs[: len(graph.outputs)]
 
-    def close(self) -> None:
-        self.closed = True
-
 
 class EagerDecoder:
-    """DecoderGraphs over a plain module, with the inputs of NxDI's graphs."""
+    """The graphs of one decoder (see neuron.nxdi.toolchain.DecoderGraphs) over our own module."""
 
     def __init__(self, plan: DecoderPlan, model: Thinker | Talker, kv: KvCache):
         self.plan, self._model, self._kv = plan, model, kv
@@ -102,9 +98,9 @@ class EagerDecoder:
 
     @torch.inference_mode()
     def prefill(self, inputs: Inputs) -> Outputs:
-        ids, mask, places, (slot,) = inputs[:4]
+        ids, mask, indices, (slot,) = inputs[:4]
         bucket = ids.shape[1]
-        assert ids.shape == mask.shape == places.shape == (1, bucket)
+        assert ids.shape == mask.shape == indices.shape == (1, bucket)
         assert bucket in self.plan.prompt_buckets
         self.called.append(("prefill", bucket))
         last = mask.sum().long().view(1) - 1
@@ -117,7 +113,7 @@ class EagerDecoder:
             return logits, hidden[None]
         media, filled, deepstack = inputs[22:25]
         rows = torch.where(filled[0] != 0, media[0], self._model.embedding(ids[0].long()))
-        everywhere = torch.arange(bucket)  # rows without media have zeros to add
+        everywhere = torch.arange(bucket)  # zeros are added at rows that are no image's
         logits, accepted = self._model.prefill(
             rows, positions, last, cache, everywhere, deepstack[:, 0]
         )
@@ -125,28 +121,28 @@ class EagerDecoder:
 
     @torch.inference_mode()
     def decode(self, inputs: Inputs) -> Outputs:
-        ids, mask, places, lines = inputs[:4]
-        bucket, batch = mask.shape[1], len(lines)
+        ids, mask, indices, slots = inputs[:4]
+        bucket, batch = mask.shape[1], len(slots)
         assert bucket in self.plan.decode_buckets
         assert batch in self.plan.batches
-        assert ids.shape == places.shape == (batch, 1)
+        assert ids.shape == indices.shape == (batch, 1)
         if batch == self.plan.slots:
-            rows = enumerate(lines.tolist())
-            assert all(line in (row, IDLE) for row, line in rows), "row i is line i"
+            rows = enumerate(slots.tolist())
+            assert all(slot in (row, IDLE) for row, slot in rows), "row i is slot i"
         self.called.append((f"decode {batch}", bucket))
-        busy = (lines != IDLE).nonzero().flatten()
-        lengths = places[busy, 0].long()
-        assert mask[busy].sum(1).tolist() == lengths.tolist(), "the mask has all earlier rows"
-        cache = SlotCache(self._kv.window(int(lengths.max()) + 1), lines[busy].long(), lengths)
+        busy = (slots != IDLE).nonzero().flatten()
+        lengths = indices[busy, 0].long()
+        assert mask[busy].sum(1).tolist() == lengths.tolist(), "a slot's positions are all read"
+        cache = SlotCache(self._kv.window(int(lengths.max()) + 1), slots[busy].long(), lengths)
         positions = inputs[21][0, busy, 0]
         if isinstance(self._model, Talker):
             given, hidden = self._model.decode(inputs[18][busy, 0], positions, cache)
         else:
             given = self._model.decode(ids[busy, 0].long(), positions, cache)
             hidden = torch.zeros(len(busy), 1)
-        # The engines must not read the outputs of an idle row.
-        logits = torch.full((len(lines), given.shape[1]), float("nan"), dtype=given.dtype)
-        states = torch.full((len(lines), 1, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
+        # Nobody may read the outputs of an idle row.
+        logits = torch.full((batch, given.shape[1]), float("nan"), dtype=given.dtype)
+        states = torch.full((batch, 1, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
         logits[busy], states[busy, 0] = given, hidden
         return logits, states
 
@@ -155,7 +151,7 @@ class EagerDecoder:
 
 
 class EagerToolchain:
-    """A `neuron.toolchain.Toolchain` that loads without having compiled.
+    """A `neuron.nxdi.toolchain.Toolchain` that loads without having compiled.
 
     spec: its checkpoint gives the weights. parts, decoders: those that were loaded, by name.
     broken: the label of a graph that raises, by part.
@@ -177,11 +173,9 @@ class EagerToolchain:
         self.parts[spec.name] = part
         return part
 
-    def load_decoder(
-        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
-    ) -> DecoderGraphs:
+    def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
         _report_cores()
-        self.decoders[spec.part] = eager_decoder(spec.part, self._spec.config, self._plan)
+        self.decoders[spec.part] = eager_decoder(spec, self._plan.model)
         return self.decoders[spec.part]
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
@@ -204,17 +198,17 @@ def eager_target(toolchain: EagerToolchain) -> Target:
     return replace(NEURON, build_engines=partial(build_engines, toolchain=toolchain))
 
 
-def eager_decoder(part: str, config: OmniConfig, plan: CompilePlan) -> EagerDecoder:
-    of_decoder = decoder_plan(replace(plan, tp=1), part, on_cpu=True)
-    weights, _ = eager_models(plan.model, of_decoder.dtype)
-    c = decoder_config(config, part)
-    kv = KvCache.zeros(c, of_decoder.slots, of_decoder.context_length, of_decoder.dtype)
-    return EagerDecoder(of_decoder, getattr(weights, part), kv)
+def eager_decoder(spec: DecoderSpec, model: Path) -> EagerDecoder:
+    """Make a decoder's graphs over the weights of the checkpoint `model`, on one core."""
+    plan = spec.plan
+    weights, _ = eager_models(model, plan.dtype)
+    kv = KvCache.zeros(spec.decoder, plan.slots, plan.context_length, plan.dtype)
+    return EagerDecoder(plan, getattr(weights, spec.part), kv)
 
 
 @lru_cache(maxsize=2)
 def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
-    """Load the CPU's models, and the models that graphs are traced from, over the same weights."""
+    """Those of the CPU, and those that graphs are traced from, over the same weights."""
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, dtype)
     return weights, with_weights(static_models(config, dtype), weights)

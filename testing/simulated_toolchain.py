@@ -1,7 +1,7 @@
 """A toolchain without a compiler.
 
-Weights are written and sharded as for Neuron; the graphs of a loaded part run as modules on the
-CPU, one thread for each rank, over a state that each rank keeps.
+Weights are cut and written as for Neuron. The graphs of a loaded part run as modules on the CPU, in
+a thread for each rank, over a state that stays with its rank.
 """
 
 import json
@@ -14,58 +14,59 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec, DecoderWeights
-from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.part.device_types import device_type
-from qwen3_omni_neuron.neuron.part.part import CheckedPart
-from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
-from qwen3_omni_neuron.neuron.part.traced import TracedGraph, TracedPart, state_name
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
+from qwen3_omni_neuron.neuron.nxdi.part_weights import read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedGraph, TracedPart, state_name
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, device_type
 from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 
-DESCRIPTION = "graphs.json"
+DESCRIPTION = "graphs.json"  # of a part, its labels; of a decoder, its checkpoint
 States = dict[str, Tensor]
 
 
 class SimulatedToolchain:
-    """A Toolchain that runs on the CPU."""
+    """A neuron.nxdi.toolchain.Toolchain without a compiler and without a device."""
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        write_shards(spec, checkpoint, folder)
+        write_part_shards(spec, checkpoint, folder)
         flags = {g.label: compiler_flags(g, spec.lnc, spec.profile) for g in spec.graphs}
         (folder / DESCRIPTION).write_text(json.dumps(flags))
 
-    def load_part(self, spec: PartSpec, folder: Path) -> CheckedPart:
+    def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
         compiled = json.loads((folder / DESCRIPTION).read_text())
-        if strange := compiled.keys() ^ {graph.label for graph in spec.graphs}:
-            raise ArtifactError(f"{folder} and this version's graphs differ in {sorted(strange)}.")
-        return CheckedPart(spec, SimulatedCores(spec, folder).run)
+        if different := compiled.keys() ^ {graph.label for graph in spec.graphs}:
+            raise ArtifactError(
+                f"{folder} and this version's graphs differ in {sorted(different)}."
+            )
+        return LoadedPart(spec.graphs, SimulatedCores(spec, folder).run)
 
     def compile_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
-        """Write the ranks' weights alone."""
-        weights = DecoderWeights.of(spec.part, checkpoint, spec.config)
-        weights.write_shards(folder, spec.plan, spec.takes_rows)
+        """Write the cores' weights, and no graphs."""
+        write_decoder_shards(spec, checkpoint, folder)
+        (folder / DESCRIPTION).write_text(json.dumps(str(checkpoint.folder)))
 
-    def load_decoder(self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> EagerDecoder:
-        """Load our own module over the checkpoint's weights: only NxDI can join NxDI's shards."""
+    def load_decoder(self, spec: DecoderSpec, folder: Path) -> EagerDecoder:
+        """Run our own module over the checkpoint's weights: only NxDI can join the cores' files."""
         assert len(list((folder / WEIGHTS_FOLDER).iterdir())) == spec.plan.tp
-        return eager_decoder(spec.part, spec.config, spec.compiled)
+        return eager_decoder(spec, Path(json.loads((folder / DESCRIPTION).read_text())))
 
 
 class SimulatedCores:
-    """The cores of a part. states: one for each, zeros at first."""
+    """The cores of one part, a thread each. states: of each core, zeros at first."""
 
     def __init__(self, spec: PartSpec, folder: Path):
         self._ranks = Ranks(spec.tp)
         self._parts = [TracedPart(spec, self._ranks.rank(rank)) for rank in range(spec.tp)]
         for rank, part in enumerate(self._parts):
-            part.load(read_shard(folder, rank, part.weights))
+            part.load(read_part_shard(folder, rank, part.weights))
         self.states = [zero_state(spec) for _ in range(spec.tp)]
 
     def run(self, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Run a graph on all ranks; return rank 0's outputs, as NxD does."""
+        """Rank 0's outputs, as NxD gives them."""
         calls = [
             partial(run_with_state, part.graphs[label], states, inputs)
             for part, states in zip(self._parts, self.states, strict=True)
@@ -83,7 +84,7 @@ def zero_state(spec: PartSpec) -> States:
 def run_with_state(
     module: TracedGraph, states: States, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Call a traced graph over a rank's state and replace that state, as a core does."""
+    """Call a traced graph over a rank's state, which it renews, as a core does."""
     names = [name for name, _ in module.named_buffers(recurse=False)]
     for name in names:
         setattr(module, name, states[name])

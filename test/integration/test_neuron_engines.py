@@ -1,4 +1,4 @@
-"""The Neuron engines over simulated graphs: what they say is what the CPU's engines say."""
+"""The Neuron engines over simulated graphs reply as the CPU's engines do."""
 
 import logging
 import os
@@ -18,8 +18,8 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_engines
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.nxdi.build import build_engines
+from qwen3_omni_neuron.neuron.part import PartSpec
 from qwen3_omni_neuron.placement import load_engines, set_environment
 from testing.eager_neuron import (
     CONTEXT_LENGTH,
@@ -58,7 +58,7 @@ REQUESTS: list[tuple[Any, dict[str, Any]]] = [
 ]
 
 
-# Of the slots' frames: drawn from 50 codes and from 7 in one call, beside a greedy one.
+# How frames of three slots are chosen in one call: from 50 codes, greedily, and from 7 codes.
 DRAWN = np.linspace(0.02, 0.98, 15, dtype=np.float32)
 HOW = [
     PredictorSampling(DRAWN, 50, 0.8),
@@ -141,7 +141,7 @@ def both(cpu: Qwen3Omni, neuron: Qwen3Omni) -> tuple[Engines, Engines]:
 def test_prompts_are_read_alike(
     both: tuple[Engines, Engines], conversation: Conversation, name: str
 ) -> None:
-    """Rows of media in the thinker, and what follows of them, in a talker fed by its own."""
+    """Also the rows of media; the talker reads the hidden states of its own thinker."""
     case = CASES[name]
     prompt = conversation.prompt(case.messages, case.use_audio_in_video)
     token = assert_prefills_alike(both[0].thinker, both[1].thinker, 1, prompt)
@@ -193,8 +193,8 @@ def test_every_graph_is_called_once_before_the_first_request(
         assert set(simulated.decoders[name].called) == wanted
         assert f"{name}: called each of {len(wanted)} graphs once" in caplog.text
     state = simulated.parts["code2wav"].state
-    assert not any(line[:SLOTS].any() for line in state), "no slot was touched"
-    assert any(line[SLOTS].any() for line in state), "the idle line was"
+    assert not any(tensor[:SLOTS].any() for tensor in state), "no slot's state changed"
+    assert any(tensor[SLOTS].any() for tensor in state), "the idle row's state did"
     close(engines)
 
 

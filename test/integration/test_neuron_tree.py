@@ -35,8 +35,8 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_engines
-from qwen3_omni_neuron.neuron.compile import compile_graph, expected_bytes
+from qwen3_omni_neuron.neuron.nxdi.build import build_engines
+from qwen3_omni_neuron.neuron.nxdi.compile import compile_graph, expected_bytes
 from qwen3_omni_neuron.neuron.target import NEURON
 from qwen3_omni_neuron.targets import TARGETS
 from testing.eager_neuron import SETTINGS

@@ -15,26 +15,35 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_host_models
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.engines.warm_up import warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.part_files import decoder_files
+from testing.host_models import load_host_models
 from testing.media_cases import CASES
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
 from testing.neuron.eager_decoder_device import eager_device
 from testing.prompts import prompt_of
 from testing.specs import cpu_engines, engine_spec
 
-PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, on_cpu=False, batches=(1, 2, 3))
+PLAN = DecoderPlan(1, 3, 144, (48, 144), (144,), torch.float32, batches=(1, 2, 3))
 GRAPHS = 5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def as_on_a_device(nxdi: None) -> Iterator[None]:
+    """NxD's CPU mode, which `nxdi` chooses, neither compiles nor loads."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NXD_CPU_MODE", "0")
+        yield
 
 
 @dataclass(frozen=True)
@@ -48,28 +57,27 @@ def compiled(
     nxdi: None, checkpoint: Path, config: OmniConfig, tmp_path_factory: pytest.TempPathFactory
 ) -> Compiled:
     folders, flags = {}, {}
-    for part in ("thinker", "talker"):
-        folders[part] = tmp_path_factory.mktemp(part)
+    for part in DECODERS:
+        spec, folders[part] = DecoderSpec(part, config, PLAN), tmp_path_factory.mktemp(part)
         with eager_device() as flags[part]:
-            application = decoder_application(part, Checkpoint(checkpoint), config, PLAN)
-            application.compile_to(folders[part])
+            NxdToolchain().compile_decoder(spec, Checkpoint(checkpoint), folders[part])
     return Compiled(folders, flags["thinker"])
 
 
 @pytest.fixture(scope="module")
-def thinker(compiled: Compiled, checkpoint: Path, config: OmniConfig) -> Iterator[Any]:
-    application = decoder_application("thinker", Checkpoint(checkpoint), config, PLAN)
-    application.load_compiled(compiled.folders["thinker"])
-    yield application
-    application.close()
+def thinker(compiled: Compiled, config: OmniConfig) -> Iterator[Any]:
+    yield from loaded(DecoderSpec("thinker", config, PLAN), compiled)
 
 
 @pytest.fixture(scope="module")
-def talker(compiled: Compiled, checkpoint: Path, config: OmniConfig) -> Iterator[Any]:
-    application = decoder_application("talker", Checkpoint(checkpoint), config, PLAN)
-    application.load_compiled(compiled.folders["talker"])
-    yield application
-    application.close()
+def talker(compiled: Compiled, config: OmniConfig) -> Iterator[Any]:
+    yield from loaded(DecoderSpec("talker", config, PLAN), compiled)
+
+
+def loaded(spec: DecoderSpec, compiled: Compiled) -> Iterator[Any]:
+    graphs = NxdToolchain().load_decoder(spec, compiled.folders[spec.part])
+    yield graphs
+    graphs.close()
 
 
 @pytest.fixture(scope="module")
@@ -139,49 +147,44 @@ def test_frames(engines: tuple[Engines, Engines], conversation: Conversation) ->
 
 
 def test_a_graph_that_fails_is_told_in_its_first_call(
-    compiled: Compiled, checkpoint: Path, config: OmniConfig
+    compiled: Compiled, config: OmniConfig
 ) -> None:
     """NxDI's own warm-up logs it and goes on."""
-    other = replace(PLAN, prompt_buckets=(48, 96, 144))
-    application = decoder_application("thinker", Checkpoint(checkpoint), config, other)
-    application.load_compiled(compiled.folders["thinker"])
+    other = DecoderSpec("thinker", config, replace(PLAN, prompt_buckets=(48, 96, 144)))
+    graphs = NxdToolchain().load_decoder(other, compiled.folders["thinker"])
     with pytest.raises(Exception, match="no graph for inputs of"):
-        warm_up_decoder("thinker", application, config)
+        warm_up_decoder(other, graphs)
 
 
 @pytest.mark.parametrize("part", ["thinker", "talker"])
 def test_every_graph_is_called_before_the_first_request(
     part: str, request: pytest.FixtureRequest, config: OmniConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    application = request.getfixturevalue(part)
+    graphs = request.getfixturevalue(part)
     with caplog.at_level(logging.INFO, "qwen3_omni_neuron"):
-        warm_up_decoder(part, application, config)
+        warm_up_decoder(DecoderSpec(part, config, PLAN), graphs)
     assert f"{part}: called each of {GRAPHS} graphs once" in caplog.text
 
 
 def test_a_folder_for_other_cores_is_refused(
-    compiled: Compiled, checkpoint: Path, config: OmniConfig, tmp_path: Path
+    compiled: Compiled, config: OmniConfig, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(compiled.folders["thinker"], tmp_path / "copy")
-    application = decoder_application(
-        "thinker", Checkpoint(checkpoint), config, replace(PLAN, tp=2)
-    )
+    spec = DecoderSpec("thinker", config, PLAN)
     with pytest.raises(ArtifactError, match=r"for 2 cores: it lacks weights/tp1_sharded"):
-        application.load_compiled(folder)
+        NxdToolchain().load_decoder(replace(spec, plan=replace(PLAN, tp=2)), folder)
     (folder / "model.pt").unlink()
     with pytest.raises(ArtifactError, match=r"for 1 cores: it lacks model\.pt\. Compile it"):
-        decoder_application("thinker", Checkpoint(checkpoint), config, PLAN).load_compiled(folder)
+        NxdToolchain().load_decoder(spec, folder)
 
 
-def test_a_closed_decoder_holds_nothing(
-    compiled: Compiled, checkpoint: Path, config: OmniConfig
-) -> None:
-    application = decoder_application("talker", Checkpoint(checkpoint), config, PLAN)
-    application.load_compiled(compiled.folders["talker"])
-    application.close()
-    example = application.context_encoding_model.input_generator()[0]
+def test_a_closed_decoder_holds_nothing(compiled: Compiled, config: OmniConfig) -> None:
+    spec = DecoderSpec("talker", config, PLAN)
+    graphs = NxdToolchain().load_decoder(spec, compiled.folders["talker"])
+    graphs.close()
+    _, _, example = next(decoder_examples(spec))
     with pytest.raises(RuntimeError, match="called before its weights were loaded"):
-        application.prefill(example)
+        graphs.prefill(example)
 
 
 def test_a_failed_compile_leaves_what_the_compiler_said(
@@ -199,10 +202,10 @@ def test_a_failed_compile_leaves_what_the_compiler_said(
     plan = replace(PLAN, prompt_buckets=(144,), batches=(3,))
     with eager_device(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(model_builder, "neuron_xla_compile", refuse)
-        with pytest.raises(RuntimeError, match="no such operation"):
-            decoder_application("talker", Checkpoint(checkpoint), config, plan).compile_to(tmp_path)
+        spec = DecoderSpec("talker", config, plan)
+        with pytest.raises(CompileError, match=r"talker was not compiled: .*no such operation"):
+            NxdToolchain().compile_decoder(spec, Checkpoint(checkpoint), tmp_path)
     assert (tmp_path / "compiling" / "context_encoding_model").is_dir()
     assert not (tmp_path / "model.pt").exists()
-    assert {k: os.environ.get(k) for k in ("BASE_COMPILE_WORK_DIR", "NXD_CPU_MODE")} == {
-        k: before.get(k) for k in ("BASE_COMPILE_WORK_DIR", "NXD_CPU_MODE")
-    }
+    name = "BASE_COMPILE_WORK_DIR"
+    assert os.environ.get(name) == before.get(name)

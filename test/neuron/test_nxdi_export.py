@@ -1,7 +1,6 @@
 """Every graph of the decoders over NxDI, before any compiler sees it: sizes, operations, shapes."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
 from testing.export import open_shapes, rejected_ops
 from testing.hlo import lint_hlo
+from testing.neuron.cpu_mode import join_ranks
 
-MAKERS = {part: partial(decoder_application, part) for part in ("thinker", "talker")}
 # Two prompts; one slot, several of them, all.
-PLAN = DecoderPlan(1, 3, 96, (24, 96), (96,), torch.bfloat16, on_cpu=True, batches=(1, 2, 3))
+PLAN = DecoderPlan(1, 3, 96, (24, 96), (96,), torch.bfloat16, batches=(1, 2, 3))
 GRAPHS = 5
 Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
 
@@ -26,12 +24,13 @@ Graphs = Iterator[tuple[str, torch.nn.Module, tuple[torch.Tensor, ...]]]
 @pytest.fixture
 def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str], Graphs]:
     """Label, module and example of every graph, as NxDI's builder gets them."""
-    from qwen3_omni_neuron.neuron.nxdi.application import join_ranks
+    from testing.neuron.cpu_mode_decoder import CpuModeDecoder
 
     join_ranks(1)
 
     def graphs(part: str) -> Graphs:
-        for wrapper in MAKERS[part](Checkpoint(checkpoint), config, PLAN).models:
+        decoder = CpuModeDecoder(DecoderSpec(part, config, PLAN), Checkpoint(checkpoint))
+        for wrapper in decoder.models:
             instance = wrapper.get_model_instance()
             instance.load_module()
             for index, example in enumerate(wrapper.input_generator()):
@@ -41,7 +40,7 @@ def graphs_of(nxdi: None, checkpoint: Path, config: OmniConfig) -> Callable[[str
     return graphs
 
 
-@pytest.mark.parametrize("part", MAKERS)
+@pytest.mark.parametrize("part", DECODERS)
 def test_every_graph_has_fixed_sizes_and_no_operation_that_is_rejected(
     graphs_of: Callable[[str], Graphs], part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +62,7 @@ def test_every_graph_has_fixed_sizes_and_no_operation_that_is_rejected(
     assert len(labels) == GRAPHS
 
 
-@pytest.mark.parametrize("part", MAKERS)
+@pytest.mark.parametrize("part", DECODERS)
 def test_no_two_graphs_take_inputs_of_the_same_shapes(
     graphs_of: Callable[[str], Graphs], part: str
 ) -> None:
@@ -72,7 +71,7 @@ def test_no_two_graphs_take_inputs_of_the_same_shapes(
     assert len({str(shape) for shape in shapes}) == len(shapes) == GRAPHS
 
 
-@pytest.mark.parametrize("part", MAKERS)
+@pytest.mark.parametrize("part", DECODERS)
 def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], part: str) -> None:
     """The runtime takes names and shapes from the first."""
     first, *others = [
@@ -83,7 +82,7 @@ def test_all_graphs_share_weights_and_state(graphs_of: Callable[[str], Graphs], 
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("part", MAKERS)
+@pytest.mark.parametrize("part", DECODERS)
 def test_the_hlo_of_every_graph_holds_nothing_that_the_compiler_refuses(
     graphs_of: Callable[[str], Graphs], part: str
 ) -> None:

@@ -14,9 +14,9 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.build import build_engines
-from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs
-from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.build import build_engines
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
 from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import decoder_in_cpu_mode
@@ -32,10 +32,9 @@ ASKED = [
 class NxdiToolchain(EagerToolchain):
     """Its decoders are NxDI's."""
 
-    def load_decoder(
-        self, spec: DecoderSpec, checkpoint: Checkpoint, folder: Path
-    ) -> DecoderGraphs:
-        return decoder_in_cpu_mode(replace(self._spec, plan=self._plan), spec.part)
+    def load_decoder(self, spec: DecoderSpec, folder: Path) -> DecoderGraphs:
+        alone = replace(spec, plan=replace(spec.plan, tp=1))
+        return decoder_in_cpu_mode(alone, Checkpoint(self._plan.model))
 
 
 @pytest.fixture(scope="module")

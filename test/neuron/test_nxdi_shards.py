@@ -1,7 +1,6 @@
 """The files of each core's weights against those that NxDI's own builder makes."""
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,20 +11,18 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
 from qwen3_omni_neuron.neuron.part_files import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
-from testing.released import TALKER, THINKER
-
-MAKERS = {part: partial(decoder_application, part) for part in ("thinker", "talker")}
+from testing.released import RELEASED
 
 
 def plan_of(tp: int, dtype: torch.dtype = torch.bfloat16, profile: str = "safe") -> DecoderPlan:
-    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, on_cpu=False, profile=profile)
+    return DecoderPlan(tp, 2, 96, (96,), (96,), dtype, profile=profile)
 
 
 @pytest.fixture
@@ -47,7 +44,7 @@ def assert_files_alike(ours: Path, theirs: Path, tp: int) -> None:
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("part", MAKERS)
+@pytest.mark.parametrize("part", DECODERS)
 def test_each_core_gets_what_nxdi_would_give_it(
     as_on_a_device: None,
     checkpoint: Path,
@@ -57,26 +54,30 @@ def test_each_core_gets_what_nxdi_would_give_it(
     tp: int,
 ) -> None:
     """Two KV heads: cut at TP 2, held twice at TP 4, four times at TP 8, with four query heads."""
-    application = MAKERS[part](Checkpoint(checkpoint), config, plan_of(tp))
-    application.get_builder().shard_checkpoint(str(tmp_path / "theirs"))
-    application.shard_weights(str(tmp_path))
+    from testing.neuron.cpu_mode_decoder import WholeWeights
+
+    spec = DecoderSpec(part, config, plan_of(tp))
+    theirs = WholeWeights(spec, Checkpoint(checkpoint))
+    theirs.get_builder().shard_checkpoint(str(tmp_path / "theirs"))
+    write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
     assert_files_alike(tmp_path, tmp_path / "theirs", tp)
 
 
 def test_the_kernels_padding_is_that_of_nxdis_own_model(
     as_on_a_device: None, tmp_path: Path
 ) -> None:
-    """Pad like NxDI's Qwen3-MoE: gate and up each at the end, then cut."""
+    """NxDI's Qwen3-MoE pads gate and up each at its end, then cuts."""
+    from testing.neuron.cpu_mode_decoder import WholeWeights
+
     tp, padded = 2, 2 * 256
     shape = dataclasses.replace(
         SHAPES["tiny"], thinker_hidden=512, thinker_layers=2, accept_hidden_layer=1
     )
     folder = write_tiny_checkpoint(tmp_path / "wide", size=shape)
     config = read_config(folder)
-    application = decoder_application(
-        "thinker", Checkpoint(folder), config, plan_of(tp, torch.float32, profile="fast")
-    )
-    whole = application.checkpoint_loader_fn
+    spec = DecoderSpec("thinker", config, plan_of(tp, torch.float32, profile="fast"))
+    theirs = WholeWeights(spec, Checkpoint(folder))
+    whole = theirs.checkpoint_loader_fn
     experts = "mlp.expert_mlps.mlp_op"
 
     def padded_whole(mmap: bool = False) -> dict[str, torch.Tensor]:
@@ -89,26 +90,27 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
                 state[name] = F.pad(tensor, (0, 0, 0, extra))
         return state
 
-    builder = application.get_builder()
+    builder = theirs.get_builder()
     builder.checkpoint_loader = padded_whole
     builder.shard_checkpoint(str(tmp_path / "theirs"))
-    application.shard_weights(str(tmp_path))
+    write_decoder_shards(spec, Checkpoint(folder), tmp_path)
     assert_files_alike(tmp_path, tmp_path / "theirs", tp)
-    held = load_file(tmp_path / rank_file(1))
-    assert held[f"layers.1.{experts}.gate_up_proj.weight"].shape[-1] == padded
+    weights = load_file(tmp_path / rank_file(1))
+    assert weights[f"layers.1.{experts}.gate_up_proj.weight"].shape[-1] == padded
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-@pytest.mark.parametrize("c", [THINKER.text, TALKER.text], ids=["thinker", "talker"])
-def test_nxdi_takes_the_config_of_each_profile(nxdi: None, c: DecoderConfig, tp: int) -> None:
+@pytest.mark.parametrize("part", DECODERS)
+def test_nxdi_takes_the_config_of_each_profile(nxdi: None, part: str, tp: int) -> None:
     """At the released sizes. What the kernels do is not run here."""
     from neuronx_distributed.modules.moe.blockwise import check_blockwise_mm_kernel_compatibility
 
-    from qwen3_omni_neuron.neuron.nxdi.inference_config import Capture, inference_config
+    from qwen3_omni_neuron.neuron.nxdi.inference_config import inference_config
 
     for profile in ("safe", "fast"):
         plan = plan_of(tp, profile=profile)
-        config = inference_config(c, plan, Capture("lm_head", output=False), takes_rows=False)
+        spec = DecoderSpec(part, RELEASED, plan)
+        config = inference_config(spec)
         blockwise = config.neuron_config.blockwise_matmul_config
         for name, value in blockwise_options(plan).items():
             assert getattr(blockwise, name) == value
@@ -118,14 +120,18 @@ def test_nxdi_takes_the_config_of_each_profile(nxdi: None, c: DecoderConfig, tp:
         width = config.intermediate_size // tp
         assert width % 256 == 0 or profile == "safe"
     check_blockwise_mm_kernel_compatibility(
-        hidden_size=c.hidden_size, block_size=blockwise.block_size, intermediate_size_tp=width
+        hidden_size=spec.decoder.hidden_size,
+        block_size=blockwise.block_size,
+        intermediate_size_tp=width,
     )
 
 
 def test_another_lnc_in_the_environment_is_refused(
-    nxdi: None, checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+    nxdi: None, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NxDI would take it without a word."""
+    from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication
+
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "1")
     with pytest.raises(OptionError, match=r"NEURON_LOGICAL_NC_CONFIG is 1, and the plan has LNC=2"):
-        decoder_application("thinker", Checkpoint(checkpoint), config, plan_of(1))
+        DecoderApplication(DecoderSpec("thinker", config, plan_of(1)))

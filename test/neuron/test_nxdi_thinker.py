@@ -13,7 +13,7 @@ from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
 from testing.media_cases import CASES, IMAGE, audio, text, user
 from testing.neuron.alike import ATOL, assert_prefills_alike, assert_steps_alike
 from testing.prompts import prompt_of
@@ -28,9 +28,9 @@ def text_prompt(rows: int, seed: int = 0) -> Any:
 
 
 def cache_of(thinker: Any) -> list[torch.Tensor]:
-    """The KV cache, copied: keys and values [lines, kv_heads, positions, head_dim] a layer."""
-    held = thinker._decoder._graphs.context_encoding_model.model.kv_mgr.past_key_values
-    return [line.clone() for line in held]
+    """Copy the KV cache: keys and values [slots, kv_heads, positions, head_dim] of each layer."""
+    cache = thinker._decoder._graphs.context_encoding_model.model.kv_mgr.past_key_values
+    return [tensor.clone() for tensor in cache]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -218,7 +218,7 @@ def test_other_weights(
 
 def test_bfloat16_spares_the_frequencies(nxdi: None, config: OmniConfig) -> None:
     """NxDI casts whatever is a parameter or a buffer."""
-    from qwen3_omni_neuron.neuron.nxdi.rotary import AxisRotary
+    from qwen3_omni_neuron.neuron.nxdi.decoder import AxisRotary
 
     text_config = config.thinker.text
     rotary = AxisRotary(text_config.rope, text_config.head_dim)

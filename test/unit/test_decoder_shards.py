@@ -1,5 +1,7 @@
-"""Each core's weights of a decoder on Neuron: nothing lost, nothing twice, little in memory."""
+"""Each core's weights of a decoder on Neuron: nothing lost, nothing twice, little in memory; and
+the plans that are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,18 +9,21 @@ import torch
 from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.names import talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
 from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard
 from qwen3_omni_neuron.graphs.parallel.experts import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
+    cut_parameters,
+    decoder_shard_bytes,
+    write_decoder_shards,
+)
 from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
-from qwen3_omni_neuron.neuron.nxdi.shards import held_parameters, write_decoder_shards
-from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights, nxdi_pieces
 from qwen3_omni_neuron.neuron.part_files import decoder_files, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.neuron.whole_weights import whole_weights
 from testing.peak_memory import needs_proc
 from testing.released import TALKER, THINKER
 from testing.subprocesses import run_python
@@ -27,14 +32,8 @@ DECODERS = {"thinker": THINKER.text, "talker": TALKER.text}
 
 
 def plan_of(tp: int, **changes: object) -> DecoderPlan:
-    options = {"dtype": torch.float32, "on_cpu": False, **changes}
+    options = {"dtype": torch.float32, **changes}
     return DecoderPlan(tp, 4, 96, (96,), (96,), **options)  # type: ignore[arg-type]
-
-
-def weights_of(part: str, config: OmniConfig, checkpoint: Path) -> DecoderWeights:
-    assert config.talker is not None
-    ours = thinker_pieces(config.thinker) if part == "thinker" else talker_pieces(config.talker)
-    return DecoderWeights(Checkpoint(checkpoint), getattr(config, part).text, list(ours))
 
 
 def assert_inverse(name: str, shape: tuple[int, ...], cut: Cut | None, tp: int) -> None:
@@ -54,8 +53,8 @@ def assert_inverse(name: str, shape: tuple[int, ...], cut: Cut | None, tp: int) 
 def test_the_released_parameters_can_be_put_together_again(
     c: DecoderConfig, tp: int, multiple: int
 ) -> None:
-    for name, held in held_parameters(c, tp, multiple).items():
-        assert_inverse(name, held.shape, held.cut, tp)
+    for name, parameter in cut_parameters(c, tp, multiple).items():
+        assert_inverse(name, parameter.shape, parameter.cut, tp)
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4])
@@ -63,12 +62,13 @@ def test_the_released_parameters_can_be_put_together_again(
 def test_the_files_hold_the_checkpoint(
     config: OmniConfig, checkpoint: Path, tmp_path: Path, part: str, tp: int
 ) -> None:
-    weights, plan = weights_of(part, config, checkpoint), plan_of(tp)
-    weights.write_shards(tmp_path, plan, takes_rows=part == "talker")
+    spec = DecoderSpec(part, config, plan_of(tp))
+    write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
     files = [load_file(tmp_path / rank_file(rank)) for rank in range(tp)]
     assert {rank_file(rank) for rank in range(tp)} < set(decoder_files(tp))
-    held = held_parameters(weights.c, tp)
-    state = weights.whole(plan)
+    assert decoder_shard_bytes(spec) == sum(t.nbytes for file in files for t in file.values())
+    parameters = cut_parameters(spec.decoder, tp)
+    state = whole_weights(spec, Checkpoint(checkpoint))
     names = set(state)
     if part == "talker":
         names.remove("embed_tokens.weight")  # its rows come from the host
@@ -81,7 +81,7 @@ def test_the_files_hold_the_checkpoint(
         if name.endswith("rank"):
             assert [part.tolist() for part in shards] == [[rank] for rank in range(tp)]
             continue
-        cut = held[theirs.split(".", 2)[2] if theirs.startswith("layers.") else theirs].cut
+        cut = parameters[theirs.split(".", 2)[2] if theirs.startswith("layers.") else theirs].cut
         assert torch.equal(unshard(shards, cut), state[name]), name
     assert not any(files)
 
@@ -89,10 +89,10 @@ def test_the_files_hold_the_checkpoint(
 def test_query_heads_go_with_their_keys() -> None:
     """Sixteen query heads and two KV heads over eight cores: core 3 has the last of the first
     half, core 4 the first of the second, each with its key head."""
-    held = held_parameters(TALKER.text, 8)
+    parameters = cut_parameters(TALKER.text, 8)
     queries, keys = (
-        held["self_attn.qkv_proj.q_proj.weight"],
-        held["self_attn.qkv_proj.k_proj.weight"],
+        parameters["self_attn.qkv_proj.q_proj.weight"],
+        parameters["self_attn.qkv_proj.k_proj.weight"],
     )
     assert queries.cut is not None and keys.cut is not None
     assert queries.cut.spans[3] == ((6 * 128, 128), (7 * 128, 128))
@@ -106,22 +106,18 @@ def test_query_heads_go_with_their_keys() -> None:
 
 def test_cores_that_dont_divide_are_refused(config: OmniConfig) -> None:
     with pytest.raises(OptionError, match="2 KV heads can't be held by 3 cores"):
-        held_parameters(config.thinker.text, 3)
+        cut_parameters(config.thinker.text, 3)
 
 
 def test_a_checkpoint_of_another_size_is_refused(
     config: OmniConfig, checkpoint: Path, tmp_path: Path
 ) -> None:
-    pieces = [
-        (name, parts)
-        for name, parts in nxdi_pieces(thinker_pieces(config.thinker))
-        if name == "lm_head.weight"
-    ]
-    c = THINKER.text
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight has shape .*config\.json says"):
-        write_decoder_shards(
-            tmp_path, Checkpoint(checkpoint), pieces, c, torch.bfloat16, 1, takes_rows=False
-        )
+    vocabulary = config.thinker.text.vocab_size + 8
+    text = replace(config.thinker.text, vocab_size=vocabulary)
+    other = replace(config, thinker=replace(config.thinker, text=text))
+    spec = DecoderSpec("thinker", other, plan_of(1))
+    with pytest.raises(CheckpointError, match=r"has shape .*config\.json says"):
+        write_decoder_shards(spec, Checkpoint(checkpoint), tmp_path)
 
 
 def test_files_side_by_side(tmp_path: Path) -> None:
@@ -148,19 +144,16 @@ import torch
 from testing.peak_memory import watched
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.nxdi.source import DecoderWeights
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
-from qwen3_omni_neuron.checkpoint.parameters import thinker_pieces
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 
 def cut(folder, to):
     to.mkdir()
     config = read_config(folder)
-    plan = DecoderPlan(4, 1, 64, (64,), (64,), torch.float32, on_cpu=False)
-    pieces = list(thinker_pieces(config.thinker))
-    weights = DecoderWeights(Checkpoint(folder), config.thinker.text, pieces)
-    weights.write_shards(to, plan, takes_rows=False)
+    plan = DecoderPlan(4, 1, 64, (64,), (64,), torch.float32)
+    write_decoder_shards(DecoderSpec("thinker", config, plan), Checkpoint(folder), to)
 
 cut(tiny, out / "warm")  # what the libraries themselves take
 
@@ -182,7 +175,7 @@ def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_what_the_kernels_padding_costs() -> None:
-    """The released sizes; the numbers that graphs.parallel.experts names, in GiB."""
+    """The released sizes; the numbers that neuron.nxdi.experts names, in GiB."""
     cost = {
         (part, tp): expert_widths(c, tp, "fast", torch.bfloat16)
         for part, c in DECODERS.items()
@@ -218,14 +211,12 @@ def test_profiles_are_refused_where_they_cant_be(config: OmniConfig) -> None:
         check_experts(c, plan_of(7))
     with pytest.raises(OptionError, match=r"the shared expert, 768, can't be cut over 7 cores"):
         check_experts(TALKER.text, plan_of(7, **fast))
-    with pytest.raises(OptionError, match=r"which no CPU runs"):
-        plan_of(1, on_cpu=True, profile="fast")
     assert blockwise_options(plan_of(4, **fast))["block_size"] == 128
 
 
 def test_decode_batches_of_a_plan() -> None:
     assert plan_of(1).batches == (1, 4)
-    assert DecoderPlan(1, 1, 8, (8,), (8,), torch.float32, on_cpu=True).batches == (1,)
+    assert DecoderPlan(1, 1, 8, (8,), (8,), torch.float32).batches == (1,)
     assert plan_of(1, batches=(1, 2, 4)).batches == (1, 2, 4)
     for wrong in ((1, 2), (2, 1, 4), (1, 4, 8), (0, 4)):
         with pytest.raises(OptionError, match=r"they must ascend and end with the number of slots"):

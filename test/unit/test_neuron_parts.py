@@ -1,4 +1,4 @@
-"""Parts on Neuron in the batches that were compiled: what the same modules give on the CPU."""
+"""Engines over parts on Neuron, in compiled batches, against the same modules on the CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +32,7 @@ GREEDY = PredictorSampling(None, 50, 1.0)
 def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
     _, static = eager_models(checkpoint, torch.float32)
     graphs = [
-        g
-        for g in all_graphs(config, replace(eager_spec(checkpoint).engine.plan, tp=1))
-        if g.part == name
+        g for g in all_graphs(config, replace(eager_spec(checkpoint).plan, tp=1)) if g.part == name
     ]
     return EagerPart(getattr(static, name), graphs)
 
@@ -112,7 +110,7 @@ def test_rows_through_a_projection(
 
 
 def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Models) -> None:
-    """A table of more rows than are projected at once, and no multiple of any batch."""
+    """More rows than are projected at once, and no multiple of any batch."""
     part = part_of(checkpoint, config, "text_projection")
     assert models.embedding is not None and models.text_projection is not None
     vocabulary = models.embedding.weight.detach().repeat(20, 1)[: ROWS_AT_ONCE + 101]

@@ -26,13 +26,12 @@ from qwen3_omni_neuron.graphs.parallel.cut import unshard
 from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.layers import RmsNorm
-from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
-from qwen3_omni_neuron.neuron.part.part import CheckedPart, LoadedPart
-from qwen3_omni_neuron.neuron.part.shards import expected_bytes, write_shards
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
-from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
+from qwen3_omni_neuron.neuron.nxdi.part_weights import part_shard_bytes, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, weight_name
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from qwen3_omni_neuron.neuron.part_files import rank_file
-from qwen3_omni_neuron.neuron.toolchain import Toolchain
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
 from testing.peak_memory import needs_proc
@@ -61,7 +60,7 @@ def loaded(spec: PartSpec, checkpoint: Path, folder: Path) -> LoadedPart:
 
 
 def bytes_of_data(path: Path) -> int:
-    """Return the size in bytes of a safetensors file's data, without the header and its length."""
+    """Size of a safetensors file without its header, whose length is in its first 8 bytes."""
     stored = path.read_bytes()
     return len(stored) - 8 - int.from_bytes(stored[:8], "little")
 
@@ -91,7 +90,7 @@ def test_the_files_of_all_ranks_are_the_weights(
 ) -> None:
     """Put together again, to the bit; and each is what the traced module takes."""
     spec = plain_spec(config, part, tp, torch.bfloat16)
-    write_shards(spec, Checkpoint(checkpoint), tmp_path)
+    write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
     files = [load_file(tmp_path / rank_file(rank)) for rank in range(tp)]
     traced = TracedPart(spec, Alone())
     whole = dict(converted(spec.weights, Checkpoint(checkpoint), torch.bfloat16))
@@ -102,7 +101,7 @@ def test_the_files_of_all_ranks_are_the_weights(
         torch.testing.assert_close(together, tensor, atol=0, rtol=0, msg=name)
     assert not any(files), "names that no module takes"
     written = sum(bytes_of_data(tmp_path / rank_file(rank)) for rank in range(tp))
-    assert written == expected_bytes(spec)
+    assert written == part_shard_bytes(spec)
 
 
 @pytest.mark.parametrize("part", PLAIN_PARTS)
@@ -157,7 +156,7 @@ def test_on_the_device_an_int64_is_an_int32(
             seen += [*inputs.values(), *outputs]
             return outputs
 
-        part = CheckedPart(spec, run)
+        part = LoadedPart(spec.graphs, run)
         for label, inputs in calls_of(part.graphs):
             outputs = part.call(label, *inputs)
             said = [graph_output.dtype for graph_output in part.graphs[label].outputs]
@@ -175,7 +174,7 @@ def test_the_state_lies_at_each_rank_and_is_its_own(
     spec = plain_spec(config, "code2wav", 2)
     TOOLCHAIN.compile_part(spec, Checkpoint(checkpoint), tmp_path)
     cores = SimulatedCores(spec, tmp_path)
-    part = CheckedPart(spec, cores.run)
+    part = LoadedPart(spec.graphs, cores.run)
     assert not any(line.any() for line in cores.states[0].values())
     (label, inputs), *_ = calls_of(part.graphs)
     part.call(label, *inputs)
@@ -239,7 +238,7 @@ def test_a_checkpoint_that_lacks_a_weight_is_refused_at_once(
             return [name for name in super().names if "linear_fc2.bias" not in name]
 
     with pytest.raises(CheckpointError, match=r"lacks 1 parameters: talker.text_projection"):
-        write_shards(plain_spec(config, "text_projection", 1), Lacking(checkpoint), tmp_path)
+        write_part_shards(plain_spec(config, "text_projection", 1), Lacking(checkpoint), tmp_path)
     assert not list(tmp_path.iterdir())
 
 
@@ -260,20 +259,21 @@ import sys
 from pathlib import Path
 import torch
 from testing.peak_memory import watched
-from part_cases import plain_spec
+from testing.part_cases import plain_spec
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.part.shards import write_shards
+from qwen3_omni_neuron.neuron.nxdi.part_weights import write_part_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 (out / "warm").mkdir()  # what the libraries themselves take
-write_shards(plain_spec(read_config(tiny), "vision_encoder", 8), Checkpoint(tiny), out / "warm")
+spec = plain_spec(read_config(tiny), "vision_encoder", 8)
+write_part_shards(spec, Checkpoint(tiny), out / "warm")
 spec = plain_spec(read_config(small), "vision_encoder", 8, torch.float32)
 whole = sum(p.numel() * 4 for p in spec.make().parameters())
 
 with watched() as peak:
     (out / "part").mkdir()
-    write_shards(spec, Checkpoint(small), out / "part")
+    write_part_shards(spec, Checkpoint(small), out / "part")
 print(peak.nbytes / whole)
 """
 

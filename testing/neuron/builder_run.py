@@ -22,8 +22,8 @@ from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.toolchain import MODEL_FILE, NxdToolchain
-from qwen3_omni_neuron.neuron.part.compiler_flags import compiler_flags
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, compiler_flags
+from qwen3_omni_neuron.neuron.part_files import EXECUTABLE_FILE
 from testing.neuron import eager_part_device
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PLAIN_PARTS, PlainPart, calls_of, plain_spec
@@ -48,7 +48,7 @@ def main(checkpoint: Path, folder: Path) -> None:
         spec, own = plain_spec(config, name, 1), folder / name
         own.mkdir()
         toolchain.compile_part(spec, Checkpoint(checkpoint), own)
-        assert sorted(path.name for path in own.iterdir()) == [MODEL_FILE, "weights"]
+        assert sorted(path.name for path in own.iterdir()) == [EXECUTABLE_FILE, "weights"]
         programs = eager_part_device.PROGRAMS[-len(spec.graphs) :]
         for graph, program in zip(spec.graphs, programs, strict=True):
             assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
@@ -61,7 +61,7 @@ def main(checkpoint: Path, folder: Path) -> None:
                 given, expected = part.call(label, *inputs), plain.call(label, *inputs)
                 assert_close(given, expected)
                 calls += 1
-        routes = NxDModel.load(str(own / MODEL_FILE)).input_shape_map.values()
+        routes = NxDModel.load(str(own / EXECUTABLE_FILE)).input_shape_map.values()
         ways = max(map(len, routes))
         sys.stdout.write(f"{name}: {calls} calls alike, up to {ways} graphs of equal inputs\n")
     assert_refuses_what_does_not_fit(toolchain, config, folder / "code2wav")
@@ -79,11 +79,11 @@ def assert_refuses_what_does_not_fit(
     except ArtifactError as error:
         assert f"graphs differ in {last.label}. Delete" in str(error), error
         sys.stdout.write("refused\n")
-    (folder / MODEL_FILE).write_bytes(b"no archive")
+    (folder / EXECUTABLE_FILE).write_bytes(b"no archive")
     try:
         toolchain.load_part(spec, folder)
     except ArtifactError as error:
-        assert f"{MODEL_FILE} can't be loaded" in str(error), error
+        assert f"{EXECUTABLE_FILE} can't be loaded" in str(error), error
         sys.stdout.write("refused\n")
 
 

@@ -1,18 +1,24 @@
-"""Engines over NxDI's CPU mode, which runs NxDI's own modules without a device.
+"""Decoders in NxDI's CPU mode, which runs NxDI's own modules without a device; engines over them.
 
 Thinker and talker are NxDI's; encoders, code predictor, projections and vocoder run model/ on the
 CPU.
 """
 
+from typing import TYPE_CHECKING, Any
+
+import torch
+
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_host_models
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_engine
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.nxdi.plan import decoder_plan
-from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.nxdi.spec import decoder_application
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
+from testing.host_models import load_host_models
+
+if TYPE_CHECKING:  # NxDI can be imported after nxdi_sources.make_importable
+    from testing.neuron.cpu_mode_decoder import CpuModeDecoder
 
 
 def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
@@ -20,24 +26,54 @@ def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
 
     With tp over 1 every rank builds the same engines, and makes the same calls in the same order:
     the pipeline's threads do not, so it runs with 1.
-    Raises CheckpointError (see checkpoint.parameters.load_parts), RuntimeError (see
-    neuron.nxdi.application.join_ranks), and ValueError for bfloat16 with tp over 1.
+    Raises CheckpointError (see checkpoint.parameters.load_parts), and what decoder_in_cpu_mode
+    raises.
     """
     config = spec.config
     host = load_host_models(Checkpoint(spec.plan.model), config, spec.dtype)
     media = media_encoders(host, spec)
-    thinker = NeuronThinker(
-        config, NxdiSlots(decoder_in_cpu_mode(spec, "thinker")), media, spec.dtype
-    )
+
+    def slots(part: str) -> NxdiSlots:
+        decoder = decoder_spec(config, spec.plan, part)
+        return NxdiSlots(decoder_in_cpu_mode(decoder, Checkpoint(spec.plan.model)))
+
+    thinker = NeuronThinker(config, slots("thinker"), media, spec.dtype)
     if config.talker is None or config.code2wav is None:
         return Engines(thinker, None, None)
-    talker = talker_engine(host, spec, NxdiSlots(decoder_in_cpu_mode(spec, "talker")))
+    talker = talker_engine(host, spec, slots("talker"))
     return Engines(thinker, talker, vocoder_engine(host, spec))
 
 
-def decoder_in_cpu_mode(spec: EngineSpec, part: str) -> DecoderGraphs:
-    """Load "thinker" or "talker" in CPU mode. Raises as build_cpu_mode_engines."""
-    plan = decoder_plan(spec.plan, part, on_cpu=True)
-    application = decoder_application(part, Checkpoint(spec.plan.model), spec.config, plan)
-    application.load_in_cpu_mode()
-    return application
+def decoder_in_cpu_mode(spec: DecoderSpec, checkpoint: Checkpoint) -> "CpuModeDecoder":
+    """Load this rank's share of a decoder.
+
+    Raises RuntimeError (see join_ranks), and ValueError for bfloat16 over several ranks, which
+    gloo can't add up.
+    """
+    from testing.neuron.cpu_mode_decoder import CpuModeDecoder
+
+    decoder = CpuModeDecoder(spec, checkpoint)
+    decoder.load_weights_here()
+    return decoder
+
+
+def join_ranks(tp: int) -> None:
+    """Make this process one of `tp` ranks: the only one where tp is 1, else as torchrun started it.
+
+    Decoders of one process share the ranks. Raises RuntimeError where there are not `tp`.
+    """
+    from neuronx_distributed.parallel_layers import parallel_state
+
+    group = torch.distributed
+    if not group.is_initialized():
+        alone: dict[str, Any] = {"store": group.HashStore(), "rank": 0, "world_size": 1}
+        group.init_process_group("gloo", **(alone if tp == 1 else {}))
+    if group.get_world_size() != tp:
+        raise RuntimeError(
+            f"{group.get_world_size()} processes share this model, and it was planned for {tp}. "
+            f"Start it with torchrun --nproc-per-node {tp}."
+        )
+    if not parallel_state.model_parallel_is_initialized():
+        parallel_state.initialize_model_parallel(
+            tensor_model_parallel_size=tp, skip_collective_init=True
+        )

@@ -1,9 +1,9 @@
-"""One rank of parts whose weights are sharded, over NxD's collectives; torchrun starts it.
+"""One rank of parts that share their weights over NxD's collectives, for torchrun to start.
 
     torchrun --nproc-per-node 2 testing/neuron/part_ranks.py CHECKPOINT FOLDER
 
 Every rank writes the weight files into a folder of its own, takes its share, and compares its
-graphs' outputs with those of the plain modules. Each rank prints one line when all agree.
+graphs' outputs with those of the plain modules. Prints one line a rank when all agree.
 """
 
 import logging
@@ -20,10 +20,11 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.graphs.all import static_models, with_weights
-from qwen3_omni_neuron.neuron.part.group import NxdGroup
-from qwen3_omni_neuron.neuron.part.part import CheckedPart
-from qwen3_omni_neuron.neuron.part.shards import read_shard, write_shards
-from qwen3_omni_neuron.neuron.part.traced import TracedPart
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
+from qwen3_omni_neuron.neuron.nxdi.part_weights import read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
+from qwen3_omni_neuron.neuron.part import LoadedPart
+from testing.neuron.cpu_mode import join_ranks
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec
 from testing.simulated_toolchain import States, run_with_state, zero_state
@@ -45,8 +46,6 @@ def main(checkpoint: Path, folder: Path) -> None:
     assert reason is None, reason
     logging.disable(logging.WARNING)
     torch.set_num_threads(1)
-    from qwen3_omni_neuron.neuron.nxdi.application import join_ranks
-
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     join_ranks(ranks)
     group = NxdGroup()
@@ -60,11 +59,11 @@ def main(checkpoint: Path, folder: Path) -> None:
     for name in ("audio_encoder", "code_predictor", "code2wav"):
         spec, own_folder = plain_spec(config, name, ranks), folder / f"{name}-{rank}"
         own_folder.mkdir()
-        write_shards(spec, Checkpoint(checkpoint), own_folder)
+        write_part_shards(spec, Checkpoint(checkpoint), own_folder)
         traced = TracedPart(spec, group)
-        traced.load(read_shard(own_folder, rank, traced.weights))
+        traced.load(read_part_shard(own_folder, rank, traced.weights))
         states = zero_state(spec)
-        part = CheckedPart(spec, partial(run_graph, traced, states))
+        part = LoadedPart(spec.graphs, partial(run_graph, traced, states))
         whole = {graph.label: graph for graph in plain_graphs(config, name, 1, torch.float64)}
         plain = PlainPart(whole, getattr(models, name))
         for label, inputs in calls_of(whole):

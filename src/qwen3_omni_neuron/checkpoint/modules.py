@@ -72,24 +72,6 @@ def load_models(
     return models
 
 
-def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
-    """Read all modules except the decoders of thinker and talker.
-
-    For engines that run those decoders elsewhere. Raises CheckpointError; see
-    checkpoint.parameters.load_parts.
-    """
-    models = Models()
-    with torch.device("meta"), _NoInit():
-        parts = _encoder_parts(models, config) | _embedding_parts(models, config)
-        if config.talker is not None:
-            parts |= _codec_embedding_parts(models, config.talker)
-            parts |= _projection_and_predictor_parts(models, config.talker)
-        if config.code2wav is not None:
-            parts |= _vocoder_parts(models, config.code2wav)
-    load_parts(parts.values(), checkpoint, dtype)
-    return models
-
-
 def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
     """Read the token embedding and the codec embedding only.
 

@@ -1,4 +1,4 @@
-"""Which logical cores each stage has: one table, and the environment that it becomes.
+"""The logical cores of each stage, and the environment variables that give them to a process.
 
 A core belongs to one process at a time. With placement "shared" one process has all stages on the
 same cores; with "split" each stage has a process and cores of its own. A stage has as many cores as
@@ -25,7 +25,7 @@ PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 
 @dataclass(frozen=True)
 class CorePlan:
-    """The cores of each stage. Made by `plan_cores`, which checks it.
+    """The cores of each stage. Made and checked by `plan_cores`.
 
     ranges: first and last logical core, inclusive, by stage.
     """
@@ -37,13 +37,13 @@ class CorePlan:
 
     @property
     def next_core(self) -> int:
-        """The first core behind all of them: where a second model on this instance may begin."""
+        """The first core after all of these, from which a second model may have its own."""
         return 1 + max(last for _, last in self.ranges.values())
 
     def environment(self, stage: str) -> dict[str, str]:
-        """What the process of a stage needs in its environment before it imports anything."""
+        """Return the variables that a stage's process has to have before it imports anything."""
         return {
-            "NEURON_RT_VISIBLE_CORES": _said(self.ranges[stage]),
+            "NEURON_RT_VISIBLE_CORES": _format_range(self.ranges[stage]),
             "NEURON_LOGICAL_NC_CONFIG": str(self.lnc),
         }
 
@@ -57,12 +57,12 @@ def plan_cores(
     stages: Sequence[str] = STAGES,
     first_core: int = 0,
 ) -> CorePlan:
-    """The cores of every stage, from `first_core` on, or those that `cores` names.
+    """Plan the cores of every stage, from `first_core` on, or take those that `cores` names.
 
     instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". cores: by
-    stage, as NEURON_RT_VISIBLE_CORES has them, "8-15" or "16"; for all stages or for none.
-    first_core: for a second model, the `next_core` of the first one's plan.
-    Raises OptionError, which says the numbers.
+    stage, as in NEURON_RT_VISIBLE_CORES, "8-15" or "16"; for all stages or for none. first_core:
+    for a second model, the `next_core` of the first one's plan.
+    Raises OptionError, with the numbers.
     """
     if instance not in PHYSICAL_CORES:
         raise OptionError(
@@ -72,7 +72,7 @@ def plan_cores(
     if lnc not in (1, 2):
         raise OptionError(f"lnc is 1 or 2, got {lnc}.")
     if cores is not None:
-        ranges = _named(cores, stages)
+        ranges = _ranges(cores, stages)
     else:
         starts = [first_core + (tp * i if placement == "split" else 0) for i in range(len(stages))]
         ranges = {
@@ -84,8 +84,10 @@ def plan_cores(
 
 
 def instance_type(product_name: Path = PRODUCT_NAME) -> str:
-    """The instance type of this machine, as its firmware says it. Raises OptionError where that is
-    none that is known."""
+    """Return the instance type of this machine, from its firmware.
+
+    Raises OptionError where it is none of PHYSICAL_CORES.
+    """
     try:
         found = product_name.read_text(encoding="utf-8").strip()
     except OSError as error:
@@ -98,7 +100,7 @@ def instance_type(product_name: Path = PRODUCT_NAME) -> str:
     return found
 
 
-def _named(cores: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[int, int]]:
+def _ranges(cores: Mapping[str, str], stages: Sequence[str]) -> dict[str, tuple[int, int]]:
     if cores.keys() != set(stages):
         raise OptionError(
             f"cores names {', '.join(cores) or 'no stage'}; it is for {', '.join(stages)}, all of "
@@ -118,7 +120,7 @@ def _range(stage: str, text: str) -> tuple[int, int]:
 
 
 def _check(plan: CorePlan, tp: int, available: int) -> None:
-    said = ", ".join(f"{stage} {_said(cores)}" for stage, cores in plan.ranges.items())
+    listed = ", ".join(f"{stage} {_format_range(cores)}" for stage, cores in plan.ranges.items())
     for stage, (first, last) in plan.ranges.items():
         if last - first + 1 != tp:
             raise OptionError(
@@ -127,7 +129,7 @@ def _check(plan: CorePlan, tp: int, available: int) -> None:
             )
     if plan.placement == "shared" and len(set(plan.ranges.values())) > 1:
         raise OptionError(
-            f"with placement shared one process has all stages, on the same cores, got {said}. "
+            f"with placement shared one process has all stages, on the same cores, got {listed}. "
             "Give them the same, or take placement split."
         )
     if plan.placement == "split":
@@ -135,17 +137,17 @@ def _check(plan: CorePlan, tp: int, available: int) -> None:
         for (one, (_, end)), (other, (start, _)) in pairwise(ordered):
             if start <= end:
                 raise OptionError(
-                    f"{one} and {other} share core {start} ({said}), and a core belongs to one "
+                    f"{one} and {other} share core {start} ({listed}), and a core belongs to one "
                     "process. Give each stage cores of its own, or take placement shared."
                 )
     if plan.next_core > available:
         raise OptionError(
             f"{plan.instance} has {available} logical cores at LNC={plan.lnc}, 0 to "
-            f"{available - 1}, and {said} is asked for. {_way_out(plan, tp, available)}"
+            f"{available - 1}, and {listed} is asked for. {_remedy(plan, tp, available)}"
         )
 
 
-def _way_out(plan: CorePlan, tp: int, available: int) -> str:
+def _remedy(plan: CorePlan, tp: int, available: int) -> str:
     stages = len(set(plan.ranges.values()))
     if stages * tp <= available:
         return f"Name cores below {available}: {stages * tp} of them would do."
@@ -160,6 +162,6 @@ def _way_out(plan: CorePlan, tp: int, available: int) -> str:
     )
 
 
-def _said(cores: tuple[int, int]) -> str:
+def _format_range(cores: tuple[int, int]) -> str:
     first, last = cores
     return str(first) if first == last else f"{first}-{last}"

@@ -15,6 +15,7 @@ def decoder_files(tp: int) -> tuple[str, ...]:
 
     model.pt             every graph of every bucket: NxDI's TorchScript with the NEFFs inside
     neuron_config.json   NxDI's config, for a human reader; a load goes by the plan
-    weights/tp{rank}_sharded_checkpoint.safetensors    each core's weights (see neuron.nxdi.shards)
+    weights/tp{rank}_sharded_checkpoint.safetensors
+                         each core's weights: see neuron.nxdi.decoder_weights
     """
     return (EXECUTABLE_FILE, CONFIG_FILE, *(rank_file(rank) for rank in range(tp)))

@@ -1,4 +1,4 @@
-"""The entry of AWS Neuron, by way of NxDI, in the table of targets."""
+"""The entry of AWS Neuron in the table of targets: SDK 2.31, with NxDI."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 LIMITS = Limits(
     target="neuron",
     degrees=(8, 4, 2, 1),
-    # The kernels of "fast" are written for two physical cores a logical one.
+    # The kernels of "fast" are written for logical cores of two physical ones.
     profiles={"safe": (2, 1), "fast": (2,)},
     dtypes=("bfloat16", "float32"),
     predictor_top_k=50,
     sizes={
-        # A spoken question is 100 to 1500 rows: padding to the next of these is cheap.
+        # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
         "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
         "decode_buckets": (512, 2048),
         "patch_buckets": (1024, 4096, 16384),
@@ -39,30 +39,30 @@ def versions() -> dict[str, str]:
 
 
 def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Compile a graph's parts; see neuron.compile.compile_graph."""
-    from qwen3_omni_neuron.neuron.compile import compile_graph
+    """Compile a graph's parts; see neuron.nxdi.compile.compile_graph."""
+    from qwen3_omni_neuron.neuron.nxdi.compile import compile_graph
 
     return compile_graph(plan, graph, folder)
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of a graph's weights; see neuron.compile.expected_bytes."""
-    from qwen3_omni_neuron.neuron.compile import expected_bytes
+    """Return the size in bytes of a graph's weights; see neuron.nxdi.compile.expected_bytes."""
+    from qwen3_omni_neuron.neuron.nxdi.compile import expected_bytes
 
     return expected_bytes(plan, graph)
 
 
 def build_engines(spec: EngineSpec, stages: Sequence[str]) -> "StageEngines":
-    """Load the engines of some stages; see neuron.build.build_engines."""
-    from qwen3_omni_neuron.neuron.build import build_engines
+    """Load the engines of some stages; see neuron.nxdi.build.build_engines."""
+    from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 
     return build_engines(spec, stages)
 
 
 def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
-    """Return the variables that give each stage's process its cores; see neuron.cores.plan_cores.
+    """Return the environment variables that give each stage's process its cores.
 
-    Raises OptionError, see neuron.cores.plan_cores.
+    Raises OptionError; see neuron.cores.plan_cores.
     """
     from qwen3_omni_neuron.neuron.cores import instance_type, plan_cores
 

@@ -1,1 +1,1 @@
-"""What the runtime asks of an engine, over decoders and parts on Neuron."""
+"""Engines over loaded parts: encoders, projections, code predictor, vocoder."""

@@ -1,4 +1,4 @@
-"""The audio encoder on Neuron: the clips of a prompt, in compiled batches of windows."""
+"""The encoders and projections on Neuron: inputs of any length over graphs of compiled sizes."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -11,11 +11,11 @@ from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places
-from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronAudio:
-    """Serves engine.prompt_media.Audio over the graphs of graphs.encoders.audio_graph."""
+    """The audio encoder (see engines.media.Audio) over graphs of graphs.encoders.audio_graph."""
 
     def __init__(self, part: LoadedPart, config: AudioEncoderConfig):
         self._part, self._config = part, config
@@ -24,6 +24,7 @@ class NeuronAudio:
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
     def encode(self, clips: Sequence[Tensor]) -> Tensor:
+        """Encode the clips of a prompt in compiled batches of windows; see Audio.encode."""
         c, sizes = self._config, list(self._labels)
         tokens = sum(c.tokens(clip.shape[1]) for clip in clips)
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
@@ -33,18 +34,18 @@ class NeuronAudio:
             (encoded,) = self._part.call(
                 self._labels[size],
                 pad_rows(batch.mel.to(self._dtype), size),
-                # All of a window that is padding: one with no token would attend to nothing.
+                # All True in padding: a window without any valid token would attend to nothing.
                 pad_rows(batch.valid, size, True),
                 torch.tensor([batch.chunk_width]),
             )
-            some = encoded[: len(batch.mel)][batch.valid]
-            rows[end : end + len(some)] = some
-            end += len(some)
+            valid = encoded[: len(batch.mel)][batch.valid]
+            rows[end : end + len(valid)] = valid
+            end += len(valid)
         return rows
 
 
 class NeuronVision:
-    """Serves engine.prompt_media.Vision over the graphs of graphs.encoders.vision_graph."""
+    """The vision encoder (see engines.media.Vision) over graphs of graphs.encoders.vision_graph."""
 
     def __init__(self, part: LoadedPart, config: VisionEncoderConfig):
         self._part, self._config = part, config
@@ -52,25 +53,30 @@ class NeuronVision:
         self._labels = {patches: graph.label for (patches,), graph in graphs.items()}
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
-    def encode(self, pictures: Iterable[Patches]) -> Tensor:
-        """As the protocol has it. Raises BucketError for a frame of more patches than any graph
-        takes."""
-        return torch.cat([rows for picture in pictures for rows in self._frames(picture)], 1)
+    def encode(self, images: Iterable[Patches]) -> Tensor:
+        """Encode images and videos frame by frame; see Vision.encode.
 
-    def _frames(self, picture: Patches) -> Iterator[Tensor]:
-        """[1 + deepstack, rows, hidden] of each frame."""
-        frames, height, width = picture.grid
+        Raises BucketError for a frame of more patches than any graph takes.
+        """
+        return torch.cat([rows for image in images for rows in self._frames(image)], 1)
+
+    def _frames(self, image: Patches) -> Iterator[Tensor]:
+        """Encode each frame to [1 + deepstack, rows, hidden]."""
+        frames, height, width = image.grid
         merge, size = self._config.merge_size, height * width
         bucket = bucket_of(size, list(self._labels), "patches in a frame")
         places, grid = patch_places(height, width, merge), torch.tensor((height, width))
-        for frame in picture.values.view(frames, size, -1).to(self._dtype).split(1):
+        for frame in image.values.view(frames, size, -1).to(self._dtype).split(1):
             patches, padded_places, valid = pad_patches(frame, places, bucket)
             (rows,) = self._part.call(self._labels[bucket], patches, padded_places, grid, valid)
             yield rows[:, 0, : size // merge**2]
 
 
 class NeuronProjection:
-    """Thinker rows to talker rows. name: "text_projection" or "hidden_projection"."""
+    """A projection of the thinker's rows to the talker's.
+
+    name: "text_projection" or "hidden_projection".
+    """
 
     def __init__(self, part: LoadedPart, name: str):
         self._part = part
@@ -80,24 +86,26 @@ class NeuronProjection:
         self._dtype, self._width = first.inputs[0].dtype, first.outputs[0].lengths[1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, thinker hidden] -> [rows, talker hidden]."""
+        """Project rows. x: [rows, thinker hidden] -> [rows, talker hidden]."""
         rows = torch.empty(len(x), self._width, dtype=self._dtype)
-        for some, size in batches(len(x), list(self._labels)):
+        for batch, size in batches(len(x), list(self._labels)):
             (projected,) = self._part.call(
-                self._labels[size], pad_rows(x[some].to(self._dtype), size)
+                self._labels[size], pad_rows(x[batch].to(self._dtype), size)
             )
-            rows[some] = projected[: some.stop - some.start]
+            rows[batch] = projected[: batch.stop - batch.start]
         return rows
 
 
 def batch_of(rows: int, sizes: Sequence[int]) -> int:
-    """The smallest of `sizes`, ascending, that holds `rows`; the largest where none does."""
+    """Return the smallest of `sizes`, ascending, that holds `rows`; the largest where none does."""
     return next((size for size in sizes if size >= rows), sizes[-1])
 
 
 def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
-    """Which rows each call takes, and the batch that they are padded to: 9 rows in (1, 4) are 4,
-    4 and 1."""
+    """Return the rows of each call, and the size of the batch that they are padded to.
+
+    9 rows in batches of (1, 4) are calls of 4, 4 and 1.
+    """
     start = 0
     while start < rows:
         size = batch_of(rows - start, sizes)
@@ -107,7 +115,7 @@ def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
 
 
 def pad_rows(x: Tensor, size: int, value: float = 0) -> Tensor:
-    """x [n, ...] -> [size, ...], filled up with `value`."""
-    if len(x) == size:  # even no padding would be a copy
+    """Pad x [n, ...] to [size, ...] with `value`."""
+    if len(x) == size:  # F.pad copies even where it adds nothing
         return x
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, size - len(x)), value=value)

@@ -10,14 +10,15 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.engines.encoders import batches, pad_rows
-from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronPredictor:
-    """Serves engine.predictor.Predictor over the graphs of graphs.speech.predictor_graph.
+    """The code predictor (see engines.protocols.Predictor) over graphs.speech.predictor_graph.
 
-    A graph for greedy frames, and one for all that are sampled, whatever their top_k: up to the
-    one that it was compiled for. codes: that a frame's codes are chosen from.
+    One graph serves greedy frames, and one all sampled frames of any top_k up to the compiled one.
+
+    codes: size of the vocabulary that each code is chosen from.
     """
 
     def __init__(self, part: LoadedPart, codes: int):
@@ -31,7 +32,10 @@ class NeuronPredictor:
     def predict(
         self, hidden: Tensor, code0: Tensor, sampling: Sequence[PredictorSampling]
     ) -> tuple[Tensor, Tensor]:
-        """As the protocol has it. Raises BucketError for a top_k above the compiled one."""
+        """Choose the rest of each frame; see Predictor.predict.
+
+        Raises BucketError for a top_k above the compiled one.
+        """
         sampled = [row for row, how in enumerate(sampling) if how.uniforms is not None]
         if not sampled:
             return self._run(self._greedy, (hidden, code0))
@@ -43,12 +47,12 @@ class NeuronPredictor:
         first = self._run(self._greedy, (hidden[greedy], code0[greedy]))
         inputs = hidden[sampled], code0[sampled], *sampling_inputs(chosen), limits
         second = self._run(self._sampled, inputs)
-        back = torch.tensor(greedy + sampled).argsort()
-        codes, feedback = (torch.cat(pair)[back] for pair in zip(first, second, strict=True))
+        in_order = torch.tensor(greedy + sampled).argsort()
+        codes, feedback = (torch.cat(pair)[in_order] for pair in zip(first, second, strict=True))
         return codes, feedback
 
     def _limit(self, top_k: int) -> int:
-        """top_k as the graph takes it. 0, and more than there are, is all codes."""
+        """Return top_k as the graph takes it: 0, or more than there are, means all codes."""
         limit = min(top_k or self._codes, self._codes)
         if limit > self._most:
             raise BucketError(
@@ -59,20 +63,19 @@ class NeuronPredictor:
         return limit
 
     def _run(self, graphs: dict[int, Graph], inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Rows in compiled batches, most often in one. Rows of padding are drawn like the first
-        code: what they are doesn't matter."""
-        given = []
+        """Run rows in compiled batches, most often in one. Padding has each input's idle value."""
+        outputs = []
         for rows, size in batches(len(inputs[0]), list(graphs)):
             graph = graphs[size]
             padded = [
                 pad_rows(tensor[rows], size, spec.idle)
                 for tensor, spec in zip(inputs, graph.inputs, strict=True)
             ]
-            given.append(
+            outputs.append(
                 [o[: rows.stop - rows.start] for o in self._part.call(graph.label, *padded)]
             )
-        if len(given) == 1:
-            codes, feedback = given[0]
+        if len(outputs) == 1:
+            codes, feedback = outputs[0]
             return codes, feedback
-        codes, feedback = (torch.cat(some) for some in zip(*given, strict=True))
+        codes, feedback = (torch.cat(each) for each in zip(*outputs, strict=True))
         return codes, feedback

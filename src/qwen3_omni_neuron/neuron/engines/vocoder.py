@@ -1,4 +1,4 @@
-"""code2wav on Neuron, its streams' states on the device."""
+"""code2wav on Neuron, with the states of its streams on the device."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -13,17 +13,17 @@ from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import Code2WavConfig
 from qwen3_omni_neuron.neuron.engines.encoders import batch_of, pad_rows
-from qwen3_omni_neuron.neuron.part.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 GraphsBySize = Mapping[tuple[int, ...], Graph]
-"""By streams and frames."""
+"""Graphs by their numbers of streams and frames."""
 
 
 class NeuronVocoder:
-    """Serves runtime.protocols.Vocoder over the graphs of graphs.speech.code2wav_graph.
+    """The vocoder (see engines.protocols.Vocoder) over graphs.speech.code2wav_graph.
 
-    Slots, chunk sizes and batches are those of the graphs. One call of the engine is one of a
-    graph, so a call that raises has moved no slot, as long as the graph moves none where it fails.
+    Slots, chunk sizes and batches are those of the graphs. One call of the engine is one call of a
+    graph, so a call that raises has changed no slot's state, if a graph that fails changes none.
     """
 
     def __init__(self, part: LoadedPart, config: Code2WavConfig):
@@ -31,13 +31,13 @@ class NeuronVocoder:
         self._part = part
         self._starts = graphs_by_size(part, "code2wav_start", "streams", "frames")
         self._steps = graphs_by_size(part, "code2wav_step", "streams", "frames")
-        # The last line of the state is for rows of padding.
+        # The last row of the state is for padding.
         self.slots = next(iter(self._starts.values())).state[0].lengths[0] - 1
         self._batches = sorted({streams for streams, _ in self._starts})
         self.chunk_frames = tuple(sorted({frames for _, frames in self._starts}))
         self.frame_samples = config.frame_samples
         self.latency_samples = config.latency_samples
-        self._live: set[int] = set()  # slots that hold a stream which can go on
+        self._live: set[int] = set()  # slots whose stream can go on
         wanted = set(product({*self._batches, self.slots}, self.chunk_frames))
         if missing := sorted((wanted - self._starts.keys()) | (wanted - self._steps.keys())):
             streams, frames = missing[0]
@@ -49,17 +49,24 @@ class NeuronVocoder:
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """As the protocol has it. Raises BucketError for a chunk of no frames or of too many."""
+        """Decode the first chunks of streams; see Vocoder.start.
+
+        Raises BucketError for a chunk of no frames or of too many.
+        """
         return self._decode(self._starts, slots, codes, self.latency_samples)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
-        """As `start`. Every slot was started, and its last chunk was not padded."""
+        """Decode the next chunks of streams; see Vocoder.step.
+
+        Every slot was started, and its last chunk was not padded. Raises as `start`.
+        """
         lost = [slot for slot in slots if slot not in self._live]
         assert not lost, f"slots {lost} hold no stream: not started, at its end, or closed"
         return self._decode(self._steps, slots, codes, 0)
 
     def close(self) -> None:
+        """Release graphs, weights and states."""
         self._live.clear()
         self._part.close()
 
@@ -77,6 +84,6 @@ class NeuronVocoder:
             pad_rows(torch.tensor(slots), size, self.slots),
         )
         self._live -= set(slots)
-        # What a padded chunk leaves is of the padding.
+        # After a padded chunk a stream can't go on: its state is that of the padding.
         self._live |= {s for s, chunk in zip(slots, codes, strict=True) if len(chunk) == frames}
         return cut_audio(codes, samples, self.frame_samples, late)

@@ -1,1 +1,1 @@
-"""Thinker and talker on NxDI: their decoder, its weights, its slots."""
+"""The Neuron target of SDK 2.31: decoders on NxDI, all other parts traced and compiled by NxD."""

@@ -1,7 +1,7 @@
-"""The decoder of thinker and talker, made of NxDI's parallel parts.
+"""The decoder of thinker and talker, made of NxDI's parallel layers.
 
-The same stack as model.decoder: NxDI's attention, experts and KV cache; our rotary positions,
-shared expert and captured hidden states.
+The same stack as model.decoder.Decoder: attention, experts and KV cache are NxDI's; rotary
+positions, shared expert and captured hidden states are ours.
 """
 
 import torch
@@ -14,10 +14,118 @@ from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCac
 from neuronx_distributed_inference.modules.moe_v2 import initialize_moe_module
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.model.config import DecoderConfig, RopeConfig
+from qwen3_omni_neuron.model.rotary import Rotary
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE
-from qwen3_omni_neuron.neuron.nxdi.rotary import AxisRotary
+
+
+class DecoderModel(NeuronBaseModel):
+    """The module that NxDI traces: layers, norm and head, and the thinker's embedding."""
+
+    config: DecoderInferenceConfig
+
+    def setup_attr_for_model(self, config: DecoderInferenceConfig) -> None:
+        """Set the sizes that NxDI's base class reads."""
+        c = config.decoder
+        # Sampling is on the host: it has penalties, a seed, suppressed ids.
+        self.on_device_sampling = False
+        self.tp_degree = config.neuron_config.tp_degree
+        self.hidden_size = c.hidden_size
+        self.num_attention_heads = c.heads
+        self.num_key_value_heads = c.kv_heads
+        self.max_batch_size = config.neuron_config.max_batch_size
+        self.buckets = config.neuron_config.buckets
+
+    def init_model(self, config: DecoderInferenceConfig) -> None:
+        """Make the modules."""
+        c, dtype = config.decoder, config.neuron_config.torch_dtype
+        self.embed_tokens: nn.Module | None = None
+        if not config.takes_rows:
+            self.embed_tokens = ParallelEmbedding(
+                c.vocab_size, c.hidden_size, dtype=dtype, shard_across_embedding=True, pad=True
+            )
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(c.layers))
+        self.norm = get_rmsnorm_cls()(c.hidden_size, eps=c.norm_eps)
+        self.lm_head = ColumnParallelLinear(
+            c.hidden_size, c.vocab_size, bias=False, gather_output=True, pad=True, dtype=dtype
+        )
+        self._captured: list[Tensor] = []
+        self._hook_capture(config)
+
+    def init_inference_optimization(self, config: DecoderInferenceConfig) -> None:
+        """Make the KV cache."""
+        self.kv_mgr = SlotKvCache(
+            config, num_kv_head=self.num_key_value_heads, global_rank=self.rank_util
+        )
+
+    def encode_vision_to_input(
+        self, inputs_embeds: Tensor, vision_embeddings: Tensor, vision_mask: Tensor
+    ) -> Tensor:
+        """Put rows of media among those of text. All [1, S, hidden] but vision_mask, [1, S, 1]."""
+        return torch.where(vision_mask > 0, vision_embeddings, inputs_embeds)
+
+    def deepstack_process_xla(
+        self, hidden_states: Tensor, visual_embeds: Tensor, vision_mask_positions: Tensor
+    ) -> Tensor:
+        """Add rows of images to a layer's output. [1, S, hidden], 0 at other positions."""
+        return hidden_states + visual_embeds.to(hidden_states.dtype)
+
+    def forward(self, *inputs: Tensor) -> list[Tensor]:
+        """Return logits [B, 1, vocab], captured states [B, rows, hidden], the new KV cache."""
+        self._captured.clear()
+        logits, *new_cache = super().forward(*inputs)
+        (captured,) = self._captured
+        return [logits, captured, *new_cache]
+
+    def _hook_capture(self, config: DecoderInferenceConfig) -> None:
+        """Register a hook that captures hidden states.
+
+        A hook belongs to the module, and so to every graph. NxDI's own capture needs sampling on
+        the device, and loses its modules after the first bucket that is traced.
+        """
+        module = self.get_submodule(config.capture.module)
+        if config.capture.output:
+            module.register_forward_hook(
+                lambda _module, _inputs, output: self._captured.append(
+                    output[0] if isinstance(output, tuple) else output
+                )
+            )
+        else:
+            module.register_forward_pre_hook(
+                lambda _module, inputs: self._captured.append(inputs[0])
+            )
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then experts, each on normed inputs and with a residual connection."""
+
+    def __init__(self, config: DecoderInferenceConfig):
+        super().__init__()
+        c = config.decoder
+        assert c.moe is not None
+        norm = get_rmsnorm_cls()
+        self.input_layernorm = norm(c.hidden_size, eps=c.norm_eps)
+        self.self_attn = DecoderAttention(config)
+        self.post_attention_layernorm = norm(c.hidden_size, eps=c.norm_eps)
+        self.mlp = initialize_moe_module(config)
+        if c.moe.shared_expert_width:
+            self.mlp.shared_experts = GatedSharedExpert(c, config.neuron_config.torch_dtype)
+
+    def forward(
+        self, hidden_states: Tensor, padding_mask: Tensor | None = None, **attention: object
+    ) -> tuple[Tensor, object, object, object, None]:
+        """Run the layer.
+
+        hidden_states: [B, S, hidden]. Returns the new ones, the new keys and values, cos and sin
+        for the next layer, and None for the residual, which is added here.
+        """
+        mixed, new_key_values, cos, sin = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states), **attention
+        )
+        x = hidden_states + mixed
+        x = x + self.mlp(self.post_attention_layernorm(x), padding_mask)[0]
+        return x, new_key_values, cos, sin, None
 
 
 class DecoderAttention(NeuronAttentionBase):
@@ -39,11 +147,31 @@ class DecoderAttention(NeuronAttentionBase):
         )
 
 
-class GatedSharedExpert(SharedExperts):
-    """The talker's shared expert: a width of its own, and sigmoid(gate(x)) before it.
+class AxisRotary(nn.Module):
+    """cos and sin of positions over time, height and width, see model.rotary.Rotary.
 
-    Its output is this core's part of the sum: NxDI's MoE adds it to that of the routed experts,
-    and reduces both at once.
+    The frequencies are neither parameters nor buffers: NxDI casts those to the model's precision. A
+    frequency in bfloat16 is off by up to 1 in 256: at position 1000, an error of several radians.
+    """
+
+    def __init__(self, rope: RopeConfig, head_dim: int):
+        super().__init__()
+        ours = Rotary(rope, head_dim)
+        self._constants = ours.frequencies, ours.axis
+
+    def forward(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin [B, S, head_dim] in x's type. positions: float32 [3, B, S]."""
+        frequencies, axis = (constant.to(positions.device) for constant in self._constants)
+        of_axis = positions.float().index_select(0, axis)  # [head_dim, B, S]
+        angles = of_axis.permute(1, 2, 0) * frequencies
+        return angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+
+
+class GatedSharedExpert(SharedExperts):
+    """The talker's shared expert: of another width than the routed ones, times sigmoid(gate(x)).
+
+    Its output is this core's part of a sum: NxDI's MoE adds it to that of the routed experts, and
+    sums both over the cores at once.
     """
 
     def __init__(self, c: DecoderConfig, dtype: torch.dtype):
@@ -59,115 +187,19 @@ class GatedSharedExpert(SharedExperts):
         self.gate = nn.Linear(c.hidden_size, 1, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor, seq_len: int) -> Tensor:
-        """x: [rows, hidden] -> [rows, hidden]."""
+        """Return the gated output of the expert. x: [rows, hidden] -> [rows, hidden]."""
         return torch.sigmoid(self.gate(x)) * super().forward(x, seq_len)
 
 
-class DecoderLayer(nn.Module):
-    """Attention, then experts: each behind a norm and beside a residual."""
-
-    def __init__(self, config: DecoderInferenceConfig):
-        super().__init__()
-        c = config.decoder
-        assert c.moe is not None
-        norm = get_rmsnorm_cls()
-        self.input_layernorm = norm(c.hidden_size, eps=c.norm_eps)
-        self.self_attn = DecoderAttention(config)
-        self.post_attention_layernorm = norm(c.hidden_size, eps=c.norm_eps)
-        self.mlp = initialize_moe_module(config)
-        if c.moe.shared_expert_width:
-            self.mlp.shared_experts = GatedSharedExpert(c, config.neuron_config.torch_dtype)
-
-    def forward(
-        self, hidden_states: Tensor, padding_mask: Tensor | None = None, **attention: object
-    ) -> tuple[Tensor, object, object, object, None]:
-        """hidden_states: [B, S, hidden]. Returns them, the new keys and values, cos and sin for
-        the next layer, and no residual to be added by it."""
-        mixed, new_key_values, cos, sin = self.self_attn(
-            hidden_states=self.input_layernorm(hidden_states), **attention
-        )
-        x = hidden_states + mixed
-        x = x + self.mlp(self.post_attention_layernorm(x), padding_mask)[0]
-        return x, new_key_values, cos, sin, None
-
-
-class DecoderModel(NeuronBaseModel):
-    """What NxDI traces: layers, norm and head, and for the thinker the embedding."""
-
-    config: DecoderInferenceConfig
-
-    def setup_attr_for_model(self, config: DecoderInferenceConfig) -> None:
-        c = config.decoder
-        self.on_device_sampling = False  # see sampling: ours has penalties, a seed, suppressed ids
-        self.tp_degree = config.neuron_config.tp_degree
-        self.hidden_size = c.hidden_size
-        self.num_attention_heads = c.heads
-        self.num_key_value_heads = c.kv_heads
-        self.max_batch_size = config.neuron_config.max_batch_size
-        self.buckets = config.neuron_config.buckets
-
-    def init_model(self, config: DecoderInferenceConfig) -> None:
-        c, dtype = config.decoder, config.neuron_config.torch_dtype
-        self.embed_tokens: nn.Module | None = None
-        if not config.takes_rows:
-            self.embed_tokens = ParallelEmbedding(
-                c.vocab_size, c.hidden_size, dtype=dtype, shard_across_embedding=True, pad=True
-            )
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(c.layers))
-        self.norm = get_rmsnorm_cls()(c.hidden_size, eps=c.norm_eps)
-        self.lm_head = ColumnParallelLinear(
-            c.hidden_size, c.vocab_size, bias=False, gather_output=True, pad=True, dtype=dtype
-        )
-        self._captured: list[Tensor] = []
-        self._hook_capture(config)
-
-    def init_inference_optimization(self, config: DecoderInferenceConfig) -> None:
-        self.kv_mgr = SlotKvCache(
-            config, num_kv_head=self.num_key_value_heads, global_rank=self.rank_util
-        )
-
-    def encode_vision_to_input(
-        self, inputs_embeds: Tensor, vision_embeddings: Tensor, vision_mask: Tensor
-    ) -> Tensor:
-        """Put encoded media in their places. All [1, S, hidden] but vision_mask, [1, S, 1]."""
-        return torch.where(vision_mask > 0, vision_embeddings, inputs_embeds)
-
-    def deepstack_process_xla(
-        self, hidden_states: Tensor, visual_embeds: Tensor, vision_mask_positions: Tensor
-    ) -> Tensor:
-        """Add what one of the first layers sees. [1, S, hidden], 0 where nothing is."""
-        return hidden_states + visual_embeds.to(hidden_states.dtype)
-
-    def forward(self, *inputs: Tensor) -> list[Tensor]:
-        """Logits [B, 1, vocab], captured hidden states [B, rows, hidden], the new KV cache."""
-        self._captured.clear()
-        logits, *new_cache = super().forward(*inputs)
-        (captured,) = self._captured
-        return [logits, captured, *new_cache]
-
-    def _hook_capture(self, config: DecoderInferenceConfig) -> None:
-        """A hook belongs to the module, and so to every graph. NxDI's own capture asks for sampling
-        on the device, and forgets its modules after the first bucket that is traced."""
-        module = self.get_submodule(config.capture.module)
-        if config.capture.output:
-            module.register_forward_hook(
-                lambda _module, _inputs, output: self._captured.append(
-                    output[0] if isinstance(output, tuple) else output
-                )
-            )
-        else:
-            module.register_forward_pre_hook(
-                lambda _module, inputs: self._captured.append(inputs[0])
-            )
-
-
 class SlotKvCache(KVCacheManager):
-    """A decode graph of fewer rows than the cache has lines reads and writes the lines that
-    seq_ids name. An idle row reads the first line, and writes behind the positions of any slot,
-    where NxDI's cache has room for it.
+    """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
-    NxDI's own reads all lines there, and writes zeros into the others, at the bucket's last
-    position, where a longer slot has a key.
+    A decode graph of fewer rows than there are slots reads and writes the slots that seq_ids name.
+    An idle row reads slot 0, and writes to the position after the last one of a slot, which NxDI's
+    cache has as well.
+
+    NxDI's own cache reads all slots in such a graph, and writes zeros into the others at the
+    bucket's last position, where a longer slot has a key.
     """
 
     @property
@@ -178,14 +210,15 @@ class SlotKvCache(KVCacheManager):
     def get_kv_by_layer_id(
         self, idx: int, seq_len: int, seq_ids: Tensor | None = None, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
+        """Return the keys and values that a graph reads; see KVCacheManager."""
         keys, values = super().get_kv_by_layer_id(
             idx=idx, seq_len=seq_len, seq_ids=seq_ids, **kwargs
         )
         if not self._is_partial:
             return keys, values
         assert seq_ids is not None
-        lines = _lines(seq_ids)
-        return keys.index_select(0, lines), values.index_select(0, lines)
+        slots = _readable_slots(seq_ids)
+        return keys.index_select(0, slots), values.index_select(0, slots)
 
     def update_kv_by_layer_id(
         self,
@@ -197,7 +230,10 @@ class SlotKvCache(KVCacheManager):
         seq_len: int,
         **kwargs: object,
     ) -> tuple[Tensor, Tensor]:
-        """kv_per_layer: [B, kv_heads, 1, head_dim] each. Returns the whole layer's cache anew."""
+        """Return a layer's cache with new keys and values written to it.
+
+        kv_per_layer: [B, kv_heads, 1, head_dim] each.
+        """
         if not self._is_partial:
             return super().update_kv_by_layer_id(
                 idx=idx,
@@ -211,9 +247,9 @@ class SlotKvCache(KVCacheManager):
         keys, values = self._fetch_cache(idx)
         new_keys, new_values = kv_per_layer
         heads = torch.arange(keys.shape[1], device=keys.device).view(1, -1, 1)
-        behind = torch.full_like(position_ids, self.neuron_config.max_length)
-        places = torch.where(seq_ids.view(-1, 1) == IDLE, behind, position_ids)
-        at = (_lines(seq_ids).view(-1, 1, 1), heads, places.view(-1, 1, 1))
+        unread = torch.full_like(position_ids, self.neuron_config.max_length)
+        positions = torch.where(seq_ids.view(-1, 1) == IDLE, unread, position_ids)
+        at = (_readable_slots(seq_ids).view(-1, 1, 1), heads, positions.view(-1, 1, 1))
         indices = torch.broadcast_tensors(*(index.long() for index in at))
         return (
             torch.index_put(keys, indices, new_keys),
@@ -221,5 +257,6 @@ class SlotKvCache(KVCacheManager):
         )
 
 
-def _lines(seq_ids: Tensor) -> Tensor:
+def _readable_slots(seq_ids: Tensor) -> Tensor:
+    """Slots to index the cache with: 0 for an idle row."""
     return seq_ids.clamp(min=0)

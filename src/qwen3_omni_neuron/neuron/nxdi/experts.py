@@ -1,31 +1,30 @@
-"""How the routed experts of a prompt are computed on NxDI, and what that costs in memory.
+"""The two profiles of the routed experts on NxDI, and their memory.
 
-Decode reads the chosen experts alone in both profiles. In prefill, "safe" is NxD's blockwise matmul
+Decode reads only the chosen experts, in both profiles. In prefill, "safe" is NxD's blockwise matmul
 in torch operations. "fast" is its kernel that cuts each expert's width over the two halves of a
-core at LNC=2 (use_shard_on_intermediate_dynamic_while), in blocks of 128 rows: rows of a prompt
-that take an expert are padded to a whole block, so smaller blocks pad less. The kernel wants a
-core's part of an expert's width in multiples of 256 (see parallel.experts). What is padded is
-zeros, which are read too:
+core at LNC=2 (use_shard_on_intermediate_dynamic_while). It takes the rows of an expert in blocks of
+128, the last one padded, so smaller blocks pad less. A core's share of an expert's width has to be
+a multiple of 256: it is padded with zeros, which are read, too:
 
     released thinker, 128 experts of width 768 in 48 layers    TP 4: 54 -> 72 GiB   TP 8: -> 144 GiB
     released talker, 128 experts of width 384 in 20 layers     TP 4: 5.6 -> 15 GiB  TP 8: -> 30 GiB
 
-Nothing here is measured on a device.
+Nothing here was measured on a device.
 """
 
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan
 
 KERNEL_LNC = 2
 KERNEL_BLOCK_ROWS = 128
-_KERNEL_HIDDEN = (512, 8192)  # the least and the most, and a multiple of the least
+_KERNEL_HIDDEN = (512, 8192)  # least and greatest hidden size, which is a multiple of the least
 
 
 def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
-    """Raises OptionError where the plan's profile can't compute these experts."""
+    """Check that the plan's profile can compute these experts. Raises OptionError if not."""
     assert c.moe is not None
     widths = {"the shared expert": c.moe.shared_expert_width}
     if plan.profile == "safe":
@@ -52,7 +51,7 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
 
 
 def blockwise_options(plan: DecoderPlan) -> dict[str, Any]:
-    """Of NxD's BlockwiseMatmulConfig."""
+    """Return the options of NxD's BlockwiseMatmulConfig."""
     if plan.profile == "safe":
         return {"use_torch_block_wise": True, "logical_nc_config": plan.lnc}
     return {

@@ -1,4 +1,4 @@
-"""Our config in NxDI's terms."""
+"""A decoder's config and plan as NxDI reads them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,23 +9,26 @@ from neuronx_distributed_inference.models.config import InferenceConfig, MoENeur
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.parallel.experts import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
 
 
 @dataclass(frozen=True)
 class Capture:
-    """The hidden states that leave every graph beside its logits: what goes into a module, or what
-    comes out of it. module: its name in the decoder, "layers.23"."""
+    """The hidden states that every graph returns beside its logits.
+
+    module: the name of a module in the decoder, such as "layers.23".
+    output: take the module's output; else its input.
+    """
 
     module: str
     output: bool
 
 
 class DecoderInferenceConfig(InferenceConfig):
-    """One of our decoders as NxDI reads it.
+    """NxDI's config of a decoder. Made by `inference_config`.
 
-    decoder, capture, takes_rows, deepstack_layers: see inference_config.
+    capture: the hidden states to return. The others are of DecoderSpec.
     """
 
     decoder: DecoderConfig
@@ -35,31 +38,26 @@ class DecoderInferenceConfig(InferenceConfig):
 
     @classmethod
     def get_neuron_config_cls(cls) -> type[MoENeuronConfig]:
+        """Return the class of the part that is about the device; NxDI asks for it."""
         return MoENeuronConfig
 
 
-def inference_config(
-    c: DecoderConfig,
-    plan: DecoderPlan,
-    capture: Capture,
-    takes_rows: bool,
-    deepstack_layers: int = 0,
-) -> DecoderInferenceConfig:
-    """takes_rows: the decoder's inputs are rows (the talker), not tokens and media (the thinker).
-    deepstack_layers: how many first layers of the thinker add what is seen.
+def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfig:
+    """Return NxDI's config of a decoder. options: of MoENeuronConfig, in place of ours.
 
-    Raises OptionError where the plan does not fit the decoder (see experts.check_experts), or the
-    environment.
+    Raises OptionError where the plan does not fit the environment, or the decoder: see
+    neuron.nxdi.experts.check_experts.
     """
+    c, plan = spec.decoder, spec.plan
     assert c.moe is not None
     check_experts(c, plan)
     return DecoderInferenceConfig(
-        _neuron_config(c, plan),
+        _neuron_config(c, plan, options),
         decoder=c,
-        capture=capture,
-        takes_rows=takes_rows,
-        deepstack_layers=deepstack_layers,
-        # What NxDI's own classes read:
+        capture=_capture(spec),
+        takes_rows=spec.takes_rows,
+        deepstack_layers=spec.deepstack_layers,
+        # Read by NxDI's own classes:
         hidden_size=c.hidden_size,
         num_hidden_layers=c.layers,
         num_attention_heads=c.heads,
@@ -72,22 +70,30 @@ def inference_config(
         intermediate_size=expert_widths(c, plan.tp, plan.profile, plan.dtype).padded,
         num_local_experts=c.moe.experts,
         num_experts_per_tok=c.moe.experts_per_token,
-        n_shared_experts=0,  # ours are of a width of their own: see nxdi_decoder
+        n_shared_experts=0,  # ours have another width: see neuron.nxdi.decoder.GatedSharedExpert
         hidden_act="silu",
         pad_token_id=0,
         tie_word_embeddings=False,
     )
 
 
-def _neuron_config(c: DecoderConfig, plan: DecoderPlan) -> MoENeuronConfig:
+def _capture(spec: DecoderSpec) -> Capture:
+    """The accept layer of the thinker; the input of the talker's head: the last row, normed."""
+    talker = spec.config.talker
+    if spec.takes_rows:
+        return Capture("lm_head", output=False)
+    accept_layer = talker.accept_hidden_layer if talker else 0
+    # hidden_states[n] of the reference is the output of layer n - 1, and hidden_states[0] the
+    # input of layer 0.
+    return Capture(f"layers.{max(0, accept_layer - 1)}", output=accept_layer > 0)
+
+
+def _neuron_config(c: DecoderConfig, plan: DecoderPlan, options: dict[str, Any]) -> MoENeuronConfig:
     assert c.moe is not None
-    options: dict[str, Any] = {
+    ours: dict[str, Any] = {
         "tp_degree": plan.tp,
         "moe_tp_degree": plan.tp,  # NxDI's default is 1, whatever tp_degree is
         "torch_dtype": plan.dtype,
-        "on_cpu": plan.on_cpu,
-        # NxDI takes its attention kernel for buckets of 256 n, in CPU mode too, where it has none.
-        "attn_kernel_enabled": False if plan.on_cpu else None,
         "seq_len": plan.context_length,
         "max_context_length": plan.prompt_buckets[-1],
         "enable_bucketing": True,
@@ -99,17 +105,17 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan) -> MoENeuronConfig:
         "tkg_batch_size": plan.slots,
         "kv_cache_batch_size": plan.slots,
         "is_continuous_batching": True,
-        # Else an idle row of a decode step writes into the line of a slot that is not.
+        # Else an idle row of a decode step writes into the KV cache of another slot.
         "apply_seq_ids_mask": True,
         "padding_side": "right",
         "disable_normalize_top_k_affinities": not c.moe.normalize_weights,
         "blockwise_matmul_config": blockwise_options(plan),
         "logical_nc_config": plan.lnc,
         "save_sharded_checkpoint": True,  # else NxDI cuts the whole checkpoint at every load
-        "skip_warmup": True,  # ours tells of a graph that fails: see warm_up
+        "skip_warmup": True,  # hides a graph that fails; neuron.nxdi.build.warm_up_decoder doesn't
         "disable_numeric_cc_token": True,  # as NxDI's own Qwen3-MoE has it
     }
-    config = MoENeuronConfig(**options)
+    config = MoENeuronConfig(**(ours | options))
     if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says
         raise OptionError(
             f"NEURON_LOGICAL_NC_CONFIG is {config.logical_nc_config}, and the plan has "

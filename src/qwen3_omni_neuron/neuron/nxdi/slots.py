@@ -1,38 +1,21 @@
-"""The slots of one decoder on NxDI: where each stands, which bucket it takes, and what is idle."""
+"""The slots of one decoder on NxDI: their lengths, the bucket of a call, and its idle rows."""
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, Media, decode_inputs, prefill_inputs
-from qwen3_omni_neuron.neuron.nxdi.plan import DecoderPlan
-
-Outputs = tuple[Tensor, Tensor]
-"""Logits [B, vocab] and the captured hidden states [B, rows, hidden] of one call."""
-
-
-class DecoderGraphs(Protocol):
-    """A decoder's compiled graphs (see neuron.application), with its KV cache inside."""
-
-    plan: DecoderPlan
-
-    def prefill(self, inputs: Inputs) -> Outputs: ...
-
-    def decode(self, inputs: Inputs) -> Outputs:
-        """inputs: of as many rows as one of the plan's batches says. In the graph of all slots, row
-        i is slot i or IDLE."""
-        ...
-
-    def close(self) -> None:
-        """Give back graphs, weights and KV cache."""
-        ...
+from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
+from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 
 
 class NxdiSlots:
-    """Serves engine.decoder.DecoderSlots over NxDI, and the thinker's two calls beside it."""
+    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots).
+
+    The talker calls `prefill` and `step`, with rows; the thinker `prefill_tokens` and
+    `step_tokens`.
+    """
 
     def __init__(self, graphs: DecoderGraphs):
         self.slots, self.context_length = graphs.plan.slots, graphs.plan.context_length
@@ -41,7 +24,7 @@ class NxdiSlots:
         self._next_positions = [0.0] * self.slots
 
     def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """As engine.decoder.DecoderSlots.prefill."""
+        """Fill a slot from position 0; see DecoderSlots.prefill."""
         inputs = prefill_inputs(slot, self._prompt_bucket(positions), positions, rows=rows)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[:, 0]
@@ -49,15 +32,18 @@ class NxdiSlots:
     def prefill_tokens(
         self, slot: int, token_ids: Tensor, positions: Tensor, media: Media
     ) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0. token_ids: int64 [S]; positions: float32 [3, S]. Returns
-        logits [1, vocab] of the last row, and the captured layer's hidden states [S, hidden]."""
+        """Fill a slot from position 0.
+
+        token_ids: int64 [S]; positions: float32 [3, S]. Returns logits [1, vocab] of the last row,
+        and the captured hidden states [S, hidden].
+        """
         bucket = self._prompt_bucket(positions)
         inputs = prefill_inputs(slot, bucket, positions, token_ids, media=media)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[0, : len(token_ids)]
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
-        """As engine.decoder.DecoderSlots.step."""
+        """Append one row to each slot; see DecoderSlots.step."""
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
 
@@ -68,7 +54,7 @@ class NxdiSlots:
     def _prompt_bucket(self, positions: Tensor) -> int:
         return bucket_of(positions.shape[1], self._plan.prompt_buckets, "prompt rows")
 
-    def _fill(self, slot: int, inputs: Inputs, positions: Tensor) -> Outputs:
+    def _fill(self, slot: int, inputs: tuple[Tensor, ...], positions: Tensor) -> Outputs:
         outputs = self._graphs.prefill(inputs)
         self._lengths[slot] = positions.shape[1]
         self._next_positions[slot] = float(positions.max()) + 1
@@ -77,51 +63,42 @@ class NxdiSlots:
     def _step(
         self, slots: Sequence[int], token_ids: Sequence[int] | None, rows: Tensor | None
     ) -> Outputs:
-        held = max(self._lengths[slot] for slot in slots)
-        if held >= self.context_length:
+        length = max(self._lengths[slot] for slot in slots)
+        if length >= self.context_length:
             raise BucketError(
-                f"a slot holds {held} positions, as many as its KV cache has. Shorten the "
+                f"a slot holds {length} positions, as many as its KV cache has. Shorten the "
                 "conversation, or compile with a longer context."
             )
-        bucket = bucket_of(held, self._plan.decode_buckets, "positions of a slot")
-        lines, order, kept = self._laid_out(slots)
-        if token_ids is not None:
-            token_ids = [token_ids[place] for place in order]
-        if rows is not None:
-            rows = rows[order]
-        held_by = [slots[place] for place in order]
-        inputs = self._inputs(lines, held_by, bucket, token_ids, rows)
+        seq_ids, order, kept = self._graph_rows(slots)
+        row_slots = [slots[index] for index in order]
+        inputs = decode_inputs(
+            seq_ids,
+            bucket_of(length, self._plan.decode_buckets, "positions of a slot"),
+            [self._lengths[slot] for slot in row_slots],
+            [self._next_positions[slot] for slot in row_slots],
+            None if token_ids is None else [token_ids[index] for index in order],
+            None if rows is None else rows[order],
+        )
         logits, hidden = self._graphs.decode(inputs)
         for slot in slots:
             self._lengths[slot] += 1
             self._next_positions[slot] += 1
         return logits[kept], hidden[kept]
 
-    def _laid_out(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
-        """The rows of the smallest decode graph that takes these slots. For each row: its slot, or
-        IDLE, and which of `slots` fills it (an idle row is one of them again, and is thrown away).
-        For all of `slots`: their rows.
+    def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
+        """Lay out slots as rows of the smallest decode graph that has enough.
 
-        Row i of the graph of all slots is line i of the cache, whatever its inputs say; any other
-        graph takes any slots in any order.
+        Returns for each row of the graph its slot, or IDLE; for each row the index of the one of
+        `slots` whose inputs it has (an idle row has the inputs of the first); and the rows of
+        `slots`, in order.
+
+        In the graph of all slots, row i writes to slot i whatever its inputs say. Any other graph
+        takes any slots in any order.
         """
         batch = bucket_of(len(slots), self._plan.batches, "slots")
         if batch < self.slots:
             idle = batch - len(slots)
             return [*slots, *[IDLE] * idle], [*range(len(slots)), *[0] * idle], slice(len(slots))
-        place = {slot: index for index, slot in enumerate(slots)}
-        lines = [slot if slot in place else IDLE for slot in range(batch)]
-        return lines, [place.get(slot, 0) for slot in range(batch)], list(slots)
-
-    def _inputs(
-        self,
-        lines: Sequence[int],
-        slots: Sequence[int],
-        bucket: int,
-        token_ids: Sequence[int] | None,
-        rows: Tensor | None,
-    ) -> Inputs:
-        """lines: of the cache, or IDLE; slots: whose length and position each row takes."""
-        lengths = [self._lengths[slot] for slot in slots]
-        positions = [self._next_positions[slot] for slot in slots]
-        return decode_inputs(lines, bucket, lengths, positions, token_ids, rows)
+        index = {slot: index for index, slot in enumerate(slots)}
+        seq_ids = [slot if slot in index else IDLE for slot in range(batch)]
+        return seq_ids, [index.get(slot, 0) for slot in range(batch)], list(slots)

@@ -1,4 +1,4 @@
-"""The thinker on Neuron: the text decoder on NxDI, the encoders wherever they run."""
+"""The thinker on Neuron: its decoder on NxDI, the encoders on whatever they run."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,9 +14,10 @@ from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 
 
 class NeuronThinker:
-    """Serves runtime.protocols.Thinker.
+    """The thinker's engine (see engines.protocols.Thinker).
 
-    decoder: captures the accept layer. release: gives back what the parts hold beside memory.
+    decoder: its graphs capture the accept layer. release: called at `close`, to release graphs and
+    weights.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class NeuronThinker:
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+        """Fill a slot from its beginning; see Thinker.prefill."""
         ids = prompt.token_ids
         media = self._laid_out(len(ids), self._media.encode(prompt))
         logits, accepted = self._decoder.prefill_tokens(slot, ids, prompt.positions, media)
@@ -40,13 +42,15 @@ class NeuronThinker:
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see Thinker.step."""
         return self._decoder.step_tokens(slots, token_ids)
 
     def close(self) -> None:
+        """Release graphs and weights."""
         self._release()
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
-        """Media at their own rows, 0 elsewhere."""
+        """Put media at their rows of the prompt, 0 elsewhere."""
         c = self._config.thinker
         width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
         rows = torch.zeros(length, width, dtype=self._dtype)

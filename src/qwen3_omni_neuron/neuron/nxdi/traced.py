@@ -1,9 +1,9 @@
-"""The modules that a tracer takes for the graphs of one part.
+"""The modules that NxD's ModelBuilder traces for the graphs of one part.
 
-NxD's ModelBuilder wants named parameters, the same for all graphs of a model; keeps a state that
-is a registered buffer which forward replaces by another tensor of its shape; and knows weights,
-constants and state by their names in the module. States of one name in several graphs are one
-place on the device. Source: ModelBuilderV2 API reference, "In-place buffer updates".
+ModelBuilder wants a forward with named parameters, the same for all graphs of a model. It takes a
+registered buffer for state where forward replaces it by another tensor of its shape. It knows
+weights, constants and state by their names in the module; states of one name in several graphs
+share their memory on the device. Source: ModelBuilderV2 API reference, "In-place buffer updates".
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,32 +19,31 @@ from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.graphs.parallel.cut import Cut
 from qwen3_omni_neuron.graphs.parallel.layers import Group
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.neuron.part.device_types import device_type, to_device_type
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
+from qwen3_omni_neuron.neuron.part import PartSpec, device_type, to_device_type
 
 _OWNER = "owner"
 
 
 class TracedPart:
-    """One rank's share of a part: the module with parallel layers in it, and a module a graph.
-
-    cuts: how each parameter is cut, by its name in the plain module. graphs: by label, over the
-    same owner.
-    """
+    """One rank's share of a part: its module with parallel layers, and a module for each graph."""
 
     def __init__(self, spec: PartSpec, group: Group):
         owner = spec.make().eval()
         self.cuts: Mapping[str, Cut] = parallelize(owner, spec.tp, group)
+        """How each parameter is cut, by its name in the plain module."""
         fill(owner, [(name, to_device_type(buffer)) for name, buffer in owner.named_buffers()])
         self._owner = owner
         names = {tensor.name: None for graph in spec.graphs for tensor in graph.inputs}
         kind = _with_named_inputs(tuple(names))
         self.graphs = {graph.label: kind(graph, owner) for graph in spec.graphs}
+        """The modules of the graphs by label, over the same weights."""
 
     @property
     def weights(self) -> Layout:
-        """What a rank's weight file holds, by the name that the tracer knows it by: parameters,
-        and constants, which it may take for weights, too."""
+        """The shape and type of every tensor in a rank's file, by its name for the tracer.
+
+        They are the parameters, and the constants, which the tracer may take for weights, too.
+        """
         tensors = (*self._owner.named_parameters(), *self._owner.named_buffers())
         return {weight_name(name): (tuple(t.shape), t.dtype) for name, t in tensors}
 
@@ -54,21 +53,20 @@ class TracedPart:
         return dict(self._owner.named_buffers())
 
     def allocate(self) -> None:
-        """Give the parameters memory, which is never written to: what a tracer needs."""
+        """Give the parameters memory, uninitialized: a tracer reads their shapes only."""
         parameters = list(self._owner.named_parameters())
         fill(self._owner, ((name, torch.empty_like(t, device="cpu")) for name, t in parameters))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the tensors of a rank's weight file, all of `weights`."""
+        """Take the tensors of a rank's file. weights: all those of the property `weights`."""
         owned = {name.removeprefix(f"{_OWNER}."): tensor for name, tensor in weights.items()}
         fill(self._owner, owned.items())
 
 
 class TracedGraph(nn.Module):
-    """One graph: its inputs by name in, its outputs out, its state in buffers of its own.
+    """One graph: named inputs to outputs, in the device's types, with the state in buffers.
 
-    inputs and outputs: in the types of the device. forward: of the class that
-    `_with_named_inputs` makes.
+    Its forward is that of the subclass that `_with_named_inputs` makes.
     """
 
     def __init__(self, graph: Graph, owner: nn.Module):
@@ -80,7 +78,7 @@ class TracedGraph(nn.Module):
             self.register_buffer(state_name(spec), zeros, persistent=False)
 
     def example(self, seed: int = 0) -> dict[str, Tensor]:
-        """Inputs for one call, by name."""
+        """Return inputs for one call, by name."""
         tensors = self._graph.example(seed)
         return {
             spec.name: to_device_type(tensor)
@@ -88,21 +86,23 @@ class TracedGraph(nn.Module):
         }
 
     def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """What forward does. given: at least the graph's inputs."""
+        """Run the graph and renew the state. given: the graph's inputs, and maybe others."""
         graph = self._graph
         inputs = _typed(graph.inputs, (given[spec.name] for spec in graph.inputs))
-        held = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
-        outputs, left = graph.call(self.owner, inputs, held)
-        for spec, old, tensor in zip(graph.state, held, left, strict=True):
-            # A buffer that forward leaves alone would be a weight to the tracer, in no file.
+        state = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
+        outputs, new_state = graph.call(self.owner, inputs, state)
+        for spec, old, tensor in zip(graph.state, state, new_state, strict=True):
+            # The tracer would take a buffer that forward does not replace for a weight.
             assert tensor is not old, f"{graph.label} does not renew {spec.name}"
             setattr(self, state_name(spec), to_device_type(tensor))
         return tuple(map(to_device_type, outputs))
 
 
 def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
-    """TracedGraph with a forward of these parameters, each None by default: a graph has some of
-    them, and all graphs of a part have the same forward."""
+    """Make a TracedGraph whose forward has these parameters, each None by default.
+
+    All graphs of a part have the same forward; a graph's inputs are some of its parameters.
+    """
     parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
     for name in names:
         parameters.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None))
@@ -118,15 +118,15 @@ def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
 
 
 def weight_name(name: str) -> str:
-    """The name by which a tracer knows a parameter or constant of the part's own module."""
+    """Return the tracer's name of a parameter or constant of the part's own module."""
     return f"{_OWNER}.{name}"
 
 
 def state_name(spec: TensorSpec) -> str:
-    """The name of a state's buffer: "keys.0" is state_keys_0, since buffers have no dots."""
+    """Return the name of a state's buffer: state_keys_0 for "keys.0", for it may have no dots."""
     return "state_" + spec.name.replace(".", "_")
 
 
 def _typed(specs: Iterable[TensorSpec], tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """What was on the device, in the types that the module computes with."""
+    """Convert tensors of the device to the types that the module computes with."""
     return tuple(tensor.to(spec.dtype) for spec, tensor in zip(specs, tensors, strict=True))

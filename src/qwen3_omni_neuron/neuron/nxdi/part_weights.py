@@ -1,4 +1,4 @@
-"""A part's weights, cut for the ranks: one file a rank, by the names that NxD gives them."""
+"""A part's weights: a file for each rank, with the names that NxD gives to the tensors."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -13,17 +13,16 @@ from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.parallel.cut import shard
 from qwen3_omni_neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.part.spec import PartSpec
-from qwen3_omni_neuron.neuron.part.traced import TracedPart, weight_name
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, weight_name
+from qwen3_omni_neuron.neuron.part import PartSpec
 from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
 
 
-def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
-    """Write the files of all ranks, side by side, into a part's folder.
+def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the weights of every rank into a part's folder, which has none yet.
 
-    One parameter at a time is read, converted, cut and written: memory peaks at the largest of
-    them, its stored tensors and the ranks' shares. Raises CheckpointError where the checkpoint
-    lacks one or has it in another shape, and OSError.
+    Memory: one parameter, its stored tensors and the ranks' shares of it.
+    Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape, OSError.
     """
     stored = set(checkpoint.names)
     compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
@@ -32,19 +31,19 @@ def write_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
     in_order = [*(name for name, _ in spec.weights.pieces), *part.constants]
     layout = {weight_name(name): part.weights[weight_name(name)] for name in in_order}
 
-    def cut() -> Iterator[tuple[str, list[Tensor]]]:
+    def shards() -> Iterator[tuple[str, list[Tensor]]]:
         whole = converted(spec.weights, checkpoint, spec.dtype)
         for name, tensor in chain(whole, part.constants.items()):
-            held = part.cuts.get(name)
-            yield weight_name(name), [shard(tensor, held, rank) for rank in range(spec.tp)]
+            cut = part.cuts.get(name)
+            yield weight_name(name), [shard(tensor, cut, rank) for rank in range(spec.tp)]
 
-    write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, cut())
+    write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, shards())
 
 
-def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
-    """A rank's weights, mapped into memory. wanted: TracedPart.weights.
+def read_part_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
+    """Map a rank's weights into memory. wanted: TracedPart.weights.
 
-    Raises ArtifactError where the file can't be read or holds something else.
+    Raises ArtifactError where the file can't be read or has other tensors.
     """
     path = folder / rank_file(rank)
     again = f"Delete {folder} and compile again: only it will be."
@@ -53,10 +52,10 @@ def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ArtifactError(f"{path} can't be read ({error}). {again}") from error
-    if strange := sorted(tensors.keys() ^ wanted.keys()):
+    if different := sorted(tensors.keys() ^ wanted.keys()):
         raise ArtifactError(
-            f"{path} does not have the tensors of this version's module ({len(strange)} differ, "
-            f"{strange[0]} first). {again}"
+            f"{path} does not have the tensors of this version's module ({len(different)} differ, "
+            f"{different[0]} first). {again}"
         )
     for name, (shape, dtype) in wanted.items():
         tensor = tensors[name]
@@ -68,6 +67,6 @@ def read_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def expected_bytes(spec: PartSpec) -> int:
-    """Of the files of all ranks, but for their headers."""
+def part_shard_bytes(spec: PartSpec) -> int:
+    """Return the size in bytes of all ranks' files, without headers."""
     return spec.tp * layout_bytes(TracedPart(spec, Alone()).weights)

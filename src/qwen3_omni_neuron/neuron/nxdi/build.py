@@ -1,5 +1,7 @@
-"""Engines over the graphs of a compiled tree, all stages at once or some of them."""
+"""Engines over the graphs of a compiled tree, of all stages or of some."""
 
+import logging
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,15 +16,16 @@ from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
-from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
-from qwen3_omni_neuron.neuron.engines.warm_up import warm_up, warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.slots import DecoderGraphs, NxdiSlots
-from qwen3_omni_neuron.neuron.nxdi.spec import DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.part.part import LoadedPart
-from qwen3_omni_neuron.neuron.part.spec import part_spec
-from qwen3_omni_neuron.neuron.toolchain import Toolchain
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Toolchain
+from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
+
+logger = logging.getLogger(__name__)
 
 
 def build_engines(
@@ -36,7 +39,7 @@ def build_engines(
     CheckpointError (see checkpoint.parameters.load_parts), and the error of a graph's first call.
     Where it raises, everything that was loaded is closed.
     """
-    loader, built = _PartLoader(spec, toolchain or NxdToolchain()), StageEngines()
+    loader, built = _Loader(spec, toolchain or NxdToolchain()), StageEngines()
     with ExitStack() as loaded:
         if "thinker" in stages:
             built["thinker"] = _thinker(spec, loader)
@@ -50,8 +53,35 @@ def build_engines(
     return built
 
 
-class _PartLoader:
-    """Loads parts of one compiled tree and calls each of their graphs once."""
+def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
+    """Call every graph of a decoder once, so that no request waits for a graph's first call.
+
+    The keys and values that it writes to slot 0 are overwritten by a prefill. Raises the error of a
+    graph that fails.
+    """
+    started, count = time.monotonic(), 0
+    for kind, _, inputs in decoder_examples(spec):
+        call = graphs.prefill if kind == "prefill" else graphs.decode
+        call(inputs)
+        count += 1
+    _log_warm_up(spec.part, count, started)
+
+
+def _warm_up_part(name: str, part: LoadedPart) -> None:
+    """Call every graph of a part once, with inputs that change no slot's state."""
+    started = time.monotonic()
+    for label, graph in part.graphs.items():
+        part.call(label, *[spec.idle_input() for spec in graph.inputs])
+    _log_warm_up(name, len(part.graphs), started)
+
+
+def _log_warm_up(name: str, graphs: int, started: float) -> None:
+    seconds = time.monotonic() - started
+    logger.info("%s: called each of %d graphs once, in %.1f s", name, graphs, seconds)
+
+
+class _Loader:
+    """Loads parts and decoders of one compiled tree and warms them up."""
 
     def __init__(self, spec: EngineSpec, toolchain: Toolchain):
         assert spec.compiled is not None, "there is a tree to load from"
@@ -62,24 +92,23 @@ class _PartLoader:
         spec = part_spec(self._spec.config, self._spec.plan, name)
         part = self._toolchain.load_part(spec, self._folder(name))
         loaded.callback(part.close)
-        warm_up(name, part)
+        _warm_up_part(name, part)
         return part
 
     def decoder(self, name: str, loaded: ExitStack) -> DecoderGraphs:
         """Load a decoder, "thinker" or "talker", to be closed by `loaded`."""
-        spec = DecoderSpec(name, self._spec.config, self._spec.plan)
-        checkpoint = Checkpoint(self._spec.plan.model)
-        graphs = self._toolchain.load_decoder(spec, checkpoint, self._folder(name))
+        spec = decoder_spec(self._spec.config, self._spec.plan, name)
+        graphs = self._toolchain.load_decoder(spec, self._folder(name))
         loaded.callback(graphs.close)
         _check_slots(name, graphs.plan.slots, self._spec)
-        warm_up_decoder(name, graphs, self._spec.config)
+        warm_up_decoder(spec, graphs)
         return graphs
 
     def _folder(self, name: str) -> Path:
         return self._tree / GRAPH_OF_PART[name] / name
 
 
-def _thinker(spec: EngineSpec, loader: _PartLoader) -> NeuronThinker:
+def _thinker(spec: EngineSpec, loader: _Loader) -> NeuronThinker:
     config, dtype = spec.config, spec.dtype
     c = config.thinker
     with ExitStack() as loaded:
@@ -90,7 +119,7 @@ def _thinker(spec: EngineSpec, loader: _PartLoader) -> NeuronThinker:
         return NeuronThinker(config, NxdiSlots(graphs), media, dtype, loaded.pop_all().close)
 
 
-def _talker(spec: EngineSpec, loader: _PartLoader) -> TalkerEngine:
+def _talker(spec: EngineSpec, loader: _Loader) -> TalkerEngine:
     config = spec.config
     assert config.talker is not None
     tables = load_tables(Checkpoint(spec.plan.model), config, spec.dtype)
@@ -115,7 +144,7 @@ def _talker(spec: EngineSpec, loader: _PartLoader) -> TalkerEngine:
         )
 
 
-def _vocoder(spec: EngineSpec, loader: _PartLoader) -> NeuronVocoder:
+def _vocoder(spec: EngineSpec, loader: _Loader) -> NeuronVocoder:
     assert spec.config.code2wav is not None
     with ExitStack() as loaded:
         vocoder = NeuronVocoder(loader.part("code2wav", loaded), spec.config.code2wav)

@@ -19,36 +19,36 @@ from qwen3_omni_neuron.compilation.manifest import (
 )
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import graph_calls
-from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec, decoder_spec
+from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples
-from qwen3_omni_neuron.neuron.nxdi.plan import decoder_plan
-from qwen3_omni_neuron.neuron.nxdi.spec import DECODERS, DecoderSpec, DecoderWeights
-from qwen3_omni_neuron.neuron.nxdi.toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.part.shards import expected_bytes as part_bytes
-from qwen3_omni_neuron.neuron.part.spec import part_spec
-from qwen3_omni_neuron.neuron.toolchain import Toolchain
+from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
+from qwen3_omni_neuron.neuron.nxdi.part_weights import part_shard_bytes
+from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
+from qwen3_omni_neuron.neuron.part import part_spec
 
 
 def compile_graph(
     plan: CompilePlan, graph: str, folder: Path, toolchain: Toolchain | None = None
 ) -> GraphRecord:
-    """Compile a graph's parts into `folder`, which is there and empty.
+    """Compile a graph's parts into `folder`, which exists and is empty.
 
-    It changes this process's environment, and NxD's state in it: it wants a process of its own.
-    Raises CheckpointError, CompileError, OSError.
+    It changes environment variables, and NxD's state in this process, so each graph is compiled in
+    a process of its own. toolchain: None for the Neuron SDK's.
+    Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
     """
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)
-    os.environ.pop("NXD_CPU_MODE", None)  # which NxD looks at when it is imported
     toolchain = toolchain or NxdToolchain()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
-    # Now, rather than after hours of compiling.
+    # Before hours of compiling, not after.
     check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
     for part in GRAPH_PARTS[graph]:
         (folder / part).mkdir()
         if part in DECODERS:
-            toolchain.compile_decoder(DecoderSpec(part, config, plan), checkpoint, folder / part)
+            decoder = decoder_spec(config, plan, part)
+            toolchain.compile_decoder(decoder, checkpoint, folder / part)
         else:
             toolchain.compile_part(part_spec(config, plan, part), checkpoint, folder / part)
     files = record_files(folder)
@@ -57,42 +57,41 @@ def compile_graph(
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Of the weights of a graph's parts, as the cores hold them. What its NEFFs will take is not
-    known before."""
+    """Return the size in bytes of the weights of a graph's parts, as the cores hold them.
+
+    The size of the compiled NEFFs is not known in advance.
+    """
     config, total = read_config(plan.model), 0
     for part in GRAPH_PARTS[graph]:
         if part in DECODERS:
-            spec = DecoderSpec(part, config, plan)
-            weights = DecoderWeights.of(part, Checkpoint(plan.model), config)
-            total += weights.shard_bytes(spec.plan, spec.takes_rows)
+            total += decoder_shard_bytes(decoder_spec(config, plan, part))
         else:
-            total += part_bytes(part_spec(config, plan, part))
+            total += part_shard_bytes(part_spec(config, plan, part))
     return total
 
 
 def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[CallRecord]:
     for part in GRAPH_PARTS[graph]:
         if part in DECODERS:
-            yield from _decoder_calls(config, plan, part)
+            yield from _decoder_calls(decoder_spec(config, plan, part))
     yield from (
         call for call in graph_calls(config, plan, graph) if not call.name.startswith(DECODERS)
     )
 
 
-def _decoder_calls(config: OmniConfig, plan: CompilePlan, part: str) -> Iterator[CallRecord]:
-    """Of a decoder on NxDI. Its KV cache is NxDI's own, and is not among them."""
-    c = decoder_config(config, part)
-    of_decoder = decoder_plan(plan, part)
-    for name, sizes, inputs in decoder_examples(config, part, of_decoder):
+def _decoder_calls(spec: DecoderSpec) -> Iterator[CallRecord]:
+    """Records of a decoder's calls on NxDI, without the KV cache, which NxDI makes itself."""
+    c, dtype = spec.decoder, str(spec.plan.dtype).removeprefix("torch.")
+    for name, sizes, inputs in decoder_examples(spec):
         rows = sizes.get("slots", 1)
-        seen = sizes["rows"] if (part, name) == ("thinker", "prefill") else 1
+        captured = sizes["rows"] if (spec.part, name) == ("thinker", "prefill") else 1
         outputs = {
-            "logits": TensorRecord((rows, 1, c.vocab_size), plan.dtype),
-            "hidden": TensorRecord((rows, seen, c.hidden_size), plan.dtype),
+            "logits": TensorRecord((rows, 1, c.vocab_size), dtype),
+            "hidden": TensorRecord((rows, captured, c.hidden_size), dtype),
         }
-        given = {NAMES[i]: _spec(x) for i, x in enumerate(inputs) if x.numel()}
-        yield CallRecord(f"{part}_{name}", sizes, given, outputs, {})
+        given = {NAMES[i]: _tensor_record(x) for i, x in enumerate(inputs) if x.numel()}
+        yield CallRecord(f"{spec.part}_{name}", sizes, given, outputs, {})
 
 
-def _spec(tensor: Tensor) -> TensorRecord:
+def _tensor_record(tensor: Tensor) -> TensorRecord:
     return TensorRecord(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))

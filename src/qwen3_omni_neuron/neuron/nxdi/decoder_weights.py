@@ -1,0 +1,274 @@
+"""A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
+
+NxDI itself keeps the whole checkpoint and every core's share of it in memory for these files.
+Here a parameter is read, cut and written to all files before the next is read; of a stack of
+experts, one expert. The files equal those of NxDI's get_sharded_checkpoint for our decoder.
+
+NxDI wants q, k and v as separate parameters, as they are stored, and experts in one stack with the
+matrices transposed. `checkpoint.parameters` names the stored tensors of our parameters; the names
+and layouts are rearranged here:
+
+    our parameter             NxDI's parameter                      each core's share
+    embedding, *_embedding    embed_tokens                          hidden size cut; thinker only
+    head, *_head              lm_head                               vocabulary cut, padded
+    attention.qkv             self_attn.qkv_proj.{q,k,v}_proj       heads cut; KV heads repeated
+                                                                    where they are fewer than cores
+    attention.out             self_attn.o_proj.o_proj               heads cut
+    attention.qk_norm         self_attn.{q,k}_layernorm             whole
+    attention_norm            input_layernorm                       whole
+    ffn_norm                  post_attention_layernorm              whole
+    ffn.router                mlp.router.linear_router              whole
+    ffn.gate_up               mlp.expert_mlps.mlp_op.gate_up_proj   each half of the width cut
+                              [experts, hidden, 2 width]
+    ffn.down                  mlp.expert_mlps.mlp_op.down_proj      width cut
+                              [experts, width, hidden]
+    ffn.shared.ffn.gate_up    mlp.shared_experts.{gate,up}_proj     width cut
+    ffn.shared.ffn.down       mlp.shared_experts.down_proj          width cut
+    ffn.shared.gate           mlp.shared_experts.gate               whole
+    -                         *rank_util.rank, *spmd_rank.rank      the core's number
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
+from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, shard
+from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple
+from qwen3_omni_neuron.graphs.parallel.heads import key_heads, query_heads
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
+from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
+
+# One of our parameters, and NxDI's for each of the stored tensors that it is made of, in order.
+_SPLIT = {
+    "embedding.weight": ("embed_tokens.weight",),
+    "codec_embedding.weight": ("embed_tokens.weight",),
+    "head.weight": ("lm_head.weight",),
+    "codec_head.weight": ("lm_head.weight",),
+    "norm.weight": ("norm.weight",),
+    "attention.qkv.weight": tuple(f"self_attn.{name}_proj.weight" for name in "qkv"),
+    "attention.out.weight": ("self_attn.o_proj.weight",),
+    "attention.qk_norm.weight": tuple(f"self_attn.{name}_layernorm.weight" for name in "qk"),
+    "attention_norm.weight": ("input_layernorm.weight",),
+    "ffn_norm.weight": ("post_attention_layernorm.weight",),
+    "ffn.router.weight": ("mlp.router.linear_router.weight",),
+    "ffn.shared.ffn.gate_up.weight": (
+        "mlp.shared_experts.gate_proj.weight",
+        "mlp.shared_experts.up_proj.weight",
+    ),
+    "ffn.shared.ffn.down.weight": ("mlp.shared_experts.down_proj.weight",),
+    "ffn.shared.gate.weight": ("mlp.shared_experts.gate.weight",),
+}
+_GATE_UP = "mlp.expert_mlps.mlp_op.gate_up_proj.weight"
+_DOWN = "mlp.expert_mlps.mlp_op.down_proj.weight"
+_STACKS = {"ffn.gate_up": _GATE_UP, "ffn.down": _DOWN}
+_OUR_LAYER = re.compile(r"decoder\.(layers\.\d+\.)?")
+_LAYER = re.compile(r"layers\.\d+\.")
+_PROJECTION = re.compile(r"self_attn\.([qkvo])_proj\.weight")
+
+
+def write_decoder_shards(spec: DecoderSpec, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the weights of every core into a decoder's folder, which has none yet.
+
+    Memory: one parameter, or one expert, and the cores' shares of it.
+    Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape,
+    OptionError where the decoder can't be cut for this number of cores, OSError.
+    """
+    pieces = _cut_pieces(spec)
+    compare_names(
+        {part.name for _, parts in pieces for part in parts}, set(), set(checkpoint.names)
+    )
+    layout, tp = _layout(spec), spec.plan.tp
+
+    def shards() -> Iterator[tuple[str, Sequence[Tensor]]]:
+        yield from _cut_parameters(pieces, checkpoint, spec)
+        for name in rank_names(spec.decoder.layers):
+            yield name, list(torch.arange(tp, dtype=torch.int32).split(1))
+
+    (folder / WEIGHTS_FOLDER).mkdir()
+    write_tensor_files([folder / rank_file(rank) for rank in range(tp)], layout, shards())
+
+
+def decoder_shard_bytes(spec: DecoderSpec) -> int:
+    """Return the size in bytes of all cores' files, without headers."""
+    return spec.plan.tp * layout_bytes(_layout(spec))
+
+
+def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
+    """Return NxDI's parameters of a decoder and the stored tensors that each is made of.
+
+    part: "thinker" or "talker". A parameter of one piece without region is the stored tensor
+    itself.
+    """
+    if part == "thinker":
+        ours = thinker_pieces(config.thinker)
+    else:
+        assert config.talker is not None
+        ours = talker_pieces(config.talker)
+    for target, pieces in ours:
+        match = _OUR_LAYER.match(target)
+        prefix, name = "", target
+        if match is not None:
+            prefix, name = match[1] or "", target[match.end() :]
+        if name in _STACKS:
+            yield prefix + _STACKS[name], [_transposed(piece) for piece in pieces]
+            continue
+        for theirs, piece in zip(_SPLIT[name], pieces, strict=True):
+            yield prefix + theirs, [Piece(piece.name)]
+
+
+def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
+    """Return the shape of a parameter of NxDI's that is a stack of experts."""
+    assert c.moe is not None
+    if name.endswith(_GATE_UP):
+        return c.moe.experts, c.hidden_size, 2 * c.moe.expert_width
+    return c.moe.experts, c.moe.expert_width, c.hidden_size
+
+
+def rank_names(layers: int) -> list[str]:
+    """Return the names of the weights that hold a core's number.
+
+    They are the model's own, and in every layer that of the attention and that of the experts.
+    """
+    names = ["rank_util.rank"]
+    for layer in range(layers):
+        names.append(f"layers.{layer}.self_attn.rank_util.rank")
+        names.append(f"layers.{layer}.mlp.expert_mlps.spmd_rank.rank")
+    return names
+
+
+@dataclass(frozen=True)
+class CutParameter:
+    """The shape of a whole parameter, and how it is cut for the cores; None: each has all of it."""
+
+    shape: tuple[int, ...]
+    cut: Cut | None = None
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        """The shape of each core's share."""
+        if self.cut is None:
+            return self.shape
+        before, after = self.shape[: self.cut.axis], self.shape[self.cut.axis + 1 :]
+        return (*before, self.cut.length, *after)
+
+
+def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[str, CutParameter]:
+    """Return how each parameter is cut, by its name in the files without "layers.N.".
+
+    expert_multiple: each core's share of a routed expert's width is padded to a multiple of it.
+    Raises OptionError where the cores can't hold the KV heads evenly.
+    """
+    assert c.moe is not None
+    moe, hidden = c.moe, c.hidden_size
+    queries = query_heads(c.heads, c.kv_heads, tp)
+    keys = key_heads(c.heads, c.kv_heads, tp)
+    q_rows, kv_rows = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    attention, width = "self_attn.qkv_proj", moe.expert_width
+    q_cut, q_columns = (cut_heads(axis, c.head_dim, queries) for axis in (0, 1))
+    key_cut = CutParameter((kv_rows, hidden), cut_heads(0, c.head_dim, keys))
+    gate_up, down = expert_stack_shape(_GATE_UP, c), expert_stack_shape(_DOWN, c)
+    parameters = {
+        "embed_tokens.weight": CutParameter((c.vocab_size, hidden), cut_width(1, [hidden], tp)),
+        "lm_head.weight": CutParameter((c.vocab_size, hidden), cut_width(0, [c.vocab_size], tp)),
+        "norm.weight": CutParameter((hidden,)),
+        "input_layernorm.weight": CutParameter((hidden,)),
+        "post_attention_layernorm.weight": CutParameter((hidden,)),
+        "self_attn.q_layernorm.weight": CutParameter((c.head_dim,)),
+        "self_attn.k_layernorm.weight": CutParameter((c.head_dim,)),
+        f"{attention}.q_proj.weight": CutParameter((q_rows, hidden), q_cut),
+        f"{attention}.k_proj.weight": key_cut,
+        f"{attention}.v_proj.weight": key_cut,
+        "self_attn.o_proj.o_proj.weight": CutParameter((hidden, q_rows), q_columns),
+        "mlp.router.linear_router.weight": CutParameter((moe.experts, hidden)),
+        _GATE_UP: CutParameter(gate_up, cut_width(2, [width, width], tp, expert_multiple)),
+        _DOWN: CutParameter(down, cut_width(1, [width], tp, expert_multiple)),
+    }
+    if shared := moe.shared_expert_width:
+        shared_rows = CutParameter((shared, hidden), cut_width(0, [shared], tp))
+        shared_columns = CutParameter((hidden, shared), cut_width(1, [shared], tp))
+        parameters |= {
+            "mlp.shared_experts.gate_proj.weight": shared_rows,
+            "mlp.shared_experts.up_proj.weight": shared_rows,
+            "mlp.shared_experts.down_proj.weight": shared_columns,
+            "mlp.shared_experts.gate.weight": CutParameter((1, hidden)),
+        }
+    return parameters
+
+
+def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
+    """The pieces of the parameters in the files: the talker embeds no tokens, so no table."""
+    pieces = nxdi_pieces(spec.config, spec.part)
+    return [
+        (name, parts)
+        for name, parts in pieces
+        if not (spec.takes_rows and name == "embed_tokens.weight")
+    ]
+
+
+def _layout(spec: DecoderSpec) -> Layout:
+    """The shape and type of every tensor in a core's file."""
+    c = spec.decoder
+    parameters = cut_parameters(c, spec.plan.tp, expert_multiple(spec.plan.profile))
+    names = [_file_name(name) for name, _ in _cut_pieces(spec)]
+    layout: dict[str, tuple[Sequence[int], torch.dtype]] = {
+        name: (parameters[_without_layer(name)].local_shape, spec.plan.dtype) for name in names
+    }
+    return layout | dict.fromkeys(rank_names(c.layers), ((1,), torch.int32))
+
+
+def _cut_parameters(
+    pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
+) -> Iterator[tuple[str, list[Tensor]]]:
+    """Each parameter's name in the files and the cores' shares; of stacks, expert by expert."""
+    tp, dtype = spec.plan.tp, spec.plan.dtype
+    parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
+    for target, parts in pieces:
+        name = _file_name(target)
+        parameter = parameters[_without_layer(name)]
+        shape = parameter.shape
+        stacked = bool(parts[0].region)
+        with checkpoint.reader() as reader:  # mapped no longer than a parameter takes
+            for _, group in groupby(parts, _expert):
+                whole = torch.empty((1, *shape[1:]) if stacked else shape, dtype=dtype)
+                for part in group:
+                    at = replace(part, region=(0, *part.region[1:])) if stacked else part
+                    copy_piece(whole, at, reader.tensor(part.name))
+                yield name, [shard(whole, parameter.cut, rank) for rank in range(tp)]
+
+
+def _transposed(piece: Piece) -> Piece:
+    """Return a piece of one of our stacks of experts as the same piece of NxDI's.
+
+    Ours are [experts, width, hidden], whose pieces are transposed already, and [experts, 2 width,
+    hidden]; NxDI's are [experts, hidden, ...].
+    """
+    if piece.convert is not None:
+        return piece
+    expert, columns = piece.region
+    return Piece(piece.name, (expert, slice(None), columns), torch.t)
+
+
+def _expert(piece: Piece) -> object:
+    return piece.region[0] if piece.region else None
+
+
+def _file_name(name: str) -> str:
+    """A parameter's name in the files: NxDI's attention has modules around its projections."""
+    return _PROJECTION.sub(
+        lambda match: f"self_attn.{'o' if match[1] == 'o' else 'qkv'}_proj.{match[1]}_proj.weight",
+        name,
+    )
+
+
+def _without_layer(name: str) -> str:
+    return _LAYER.sub("", name)

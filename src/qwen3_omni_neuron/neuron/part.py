@@ -1,0 +1,182 @@
+"""A part of the model that is compiled from model/: what it is made of, and its loaded graphs.
+
+A part is any of the model's but the decoders of thinker and talker: encoders, projections, code
+predictor, code2wav. Its graphs share one set of weights and one state.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
+from qwen3_omni_neuron.checkpoint.parameters import Part
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
+from qwen3_omni_neuron.graphs.all import all_graphs, spell_out_norms, static_config
+from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.model.config import OmniConfig
+
+_DEVICE_TYPES = {torch.int64: torch.int32}
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """Description of one part to be compiled or loaded.
+
+    graphs: as one of the cores runs them (graphs.all.all_graphs with this tp). All that keep a
+        state keep the same one.
+    tp: number of cores that share the weights.
+    lnc: physical cores of a logical core.
+    profile: "safe" or "fast", see neuron.nxdi.nxd_toolchain.compiler_flags.
+    dtype: type of the weights.
+    make: returns a new plain module, its parameters on the meta device; its buffers, which are
+        constants, have their values.
+    weights: the stored tensors that every parameter of the module is made of.
+    """
+
+    name: str
+    graphs: tuple[Graph, ...]
+    tp: int
+    lnc: int
+    profile: str
+    dtype: torch.dtype
+    make: Callable[[], nn.Module]
+    weights: Part
+
+    def __post_init__(self) -> None:
+        labels = [graph.label for graph in self.graphs]
+        assert labels, f"{self.name} has no graph"
+        assert len(labels) == len(set(labels)), labels
+        assert {graph.part for graph in self.graphs} == {self.name}, labels
+        assert len({graph.state for graph in self.graphs if graph.state}) < 2, (
+            f"graphs of {self.name} share one state, and keep several"
+        )
+
+    @property
+    def state(self) -> tuple[TensorSpec, ...]:
+        """The state tensors on each core; () where no graph keeps a state."""
+        return next((graph.state for graph in self.graphs if graph.state), ())
+
+
+def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
+    """Return the spec of a part by its name, any of a plan's but the decoders."""
+    dtype = getattr(torch, plan.dtype)
+
+    def make() -> nn.Module:
+        return _laid_out(config, name, dtype)[0]
+
+    graphs = tuple(graph for graph in all_graphs(config, plan) if graph.part == name)
+    module, weights = _laid_out(config, name, dtype)
+    if name == "code_predictor":  # the talker's codec embedding, on the same cores a second time
+        (_, pieces), *_ = codec_embedding_pieces()
+        whole = [*weights.pieces, ("code0_embedding.weight", pieces)]
+        weights = replace(weights, pieces=whole)
+    missing = dict(module.named_parameters()).keys() ^ dict(weights.pieces).keys()
+    assert not missing, f"{name}: parameters and pieces differ in {sorted(missing)}"
+    return PartSpec(name, graphs, plan.tp, plan.lnc, plan.profile, dtype, make, weights)
+
+
+def _laid_out(config: OmniConfig, name: str, dtype: torch.dtype) -> tuple[nn.Module, Part]:
+    models, parts = lay_out(static_config(config), (GRAPH_STAGES[GRAPH_OF_PART[name]],))
+    module: nn.Module = getattr(models, name)
+    spell_out_norms(module)
+    for parameter in module.parameters():
+        # Not Module.to, which would round the constants, too.
+        parameter.data = parameter.data.to(dtype)
+    return module, parts[name]
+
+
+Run = Callable[[str, dict[str, Tensor]], Sequence[Tensor]]
+"""(label, inputs by name) -> outputs, both in the types that they have on the device."""
+
+
+class LoadedPart:
+    """The graphs of one part on its cores, with its weights and its state.
+
+    The state is zeros when the part is loaded, and stays on the cores from call to call.
+
+    graphs: those of one part. run: calls a graph; dropped at `close`, with everything that it
+    refers to.
+    """
+
+    def __init__(self, graphs: Iterable[Graph], run: Run):
+        self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
+        """By label."""
+        self._name = next(iter(self.graphs.values())).part
+        self._run: Run | None = run
+
+    def call(self, label: str, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run one graph and renew the state.
+
+        inputs: on the host, in the shapes and types of Graph.inputs. Returns Graph.outputs, on the
+        host.
+        Raises BucketError for a label or a shape that was not compiled, InputError for inputs of
+        another number or type, ClosedError after close.
+        """
+        if self._run is None:
+            raise ClosedError(f"{self._name} was closed. Load it again.")
+        graph = self._graph(label)
+        if len(inputs) != len(graph.inputs):
+            names = ", ".join(spec.name for spec in graph.inputs)
+            raise InputError(
+                f"{label} takes {len(graph.inputs)} inputs ({names}), got {len(inputs)}."
+            )
+        given = {}
+        for spec, tensor in zip(graph.inputs, inputs, strict=True):
+            _check(label, spec, tensor)
+            given[spec.name] = to_device_type(tensor)
+        outputs = self._run(label, given)
+        return tuple(
+            tensor.to(spec.dtype) for spec, tensor in zip(graph.outputs, outputs, strict=True)
+        )
+
+    def close(self) -> None:
+        """Release the part's memory. Later calls are refused."""
+        self._run = None
+
+    def _graph(self, label: str) -> Graph:
+        graph = self.graphs.get(label)
+        if graph is None:
+            raise BucketError(
+                f"{self._name} was compiled with {', '.join(self.graphs)}; it has no {label!r}. "
+                "Call one of them, or compile this one."
+            )
+        return graph
+
+
+def graphs_by_size(part: LoadedPart, name: str, *axes: str) -> dict[tuple[int, ...], Graph]:
+    """Return the graphs of one name by their sizes along `axes`, ascending.
+
+    Raises ArtifactError where there is none.
+    """
+    alike = [graph for graph in part.graphs.values() if graph.name == name]
+    if not alike:
+        raise ArtifactError(
+            f"the compiled part has no graph {name} among {', '.join(part.graphs) or 'none'}. "
+            "Compile it again."
+        )
+    by_size = {tuple(graph.size(axis) for axis in axes): graph for graph in alike}
+    return dict(sorted(by_size.items()))
+
+
+def device_type(dtype: torch.dtype) -> torch.dtype:
+    """Return the type that numbers of this type have on the device: int32 for int64."""
+    return _DEVICE_TYPES.get(dtype, dtype)
+
+
+def to_device_type(x: Tensor) -> Tensor:
+    """Convert a tensor to the type that it has on the device."""
+    return x.to(device_type(x.dtype))
+
+
+def _check(label: str, spec: TensorSpec, tensor: Tensor) -> None:
+    if tuple(tensor.shape) != spec.shape:
+        raise BucketError(
+            f"{spec.name} of {label} is {list(spec.shape)}, got {list(tensor.shape)}. Pad it to "
+            "that, or call the graph of its size."
+        )
+    if tensor.dtype != spec.dtype:
+        raise InputError(f"{spec.name} of {label} is {spec.dtype}, got {tensor.dtype}. Convert it.")
