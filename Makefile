@@ -26,8 +26,8 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench speaking clean
-.PHONY: test-hlo lower docs
+.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: speaking clean test-hlo lower docs
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"

@@ -23,7 +23,7 @@ from bench.common.models import add_size_argument, made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
-from qwen3_omni_neuron.cpu.native.choice import native_predictor, native_steps
+from qwen3_omni_neuron.cpu.native.installed import native_predictor, native_steps
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
 from qwen3_omni_neuron.cpu.vocoder import code2wav_calls, code2wav_graphs
 from qwen3_omni_neuron.model.code2wav import Code2Wav

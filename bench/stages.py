@@ -51,8 +51,8 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
-from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.target import CPU
+from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.host_models import load_host_models

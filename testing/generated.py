@@ -6,13 +6,15 @@ A block stands between `<!-- generated: NAME -->` and `<!-- end of NAME -->`; a 
 with what would be written today.
 """
 
+import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
 from testing.import_picture import draw
 from testing.imports import LAYERS, ROOT, room_imports
-from testing.option_table import load_option_table, request_option_table
 
 PICTURE = Path("docs/imports.svg")
 
@@ -37,6 +39,36 @@ def layers_table() -> str:
             imported = ", ".join(f"`{other}`" for other in sorted(found[name])) or "-"
             rows.append(f"| {number} | `{name}` | {imported} |")
     return "\n".join(rows) + "\n"
+
+
+def request_option_table() -> str:
+    """Write every option of a request."""
+    return _option_table(REQUEST_OPTIONS)
+
+
+def load_option_table() -> str:
+    """Write every argument of Qwen3Omni.load but the checkpoint."""
+    parameters = inspect.signature(Qwen3Omni.load).parameters
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    return _option_table(options_of(LoadArguments, defaults))
+
+
+def _option_table(options: Sequence[Option]) -> str:
+    lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for option in options:
+        meaning = option.doc.help
+        if option.doc.values is not None:
+            meaning += f"; {option.doc.values.phrase}"
+        kind = _type_text(option.type)
+        lines.append(f"| `{option.name}` | {kind} | {option.default_text} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+def _type_text(annotation: object) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if "Callable" in text:
+        return "function"
+    return re.sub(r"\b(?:\w+\.)+", "", text).replace(" | ", " or ")
 
 
 BLOCKS: dict[str, dict[str, Callable[[], str]]] = {

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from qwen3_omni_neuron.runtime.clock import Clock
+from qwen3_omni_neuron.runtime.stage import Clock
 
 
 class _Sleeper:

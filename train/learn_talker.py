@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.model.talker_prompt import media_mask, user_positions
+from qwen3_omni_neuron.model.talker import media_mask, user_positions
 from train.batches import IGNORED, batch_of, embedded, encoded_audio
 from train.codes import GROUPS, SpokenWord, reply
 from train.fit import Losses, device, fit

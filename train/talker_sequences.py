@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
-from qwen3_omni_neuron.model.talker_prompt import codec_prefix_ids, text_prefix_ids
+from qwen3_omni_neuron.model.talker import codec_prefix_ids, text_prefix_ids
 from train.batches import IGNORED
 from train.codes import CODEBOOK, GROUPS
 

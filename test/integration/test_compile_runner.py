@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation.lock import tree_lock
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     read_manifest,
@@ -24,7 +23,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     verify_files,
 )
 from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
-from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 from testing.made_trees import DYING, FULL, SLOW
 from testing.specs import plan_of

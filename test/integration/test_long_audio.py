@@ -12,7 +12,7 @@ from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
-from qwen3_omni_neuron.cpu.encoders import WINDOWS_AT_ONCE, CpuAudio
+from qwen3_omni_neuron.cpu.thinker import WINDOWS_AT_ONCE, CpuAudio
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
-from qwen3_omni_neuron.cpu.encoders import CpuVision
+from qwen3_omni_neuron.cpu.thinker import CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint

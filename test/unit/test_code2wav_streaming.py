@@ -19,7 +19,7 @@ from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, Start, Step, code2wav_calls, code2wav_graphs
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.graphs.speech import code2wav_graph
+from qwen3_omni_neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder

@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard, unshard
-from qwen3_omni_neuron.graphs.parallel.experts import expert_widths
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard, unshard
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.dry_run import (
     CoreMemory,
     DryRun,
@@ -21,7 +21,6 @@ from qwen3_omni_neuron.graphs.dry_run import (
     dry_run_text,
 )
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.graphs.hardware import TRN2
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.graph_cases import TINY_PLAN
@@ -135,7 +134,7 @@ def test_a_degree_that_does_not_fit_is_refused() -> None:
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
 
-README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
 MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
 FAST_PLAN = replace(MEMORY_PLAN, profile="fast")
 
@@ -150,7 +149,7 @@ def fast() -> CoreMemory:
     return core_memory(RELEASED, FAST_PLAN, (4, 8))
 
 
-def test_the_memory_table_of_the_readme_is_what_is_counted(safe: CoreMemory) -> None:
+def test_the_memory_table_of_the_document_is_what_is_counted(safe: CoreMemory) -> None:
     weights = {part.name: part.shard_bytes for part in safe.parts}
     projections = ("text_projection", "hidden_projection")
     # By row of the table: the parts whose weights, and those whose state, are in it.
@@ -172,19 +171,19 @@ def test_the_memory_table_of_the_readme_is_what_is_counted(safe: CoreMemory) -> 
     for tp, nbytes in zip((4, 8), zip(*counted.values(), strict=True), strict=True):
         assert sum(nbytes) == safe.core_bytes(tp)
     for name, (four, eight) in counted.items():
-        assert f"| {name} | {four / 1e9:.2f} | {eight / 1e9:.2f} |\n" in README
+        assert f"| {name} | {four / 1e9:.2f} | {eight / 1e9:.2f} |\n" in TRN2_PAGE
     all_of_it = " | ".join(f"{safe.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8))
-    assert f"| all, as `shared` has it | {all_of_it} |\n" in README
+    assert f"| all, as `shared` has it | {all_of_it} |\n" in TRN2_PAGE
 
 
 def test_profile_fast_is_counted_with_its_padding(safe: CoreMemory, fast: CoreMemory) -> None:
-    """The thinker's 54 GiB of experts become 72 over 4 cores and 144 over 8."""
+    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8 (graphs.parallel.cut)."""
     for tp, thinker_gib, talker_gib in ((4, 72, 15), (8, 144, 30)):
         padding = (thinker_gib - 54 + talker_gib - 5.625) * 2**30 / tp
         assert fast.padding_bytes[tp] == padding
         assert fast.core_bytes(tp) - safe.core_bytes(tp) == padding
         assert safe.padding_bytes[tp] == 0
-    assert "All parts take 28.4\nGB a core at TP 4 and 27.7 at TP 8 then" in README
+    assert "All parts then take 28.4 GB a core\nat TP 4 and 27.7 at TP 8" in TRN2_PAGE
     assert [f"{fast.core_bytes(tp) / 1e9:.1f}" for tp in (4, 8)] == ["28.4", "27.7"]
 
 

@@ -1,7 +1,10 @@
 """The generated parts of the documents are those of today's code."""
 
+from dataclasses import fields
+
 import pytest
 
+from qwen3_omni_neuron.options import RequestOptions
 from testing.generated import BLOCKS, PICTURE, renewed
 from testing.import_picture import draw
 from testing.imports import LAYERS, ROOT, room_imports
@@ -16,6 +19,13 @@ def test_blocks_are_what_would_be_written_today(document: str) -> None:
 def test_the_picture_is_of_todays_imports() -> None:
     drawn = (ROOT / PICTURE).read_text(encoding="utf-8")
     assert drawn == draw(room_imports(), LAYERS), "run `make docs`"
+
+
+def test_every_option_has_a_meaning() -> None:
+    text = (ROOT / "docs" / "options.md").read_text(encoding="utf-8")
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert len(rows) > len(fields(RequestOptions))
+    assert not [row for row in rows if row.endswith("|  |")]
 
 
 def test_a_document_without_its_block_is_refused() -> None:

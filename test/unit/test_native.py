@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native import choice, installed
+from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
 from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
@@ -603,10 +603,10 @@ def test_replies_are_the_same_without_it(
 
     expected_log = "not compiled"
     if library == "missing":
-        monkeypatch.setattr(choice, "find_library", lambda: None)
+        monkeypatch.setattr(installed, "find_library", lambda: None)
     else:
         for name in ("NativeSteps", "NativePredictor", "NativeWave"):
-            monkeypatch.setattr(choice, name, refuse)
+            monkeypatch.setattr(installed, name, refuse)
         expected_log = "it takes others"
     messages = [{"role": "user", "content": "What is it?"}]
     expected = omni.generate_audio(messages, **GREEDY, **LIMITS)
@@ -755,7 +755,7 @@ def test_a_library_of_these_sources_is_accepted(
         file.unlink()
     install(library)
     c = talker_config(config)
-    assert choice.native_predictor(c, random_predictor(c)) is not None
+    assert installed.native_predictor(c, random_predictor(c)) is not None
     stripped_of_another_layout = sources / "other"
     shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))
     other = shutil.move(of_another_layout(stripped_of_another_layout), sources / "other.so")
@@ -802,7 +802,7 @@ def test_a_reply_in_float32_runs_in_c(
 ) -> None:
     """Every step, prompt, frame and chunk of a reply is one call of the library."""
     counted = CountedLibrary(library)
-    monkeypatch.setattr(choice, "find_library", lambda: counted)
+    monkeypatch.setattr(installed, "find_library", lambda: counted)
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as omni:
         counted.calls.clear()
         reply = omni.generate_audio(

@@ -22,7 +22,7 @@ from qwen3_omni_neuron.options import (
     RequestArguments,
     RequestOptions,
 )
-from testing.option_table import load_option_table, request_option_table
+from testing.generated import load_option_table, request_option_table
 
 REPOSITORY = Path(__file__).parents[2]
 # The package alone is read: what it imports of others is taken for Any, which saves a minute.
@@ -126,8 +126,8 @@ def test_the_command_line_has_a_flag_for_every_option() -> None:
 def test_the_tables_name_every_option_once() -> None:
     rows = [line.split(" | ")[0] for line in request_option_table().splitlines()[2:]]
     assert rows == [f"| `{field.name}`" for field in fields(RequestOptions)]
-    assert "| `talker_top_k` | 50 | likeliest codes" in request_option_table()
-    assert "| `thinker_top_p` | the checkpoint's | " in request_option_table()
+    assert "| `talker_top_k` | int | 50 | likeliest codes" in request_option_table()
+    assert "| `thinker_top_p` | float or None | the checkpoint's | " in request_option_table()
     rows = [line.split(" | ")[0] for line in load_option_table().splitlines()[2:]]
     assert rows == [f"| `{name}`" for name in types_of(LoadArguments)]
-    assert "| `placement` | shared | " in load_option_table()
+    assert "| `placement` | str | shared | " in load_option_table()

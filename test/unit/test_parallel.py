@@ -14,14 +14,17 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.parallel.cut import (
+    PAD,
     Cut,
     cut_heads,
     cut_width,
+    key_heads,
+    local_kv_heads,
+    query_heads,
     shard,
     shard_state,
     unshard,
 )
-from qwen3_omni_neuron.graphs.parallel.heads import PAD, key_heads, local_kv_heads, query_heads
 from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder

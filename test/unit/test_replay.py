@@ -26,8 +26,7 @@ from bench.replaying.simulation import replay, take_reply
 from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import CountingGroup, graph_cost
-from qwen3_omni_neuron.graphs.hardware import TRN2
+from qwen3_omni_neuron.graphs.cost import TRN2, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
+from qwen3_omni_neuron.runtime.buffers import TokenBuffer
 
 TTS_EOS, TTS_PAD = 90, 91
 

@@ -28,8 +28,7 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import Code2WavConfig, OmniConfig, TalkerConfig
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.talker_prompt import ResizeMlp
+from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
 

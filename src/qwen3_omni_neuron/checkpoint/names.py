@@ -117,7 +117,7 @@ def talker_pieces(c: TalkerConfig) -> Pieces:
 
 
 def projection_pieces(name: str) -> Pieces:
-    """Yield the pieces of a model.talker_prompt.ResizeMlp.
+    """Yield the pieces of a model.talker.ResizeMlp.
 
     name: "text_projection" or "hidden_projection".
     """

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qwen3_omni_neuron.cli.inspect import MB, aligned, graph_row
 from qwen3_omni_neuron.cli.model_arguments import add_checkpoint_argument, chosen_model, sizes
-from qwen3_omni_neuron.cli.table import MB, aligned, graph_row
 from qwen3_omni_neuron.compilation.plan import (
     DEFAULT_CONCURRENCY,
     GRAPHS,

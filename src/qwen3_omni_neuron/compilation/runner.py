@@ -1,15 +1,21 @@
-"""The compile run: compiles the graphs of a tree that are missing or stale, one after the other."""
+"""The compile run: compiles the graphs of a tree that are missing or stale, one after the other.
+
+One run at a time writes into a tree: it holds the tree's lock.
+"""
 
 import errno
+import fcntl
+import os
 import shutil
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.compilation.fingerprint import fingerprint
-from qwen3_omni_neuron.compilation.lock import tree_lock
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     RECORD_FILE,
@@ -27,6 +33,47 @@ from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.compilation.versions import installed_versions
 from qwen3_omni_neuron.compilation.worker import run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
+
+LOCK_FILE = ".lock"
+# A killed run's worker process holds the lock until it notices that its parent is gone: 0.25 s,
+# and longer while an import keeps its watching thread waiting.
+WAIT_S = 3.0
+_RETRY_S = 0.05
+
+
+@contextmanager
+def tree_lock(tree: Path) -> Iterator[int]:
+    """Hold the tree's lock. Yields its descriptor: a process that inherits it holds the lock, too.
+
+    The system releases the lock when the last of these processes ends, in whatever way.
+    Raises CompileError where another run holds it, and OSError where the tree can't be written.
+    """
+    descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        _acquire(descriptor, tree)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield descriptor
+        os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _acquire(descriptor: int, tree: Path) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(descriptor, 32, 0).decode().strip()
+                raise CompileError(
+                    f"another run{f' (process {holder})' if holder else ''} is compiling into "
+                    f"{tree}. Wait for its end, or compile into another folder."
+                ) from None
+            time.sleep(_RETRY_S)
+
 
 MB = 1e6
 
@@ -72,7 +119,7 @@ def compile_tree(
     run continues there. The manifest is removed before the first graph changes, and written when
     all graphs fit the plan. only: the graphs that this run may compile; empty: all.
     Raises OptionError for an unknown graph, CheckpointError, ArtifactError where the folder holds
-    something else under a graph's name, CompileError (see compilation.lock and
+    something else under a graph's name, CompileError (see compilation.runner and
     compilation.worker), OutputError where the tree can't be written; finished graphs are kept.
     """
     graphs = graphs_of(read_config(plan.model))

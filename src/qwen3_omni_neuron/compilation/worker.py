@@ -18,12 +18,12 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import GraphCompiler
 from qwen3_omni_neuron.errors import CompileError
 from qwen3_omni_neuron.process.child import (
+    Failure,
     OutputTail,
     describe_exit,
     follow_parent,
     start_child,
 )
-from qwen3_omni_neuron.process.failure import Failure
 
 TICK_S = 0.2
 _PIPE_BYTES = 1 << 16

@@ -25,7 +25,7 @@ class TalkerPrompt:
     """Part of a prompt that the talker reads.
 
     token_ids: int64 [U], the tokens of user segments. positions: float32 [3, U + 9], the rope
-    positions of those and of the assistant rows that follow (see model.talker_prompt).
+    positions of those and of the assistant rows that follow (see model.talker).
     """
 
     token_ids: Tensor

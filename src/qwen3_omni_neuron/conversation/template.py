@@ -30,7 +30,7 @@ from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, t
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
-from qwen3_omni_neuron.model.talker_prompt import user_positions
+from qwen3_omni_neuron.model.talker import user_positions
 
 
 class Conversation:

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
-from qwen3_omni_neuron.cpu.thinker import CpuThinker
+from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuThinker, CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.weights import load_compiled_models
 from qwen3_omni_neuron.engines.media import MediaEncoders

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.choice import native_predictor
+from qwen3_omni_neuron.cpu.native.installed import native_predictor
 from qwen3_omni_neuron.cpu.traced import trace_graph
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling

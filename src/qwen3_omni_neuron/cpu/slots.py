@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.buckets import bucket_of
-from qwen3_omni_neuron.cpu.native.choice import native_steps
+from qwen3_omni_neuron.cpu.native.installed import native_steps
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
 from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.model.config import DecoderConfig

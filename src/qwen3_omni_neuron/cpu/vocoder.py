@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.cpu.native.choice import native_wave
+from qwen3_omni_neuron.cpu.native.installed import native_wave
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import trace_graph
-from qwen3_omni_neuron.engines.chunks import cut_audio, pad_chunks
+from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 
 

@@ -1,12 +1,15 @@
-"""Small inputs of graph calls, made the same way for every target."""
+"""Inputs and outputs of engine calls: padding of chunks, integers as tensors, sampling inputs."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.sampler import top_p_limits
 
 
@@ -25,3 +28,36 @@ def sampling_inputs(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tens
     """Return a graph's uniforms [n, 15] and top-p limits [n] for frames that are all sampled."""
     uniforms = [frame.uniforms for frame in sampling if frame.uniforms is not None]
     return torch.from_numpy(np.stack(uniforms)), top_p_limits([frame.top_p for frame in sampling])
+
+
+def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
+    """Pad the chunks of several streams to the smallest compiled size that holds all of them.
+
+    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending.
+    Returns [streams, groups, T], T the size. Raises BucketError for a chunk of no frames or of too
+    many.
+    """
+    shortest, longest = min(map(len, codes)), max(map(len, codes))
+    if not 1 <= shortest <= longest <= chunk_frames[-1]:
+        raise BucketError(
+            f"A chunk has 1 to {chunk_frames[-1]} frames, got "
+            f"{longest if shortest else shortest}. "
+            f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
+        )
+    bucket = next(size for size in chunk_frames if size >= longest)
+    padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
+    return torch.stack(padded).transpose(1, 2)  # [streams, T, groups] -> [streams, groups, T]
+
+
+def cut_audio(
+    codes: Sequence[Tensor], samples: Tensor, frame_samples: int, latency_samples: int
+) -> list[NDArray[np.float32]]:
+    """Return the samples of each stream, without those of its padding.
+
+    samples: [streams, T * frame_samples - latency_samples].
+    """
+    rows = samples.float().numpy()
+    return [
+        row[: len(chunk) * frame_samples - latency_samples]
+        for row, chunk in zip(rows, codes, strict=False)  # a batch may have rows of no stream
+    ]

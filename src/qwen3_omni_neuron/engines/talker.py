@@ -12,7 +12,7 @@ from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.protocols import DecoderSlots, Predictor, PredictorSampling
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker_prompt import codec_prefix_ids, media_mask, text_prefix_ids
+from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
 
 ROWS_AT_ONCE = 4096  # of text_row_table: bounds the projection's memory beside its result
 
@@ -126,7 +126,7 @@ class TalkerEngine:
         return logits
 
     def _codec_prefix(self, speaker_id: int) -> Tensor:
-        """Return the codec sides of the assistant rows 3 to 8: see model.talker_prompt."""
+        """Return the codec sides of the assistant rows 3 to 8: see model.talker."""
         assert self._config.talker is not None
         ids = codec_prefix_ids(self._config.talker, speaker_id)
         return self._codec_rows[torch.tensor(ids)]

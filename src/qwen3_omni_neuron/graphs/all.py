@@ -12,10 +12,15 @@ from qwen3_omni_neuron.compilation.buckets import buckets_within
 from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
-from qwen3_omni_neuron.graphs.encoders import audio_graph, projection_graphs, vision_graph
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, TensorSpec
-from qwen3_omni_neuron.graphs.parallel.heads import local_kv_heads
-from qwen3_omni_neuron.graphs.speech import code2wav_graph, predictor_graph
+from qwen3_omni_neuron.graphs.parallel.cut import local_kv_heads
+from qwen3_omni_neuron.graphs.parts import (
+    audio_graph,
+    code2wav_graph,
+    predictor_graph,
+    projection_graphs,
+    vision_graph,
+)
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.layers import RmsNorm
 

@@ -1,4 +1,4 @@
-"""The cost of one call of a graph, counted operation by operation on meta tensors."""
+"""The cost of one call of a graph, and its least time by the chip's published figures."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,6 +11,42 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from qwen3_omni_neuron.graphs.graph import Graph
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Published figures of one chip.
+
+    physical_cores: share memory and engines evenly. lnc: physical cores a logical core, which is
+    called a core everywhere else. memory_bytes, bytes_per_s (memory bandwidth), flops_per_s
+    (bfloat16, dense): of the whole chip.
+    """
+
+    name: str
+    physical_cores: int
+    memory_bytes: int
+    bytes_per_s: float
+    flops_per_s: float
+    lnc: int = 2
+
+    @property
+    def cores(self) -> int:
+        """Number of logical cores."""
+        return self.physical_cores // self.lnc
+
+    @property
+    def core_bytes(self) -> float:
+        """Memory of a logical core."""
+        return self.memory_bytes / self.cores
+
+    def floor_s(self, flops: float, nbytes: float) -> float:
+        """Return the least time in which one core computes and reads so much, both at once."""
+        return max(flops / self.flops_per_s, nbytes / self.bytes_per_s) * self.cores
+
+
+# At LNC=2, the default: 4 logical cores of 24 GiB.
+TRN2 = Chip("trn2", 8, 96 * 2**30, 2.9e12, 667e12)
+
 
 WEIGHTS, STATE = "weights", "state"
 GATHERS = frozenset({"index_select", "embedding", "index"})

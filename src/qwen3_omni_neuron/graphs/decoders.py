@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
-from qwen3_omni_neuron.graphs.parallel.heads import local_kv_heads
+from qwen3_omni_neuron.graphs.parallel.cut import local_kv_heads
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import PromptState, StepState
 from qwen3_omni_neuron.model.talker import Talker

@@ -9,10 +9,9 @@ from torch import nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
 from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.graphs.hardware import TRN2, Chip
-from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple, expert_widths
+from qwen3_omni_neuron.graphs.parallel.cut import expert_multiple, expert_widths
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 

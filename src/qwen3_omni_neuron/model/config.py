@@ -6,7 +6,7 @@ from functools import cached_property
 from math import prod
 
 ASSISTANT_ROWS = 9
-"""Rows of the talker's prompt after those of the user: see model.talker_prompt."""
+"""Rows of the talker's prompt after those of the user: see model.talker."""
 
 
 @dataclass(frozen=True)

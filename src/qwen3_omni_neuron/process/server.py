@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.process.child import follow_parent
-from qwen3_omni_neuron.process.failure import Failure
+from qwen3_omni_neuron.process.child import Failure, follow_parent
 from qwen3_omni_neuron.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
 

@@ -9,14 +9,12 @@ from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.clock import Clock
-from qwen3_omni_neuron.runtime.output import Output
+from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
-from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task
+from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
-from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,8 @@ from torch import Tensor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.runtime.output import Output
+from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
-from qwen3_omni_neuron.runtime.token_buffer import TokenBuffer
 
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 

@@ -8,13 +8,30 @@ end with the error (`Stage._run_once`), and the stage goes on with those that co
 
 import logging
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from qwen3_omni_neuron.runtime.clock import Clock
 from qwen3_omni_neuron.runtime.request import LiveRequest
+
+
+class Clock:
+    """Real time. A subclass may advance its own time whenever all of its threads wait."""
+
+    def now(self) -> float:
+        """Return seconds since a fixed moment."""
+        return time.perf_counter()
+
+    def condition(self, lock: threading.RLock) -> threading.Condition:
+        """Return a condition variable over a lock."""
+        return threading.Condition(lock)
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """Return a thread, not started yet, that waits by this clock."""
+        return threading.Thread(target=target, name=name, daemon=True)
+
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
     Timings,
 )
-from qwen3_omni_neuron.runtime.output import Item, TextEnd
+from qwen3_omni_neuron.runtime.buffers import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
 

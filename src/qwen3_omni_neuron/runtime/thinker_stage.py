@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import Thinker
-from qwen3_omni_neuron.runtime.output import TextEnd
+from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work

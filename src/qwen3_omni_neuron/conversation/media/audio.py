@@ -15,8 +15,7 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
-from qwen3_omni_neuron.conversation.media.numbers import real_number
+from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media, real_number
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
 
 Waveform = NDArray[np.float32]

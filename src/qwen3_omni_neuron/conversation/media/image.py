@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
+from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media
 from qwen3_omni_neuron.errors import CheckpointError, ImageError
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from qwen3_omni_neuron.conversation.media.fields import whole_number
 from qwen3_omni_neuron.conversation.media.image import load_image_processor
-from qwen3_omni_neuron.conversation.media.numbers import whole_number
 from qwen3_omni_neuron.conversation.prompt import Grid, Patches
 from qwen3_omni_neuron.errors import (
     ImageError,

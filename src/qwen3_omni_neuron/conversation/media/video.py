@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.conversation.media.fields import real_number, whole_number
 from qwen3_omni_neuron.conversation.media.image import load_image
-from qwen3_omni_neuron.conversation.media.numbers import real_number, whole_number
 from qwen3_omni_neuron.conversation.media.video_file import (
     Check,
     Frames,

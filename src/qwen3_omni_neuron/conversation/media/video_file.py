@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
-from qwen3_omni_neuron.conversation.media.file import Source, name_of, open_media
+from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media
 from qwen3_omni_neuron.conversation.media.video_times import Timeline, choose_frames, read_timeline
 from qwen3_omni_neuron.errors import VideoError
 

@@ -1,4 +1,4 @@
-"""Cutting tensors for ranks: pure functions with an inverse."""
+"""Cutting tensors for ranks: which heads, columns and experts each rank has."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,99 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.graphs.parallel.heads import PAD, Units
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import DecoderConfig
+
+PAD = -1
+"""Number of a head that is all zeros."""
+
+Units = tuple[int, ...]
+
+
+def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
+    """Return the query heads of each rank, padded with PAD to the same number.
+
+    Heads of their own keys (kv_heads == heads) go in order, padded at the end: 20 at TP 8 become
+    24. Where several ranks share a KV head, the query heads of that one are spread over them: 4
+    query and 2 KV heads at TP 8 become (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
+    Raises OptionError where KV heads and ranks don't divide.
+    """
+    if heads == kv_heads:
+        return _split(tuple(range(heads)), tp)
+    group, sharing = heads // kv_heads, _sharing(kv_heads, tp)
+    if sharing == 1:
+        return _split(tuple(range(heads)), tp)
+    return [
+        units
+        for kv in range(kv_heads)
+        for units in _split(tuple(range(kv * group, (kv + 1) * group)), sharing)
+    ]
+
+
+def key_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
+    """Return the KV heads of each rank: those that its query heads read.
+
+    Raises OptionError where KV heads and ranks don't divide.
+    """
+    if heads == kv_heads:
+        return _split(tuple(range(heads)), tp)
+    sharing = _sharing(kv_heads, tp)
+    if sharing == 1:
+        return _split(tuple(range(kv_heads)), tp)
+    return [(rank // sharing,) for rank in range(tp)]
+
+
+def local_kv_heads(heads: int, kv_heads: int, tp: int) -> int:
+    """Return the number of KV heads a rank. Raises OptionError as `key_heads` does."""
+    return len(key_heads(heads, kv_heads, tp)[0])
+
+
+def _sharing(kv_heads: int, tp: int) -> int:
+    """Return the number of ranks that share a KV head."""
+    if kv_heads % tp and tp % kv_heads:
+        raise OptionError(
+            f"{kv_heads} KV heads can't be held by {tp} cores: one number must divide the other. "
+            "Choose another TP degree."
+        )
+    return max(1, tp // kv_heads)
+
+
+def _split(units: Units, parts: int) -> list[Units]:
+    each = -(-len(units) // parts)
+    padded = units + (PAD,) * (each * parts - len(units))
+    return [padded[i * each : (i + 1) * each] for i in range(parts)]
+
+
+KERNEL_WIDTH = 256  # a core's part of an expert's width is a multiple of it in profile "fast"
+
+
+@dataclass(frozen=True)
+class ExpertWidths:
+    """Sizes of a decoder's routed experts under a TP degree and a profile.
+
+    width: of an expert. padded: with its zeros, on all cores together. nbytes: of all experts of
+    all layers as they are; padded_nbytes: as the cores hold them.
+    """
+
+    width: int
+    padded: int
+    nbytes: int
+    padded_nbytes: int
+
+
+def expert_multiple(profile: str) -> int:
+    """Return the number that a core's part of an expert's width is a multiple of."""
+    return KERNEL_WIDTH if profile == "fast" else 1
+
+
+def expert_widths(c: DecoderConfig, tp: int, profile: str, dtype: torch.dtype) -> ExpertWidths:
+    """Return the padding that a profile asks for at a TP degree, and its cost over all cores."""
+    assert c.moe is not None
+    width = c.moe.expert_width
+    padded = tp * rank_width(width, tp, expert_multiple(profile))
+    column = 3 * c.hidden_size * c.moe.experts * c.layers * dtype.itemsize
+    return ExpertWidths(width, padded, width * column, padded * column)
+
 
 Span = tuple[int, int]
 """(start, length) along an axis; start PAD: zeros."""

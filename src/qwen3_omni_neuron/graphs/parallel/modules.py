@@ -7,8 +7,16 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, rank_width
-from qwen3_omni_neuron.graphs.parallel.heads import PAD, Units, key_heads, query_heads
+from qwen3_omni_neuron.graphs.parallel.cut import (
+    PAD,
+    Cut,
+    Units,
+    cut_heads,
+    cut_width,
+    key_heads,
+    query_heads,
+    rank_width,
+)
 from qwen3_omni_neuron.graphs.parallel.layers import ColumnParallel, Group, ParallelMoe, RowParallel
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, AudioEncoderLayer
 from qwen3_omni_neuron.model.code2wav import Upsample, VocoderLayer
@@ -16,8 +24,7 @@ from qwen3_omni_neuron.model.config import MoeConfig
 from qwen3_omni_neuron.model.decoder import Attention
 from qwen3_omni_neuron.model.layers import FeedForward
 from qwen3_omni_neuron.model.moe import MoeFeedForward
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.talker_prompt import ResizeMlp
+from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import PatchMerger, VisionLayer
 

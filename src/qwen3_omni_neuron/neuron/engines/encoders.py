@@ -15,7 +15,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronAudio:
-    """The audio encoder (see engines.media.Audio) over graphs of graphs.encoders.audio_graph."""
+    """The audio encoder (see engines.media.Audio) over graphs of graphs.parts.audio_graph."""
 
     def __init__(self, part: LoadedPart, config: AudioEncoderConfig):
         self._part, self._config = part, config
@@ -45,7 +45,7 @@ class NeuronAudio:
 
 
 class NeuronVision:
-    """The vision encoder (see engines.media.Vision) over graphs of graphs.encoders.vision_graph."""
+    """The vision encoder (see engines.media.Vision) over graphs of graphs.parts.vision_graph."""
 
     def __init__(self, part: LoadedPart, config: VisionEncoderConfig):
         self._part, self._config = part, config

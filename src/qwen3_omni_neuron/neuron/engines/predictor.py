@@ -14,7 +14,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronPredictor:
-    """The code predictor (see engines.protocols.Predictor) over graphs.speech.predictor_graph.
+    """The code predictor (see engines.protocols.Predictor) over graphs.parts.predictor_graph.
 
     One graph serves greedy frames, and one all sampled frames of any top_k up to the compiled one.
 

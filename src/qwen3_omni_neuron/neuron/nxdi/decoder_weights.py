@@ -41,9 +41,15 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, cut_heads, cut_width, shard
-from qwen3_omni_neuron.graphs.parallel.experts import expert_multiple
-from qwen3_omni_neuron.graphs.parallel.heads import key_heads, query_heads
+from qwen3_omni_neuron.graphs.parallel.cut import (
+    Cut,
+    cut_heads,
+    cut_width,
+    expert_multiple,
+    key_heads,
+    query_heads,
+    shard,
+)
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file

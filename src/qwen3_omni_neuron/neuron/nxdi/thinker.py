@@ -8,7 +8,7 @@ from torch import Tensor
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker_prompt import media_mask
+from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.neuron.nxdi.inputs import Media
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 

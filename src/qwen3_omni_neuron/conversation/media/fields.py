@@ -1,9 +1,11 @@
-"""Open the file, or the bytes of a file, that a message item holds."""
+"""Fields of a media item: the file or bytes that it names, and its numbers."""
 
 import io
+import math
 import stat
+from numbers import Integral, Real
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from qwen3_omni_neuron.errors import InputError, printable
 
@@ -45,3 +47,24 @@ def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
         return Path(source).open("rb")
     except OSError as reason:
         raise error(f"{where}: {name} can't be opened ({reason.strerror}).") from reason
+
+
+def real_number(value: Any) -> float | None:
+    """Return a finite number as a float, and None for anything else: a bool, NaN, one too large."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, TypeError, ValueError):  # numpy calls a timedelta64 a number, too
+        return None
+    return number if math.isfinite(number) else None
+
+
+def whole_number(value: Any) -> int | None:
+    """Return an integer of any size, and None for anything else: a bool, 2.0."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    try:
+        return int(value)
+    except (OverflowError, TypeError, ValueError):  # a timedelta64
+        return None
