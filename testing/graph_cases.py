@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.graphs.all import PARTS
 
 # Two of each where a size matters: prompts of few and of many rows compute experts differently.
 TINY_PLAN = CompilePlan(
@@ -24,3 +26,13 @@ TINY_PLAN = CompilePlan(
     chunk_frames=(1, 4),
     predictor_top_k=50,
 )
+
+
+def with_weights(models: Models, weights: Models) -> Models:
+    """Fill modules laid out by `static_models` with the parameters of loaded ones, not copied."""
+    for name in PARTS:
+        module, loaded = getattr(models, name), getattr(weights, name)
+        if module is not None:
+            fill(module, loaded.named_parameters())
+            fill(module, loaded.named_buffers())
+    return models

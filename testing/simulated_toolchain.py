@@ -17,10 +17,14 @@ from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
-from qwen3_omni_neuron.neuron.nxdi.part_weights import read_part_shard, write_part_shards
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedGraph, TracedPart, state_name
-from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, device_type
-from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER
+from qwen3_omni_neuron.neuron.nxdi.traced import (
+    TracedGraph,
+    TracedPart,
+    read_part_shard,
+    state_name,
+    write_part_shards,
+)
+from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, LoadedPart, PartSpec, device_type
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 

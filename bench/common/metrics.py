@@ -1,4 +1,4 @@
-"""Metrics from the times of a request's events, and over many requests.
+"""Metrics of a request, from the times of its events, and statistics over many requests.
 
 - TTFT: arrival of the request, its conversation not yet read, to the first text.
 - ITL: first text to last text, over the tokens that came after the first text.

@@ -52,7 +52,7 @@ def results_of(
     rows: list[dict[str, Any]],
     summary: dict[str, Any],
 ) -> Results:
-    """Return a benchmark's results with its command, settings, versions and machine.
+    """Results of a benchmark, with its command, its settings, the versions and the machine.
 
     arguments: of the command line, None for this process's own; options: what they were parsed to.
     """
@@ -108,7 +108,7 @@ def load_results(file: Path) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine. threads: those of torch in this process."""
+    """Describe the machine. threads: of torch, in this process."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -60,7 +60,7 @@ def copy(tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> SpeechResult:
-    """The reply of the checkpoint that is loaded directly, with nothing padded."""
+    """Replies of the checkpoint loaded directly, with nothing padded."""
     load = {"dtype": "float32", "max_concurrency": 2, "context_length": 256}
     with Qwen3Omni.load(checkpoint, **load) as omni:
         return omni.generate_audio(MESSAGES, **SHORT)

@@ -24,6 +24,7 @@ from qwen3_omni_neuron.model.rotary import apply_rotary
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
 from testing.oracle import Reference
+from testing.teacher_forcing import teacher_forced_logits
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -232,7 +233,7 @@ def test_code_predictor_teacher_forced(deep_checkpoint: Path, dtype: torch.dtype
     generator = torch.Generator().manual_seed(4)
     hidden = torch.randn(64, 64, generator=generator).to(dtype)
     codes = torch.randint(0, 64, (64, 16), generator=generator)
-    ours = models.code_predictor.teacher_forced_logits(hidden, codes).float()
+    ours = teacher_forced_logits(models.code_predictor, hidden, codes).float()
     exact = reference_logits(Reference(deep_checkpoint), hidden.float(), codes)
     if dtype == torch.float32:
         torch.testing.assert_close(ours, exact, **CLOSE)

@@ -51,7 +51,7 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def text_of(omni: Qwen3Omni, file: Path) -> str:
-    """The answer of the library to the same question."""
+    """The API's answer to the same question."""
     content = [{"type": "audio", "audio": file}, {"type": "text", "text": INSTRUCTION}]
     messages = [{"role": "user", "content": content}]
     options = {"thinker_do_sample": False, "thinker_max_new_tokens": TOKENS}

@@ -24,9 +24,8 @@ from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
-from qwen3_omni_neuron.neuron.part_files import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.part import decoder_files
 from testing.host_models import load_host_models
 from testing.media_cases import CASES
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike

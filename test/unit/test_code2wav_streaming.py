@@ -156,7 +156,7 @@ def test_stream_equals_one_full_decode_for_random_splits(
 
 
 def test_a_stream_may_be_longer_than_the_positions_of_the_config(double: Code2Wav) -> None:
-    """The reference computes positions as it goes too; the talker sets the limit."""
+    """The reference computes them as it goes; the talker sets the limit."""
     longer = Code2Wav(dataclasses.replace(double.config, max_positions=20)).double()
     longer.load_state_dict(double.state_dict())
     codes = random_codes(50)
@@ -297,7 +297,7 @@ def test_keys_and_values_that_are_not_there_are_not_seen(double: Code2Wav, garba
 def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, split: str) -> None:
     """The first 555 samples are the prefix's: cut, the first chunk is as long as any first one."""
     codes = random_codes(prefix + 30)
-    state = double.prime(codes[..., :prefix])
+    state = double.start(codes[..., :prefix])[1]
     chunks = []
     for chunk in codes[..., prefix:].split(cut(30, SPLITS[split]), 2):
         samples, state = double.step(chunk, state)
@@ -310,7 +310,7 @@ def test_primed_stream_goes_on_from_its_prefix(double: Code2Wav, prefix: int, sp
 
 
 def test_bfloat16_stream(checkpoint: Path, config: OmniConfig, single: Code2Wav) -> None:
-    """The stream is as far from float32 as its own full decode is."""
+    """The distance from float32 is that of its own full decode."""
     code2wav = load_models(Checkpoint(checkpoint), config, torch.bfloat16).code2wav
     assert code2wav is not None
     codes = random_codes(60)

@@ -166,7 +166,7 @@ def test_prompts_with_media_are_the_references(
 
 
 def bare_content(content: Any) -> Any:
-    """The template must not take a video's audio track for a clip."""
+    """A video's audio must not be taken for a clip."""
     if isinstance(content, str):
         return content
     return [{k: v for k, v in item.items() if k in ("type", "text")} for item in content]

@@ -11,18 +11,23 @@ from safetensors.torch import load_file
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard, unshard
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    DecoderPlan,
+    DecoderSpec,
+    blockwise_options,
+    check_experts,
+)
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     cut_parameters,
     decoder_shard_bytes,
     write_decoder_shards,
 )
-from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
-from qwen3_omni_neuron.neuron.part_files import decoder_files, rank_file
+from qwen3_omni_neuron.neuron.part import decoder_files, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.neuron.whole_weights import whole_weights
+from testing.parallel import unshard
 from testing.peak_memory import needs_proc
 from testing.released import TALKER, THINKER
 from testing.subprocesses import run_python
@@ -174,7 +179,7 @@ def test_cutting_peaks_far_below_the_model(checkpoint: Path, tmp_path: Path) -> 
 
 
 def test_what_the_kernels_padding_costs() -> None:
-    """The released sizes; the numbers that neuron.nxdi.experts names, in GiB."""
+    """The released sizes; the numbers that neuron.nxdi.decoder_spec names, in GiB."""
     cost = {
         (part, tp): expert_widths(c, tp, "fast", torch.bfloat16)
         for part, c in DECODERS.items()

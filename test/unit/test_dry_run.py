@@ -54,7 +54,7 @@ def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
 
 
 def test_the_released_totals(plan: DryRun) -> None:
-    """Published totals: 35.3 B parameters and 70.5 GB in bfloat16."""
+    """The published sizes: 35.3 B parameters and 70.5 GB in bfloat16."""
     assert round(plan.parameters / 1e9, 1) == 35.3
     assert round(plan.nbytes / 1e9, 1) == 70.5
     sizes = {part.name: part.parameters for part in plan.parts}
@@ -80,7 +80,7 @@ def test_what_two_parts_share_is_counted_once(plan: DryRun) -> None:
     ],
 )
 def test_floors_on_two_chips(plan: DryRun, name: str, floor_ms: float) -> None:
-    """The time to read the weights of one call at the bandwidth of two chips, none held twice."""
+    """Time to read the weights of one call at the bandwidth of two chips, each weight once."""
     weights = planned(plan, name, 1).cost.weight_bytes
     assert weights / TWO_CHIPS * 1e3 == pytest.approx(floor_ms, rel=0.06)
 

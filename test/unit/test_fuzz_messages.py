@@ -53,7 +53,7 @@ class Markup(str):
 
 
 class Role(str, enum.Enum):
-    """Roles as a caller may hold them: f"{Role.USER}" is "Role.USER"."""
+    """Roles as a caller may define them: f"{Role.USER}" is "Role.USER"."""
 
     USER = "user"
 
@@ -185,7 +185,7 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 
 def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
-    """There are as many placeholders as rows will be made, and positions for all of it."""
+    """Check that there is a placeholder for every media row, and a position for every token."""
     c, ids = config.thinker, prompt.token_ids
     merge = c.vision.merge_size**2
     made = {
@@ -202,7 +202,7 @@ def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
 
 
 def assert_sayable(error: Qwen3OmniError) -> None:
-    """The message can be printed and stored, and is short."""
+    """Check that an error's message can be printed and stored, and is short."""
     text = str(error)
     assert text.encode("utf-8")
     assert len(text) < 1500

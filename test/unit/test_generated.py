@@ -1,4 +1,4 @@
-"""The generated parts of the documents are those of today's code."""
+"""The parts of documents that are made from the code are up to date."""
 
 from dataclasses import fields
 

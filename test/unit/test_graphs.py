@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.model.kv_cache import (
 from qwen3_omni_neuron.model.layers import RmsNorm
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from testing.export import export_graph, open_shapes, rejected_ops
-from testing.graph_cases import TINY_PLAN
+from testing.graph_cases import TINY_PLAN, with_weights
 
 EXACT = {"atol": 0.0, "rtol": 0.0}
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}  # other orders of the same sums
@@ -93,7 +93,7 @@ def test_every_graph_is_static_and_gives_what_its_row_says(
 def test_the_experts_of_the_cpu_are_no_static_graph(
     graphs: dict[str, Graph], models: Models
 ) -> None:
-    """The test above sees a shape that follows the data."""
+    """The test above sees operations whose sizes follow the data."""
     with pytest.raises(Exception, match=r"(?i)data.dependent|could not|unsupported|script"):
         program = export_graph(graphs["thinker_prefill[rows=40]"], models.thinker)
         raise RuntimeError(f"unsupported: {open_shapes(program) or rejected_ops(program)[0]}")
@@ -278,12 +278,12 @@ def codes_of(streams: int, frames: int) -> Tensor:
 
 
 def garbage_state(graph: Graph) -> list[Tensor]:
-    """The remains of earlier streams, in every row."""
+    """State that earlier streams left, in every slot."""
     return [*graph.example(7)[len(graph.inputs) :]]
 
 
 def test_code2wav_graphs_share_inputs_and_state(graphs: dict[str, Graph]) -> None:
-    """A device can hold the state once, and any graph renews it."""
+    """A device holds the state once, and any graph updates it."""
     alike = [g for g in graphs.values() if g.part == "code2wav"]
     assert {g.state for g in alike} == {alike[0].state}
     assert {spec.shape[0] for spec in alike[0].state} == {TINY_PLAN.max_concurrency + 1}

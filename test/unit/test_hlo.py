@@ -1,4 +1,4 @@
-"""Operations that Neuron's compiler rejects are seen in HLO, and no graph has any."""
+"""Operations that Neuron's compiler rejects are found in HLO, and no graph has any."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The C library against the modules that it stands for."""
+"""The C kernels against the modules that they replace."""
 
 import ctypes
 import dataclasses
@@ -28,13 +28,13 @@ from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs
 from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
-from qwen3_omni_neuron.model.sampler import sample_top, top_p_limits
 from qwen3_omni_neuron.model.streaming_conv import History
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
+from testing.teacher_forcing import teacher_forced_logits
 
 # Where there is a compiler there is the library.
 pytestmark = pytest.mark.skipif(
@@ -257,7 +257,7 @@ def test_predicted_logits_are_the_modules(
     hidden, code0, _ = frames(c, 4)
     logits = torch.empty(15, 4, c.predictor.vocab_size)
     codes, _ = NativePredictor(c, predictor, library)(embedded * hidden, code0, logits=logits)
-    expected = predictor.teacher_forced_logits(embedded * hidden, codes)
+    expected = teacher_forced_logits(predictor, embedded * hidden, codes)
     torch.testing.assert_close(logits.transpose(0, 1), expected, atol=1e-4, rtol=1e-4)
     assert codes[:, 1:].tolist() == logits.argmax(-1).t().tolist()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, fill, load_models
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models, with_weights
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.parallel.cut import (
     PAD,
@@ -22,14 +22,13 @@ from qwen3_omni_neuron.graphs.parallel.cut import (
     local_kv_heads,
     query_heads,
     shard,
-    shard_state,
-    unshard,
 )
 from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
-from testing.graph_cases import TINY_PLAN
+from testing.graph_cases import TINY_PLAN, with_weights
+from testing.parallel import shard_state, unshard
 from testing.rank_threads import Ranks
 
 CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
@@ -83,7 +82,7 @@ def kv_heads_of(graph: Graph, config: OmniConfig) -> tuple[int, int] | None:
 def local(
     graph: Graph, names: list[str], tensors: list[Tensor], config: OmniConfig, tp: int, rank: int
 ) -> list[Tensor]:
-    """The part of a state that a rank holds: its own KV heads, and all of the rest."""
+    """A rank's part of a state: its own KV heads, and all of the rest."""
     heads = kv_heads_of(graph, config)
     if heads is None:
         return tensors

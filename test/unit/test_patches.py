@@ -72,7 +72,7 @@ def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> No
 def picture_grid(
     maker: PatchMaker, height: int, width: int, asked: SizeLimits | None = None
 ) -> tuple[int, int, int]:
-    """The size in patches of a picture of that size."""
+    """The size that an image is resized to."""
     return maker.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
 
 
@@ -126,7 +126,7 @@ def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
 
 
 def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
-    """The layout of resized, normalised frames [n, 3, H, W], one number at a time."""
+    """Lay out resized, normalised frames [n, 3, H, W], one number at a time."""
     n, channels, height, width = frames.shape
     h, w = height // PATCH, width // PATCH
     pairs = -(-n // TOGETHER)

@@ -160,7 +160,7 @@ def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
 def test_text_that_ends_within_a_character_comes_before_the_sound_that_follows(
     simulate: Simulate,
 ) -> None:
-    """Bytes held back for the rest of a character are handed out when the text ends."""
+    """An incomplete character is handed out when the text ends."""
     simulation = simulate(Times(talker_step_s=0.05))
     half = simulation.start(TOKENS, 30, decode_text=lambda ids: "\ufffd" * len(ids))
     kinds = [type(event) for event in half]

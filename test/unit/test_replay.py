@@ -302,7 +302,7 @@ def test_a_profile_is_read_as_it_was_written(port: StageProfile, tmp_path: Path)
 
 
 def test_the_roofline_has_the_floors_of_the_dry_run() -> None:
-    """The rows of two graphs that are counted in no time: a talker step, a code2wav frame."""
+    """Two graphs that are counted quickly: a step of the talker, and a frame of code2wav."""
     models, group = static_models(RELEASED), CountingGroup(TP)
     kept = replace(
         TINY_PLAN, dtype="bfloat16", tp=TP, max_concurrency=8, context_length=8192,

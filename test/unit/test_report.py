@@ -529,11 +529,8 @@ def test_colours_stand_out() -> None:
 
 
 def browse(file: Path, folder: Path) -> tuple[list[str], list[str], NDArray[np.uint8]]:
-    """Open a page in a browser without a network.
-
-    Returns its console's lines, the addresses that the page asked for, and a picture of it. What
-    the browser asks for itself has no origin.
-    """
+    """Log of a browser without a network: the addresses that the page asked it
+    for, and what it shows. What the browser asks for itself has no origin."""
     log, shot = folder / "net.json", folder / "page.png"
     command = [
         *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),

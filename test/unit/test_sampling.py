@@ -15,8 +15,8 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from qwen3_omni_neuron.model.code_predictor import kept_probabilities, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.sampler import kept_probabilities, sample_top, top_p_limits
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.sampling import (
     Ids,

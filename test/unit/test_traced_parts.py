@@ -21,18 +21,22 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     InputError,
 )
-from qwen3_omni_neuron.graphs.all import static_models, with_weights
-from qwen3_omni_neuron.graphs.parallel.cut import unshard
+from qwen3_omni_neuron.graphs.all import static_models
 from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.layers import RmsNorm
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
-from qwen3_omni_neuron.neuron.nxdi.part_weights import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, weight_name
-from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
-from qwen3_omni_neuron.neuron.part_files import rank_file
+from qwen3_omni_neuron.neuron.nxdi.traced import (
+    TracedPart,
+    part_shard_bytes,
+    weight_name,
+    write_part_shards,
+)
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.graph_cases import with_weights
+from testing.parallel import unshard
 from testing.part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
 from testing.peak_memory import needs_proc
 from testing.simulated_toolchain import DESCRIPTION, SimulatedCores, SimulatedToolchain

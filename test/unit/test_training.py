@@ -1,4 +1,4 @@
-"""The training data of the speaking checkpoint, and its training."""
+"""The training data of the speaking checkpoint, and the way it is trained."""
 
 import random
 from hashlib import sha256
@@ -87,7 +87,7 @@ def test_the_judge_hears_words_and_voices_it_was_not_given() -> None:
 
 
 def test_conversations_come_again_from_their_seed() -> None:
-    """All but espeak-ng's phase, which it keeps from one utterance to the next."""
+    """Samples differ in espeak-ng's phase, which it keeps from one utterance to the next."""
     first, again = (draw_question(random.Random(7), TRAINING, spoken=True) for _ in "ab")
     assert (first.prompt, first.reply) == (again.prompt, again.reply)
     sounds = [question.messages[-1]["content"][0]["audio"][0] for question in (first, again)]
@@ -143,7 +143,7 @@ def test_a_prompt_of_one_word_is_not_held_out() -> None:
 
 
 def test_rows_of_training_are_rows_of_generation() -> None:
-    """The talker's inputs and targets, against a reply that transformers has generated."""
+    """The talker's inputs and expected outputs, against a reply that transformers has generated."""
     reference = Reference(SPEAKING_CHECKPOINT)
     model, config = reference.model, read_config(SPEAKING_CHECKPOINT)
     conversation = Conversation(SPEAKING_CHECKPOINT, config)

@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron doctor`: this machine and its versions, as Markdown for an issue."""
+"""`qwen3-omni-neuron doctor`: reports this machine and its versions, as Markdown for an issue."""
 
 import argparse
 import os
@@ -24,7 +24,7 @@ GB = 1e9
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Say what the verb takes: nothing."""
+    """Add the verb, which takes no arguments."""
     parser.set_defaults(run=_doctor)
 
 
@@ -95,7 +95,7 @@ def _cpu() -> str:
 
 
 def _memory() -> str:
-    """In GB, where /proc tells it in KiB."""
+    """Return the memory in GB, from /proc, which has it in KiB."""
     found = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")) if ":" in line)
     if not {"MemTotal", "MemAvailable"} <= found.keys():
         return "unknown"
@@ -109,5 +109,5 @@ def _disk() -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """No lines where the system has no such file."""
+    """Return a file's lines; none where the system has no such file."""
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

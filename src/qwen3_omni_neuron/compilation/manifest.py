@@ -90,7 +90,7 @@ class GraphRecord:
 class Manifest:
     """The content of manifest.json.
 
-    fingerprint: of the checkpoint (see compilation.fingerprint). plan: CompilePlan.settings (see
+    fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings (see
     compilation.plan). versions: of the packages in the run that wrote it. graphs: by name.
     """
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation.fingerprint import fingerprint
+from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     RECORD_FILE,

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.compilation.fingerprint import fingerprint
+from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan, graphs_of, make_plan
 from qwen3_omni_neuron.compilation.target import Target

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.sampler import top_p_limits
+from qwen3_omni_neuron.model.code_predictor import top_p_limits
 
 
 class Numbers:

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 from torch import nn
 
-from qwen3_omni_neuron.checkpoint.modules import Models, fill, lay_out
+from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.compilation.buckets import buckets_within
 from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
@@ -86,16 +86,6 @@ def spell_out_norms(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, RmsNorm):
             layer.spelled_out = True
-
-
-def with_weights(models: Models, weights: Models) -> Models:
-    """Fill modules laid out by `static_models` with the parameters of loaded ones, not copied."""
-    for name in PARTS:
-        module, loaded = getattr(models, name), getattr(weights, name)
-        if module is not None:
-            fill(module, loaded.named_parameters())
-            fill(module, loaded.named_buffers())
-    return models
 
 
 def static_config(config: OmniConfig) -> OmniConfig:

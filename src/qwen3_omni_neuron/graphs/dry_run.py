@@ -43,9 +43,9 @@ class PlannedGraph:
 class CoreMemory:
     """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
 
-    state_bytes: of the KV caches and of the vocoder's state, a line a slot: kept between calls, and
-    shared by the graphs of a part. padding_bytes: what profile "fast" pads the experts with, which
-    is part of the shards. chip: with the logical cores of the plan's lnc.
+    state_bytes: of the KV caches and of the vocoder's state for all slots, which the graphs of a
+    part share. padding_bytes: zeros that profile "fast" pads the experts with; they are part of
+    the shards. chip: with the logical cores of the plan's lnc.
     """
 
     plan: CompilePlan
@@ -56,15 +56,19 @@ class CoreMemory:
 
     @property
     def parameters(self) -> int:
+        """Number of parameters of all parts."""
         return sum(part.parameters for part in self.parts)
 
     @property
     def nbytes(self) -> int:
+        """Size in bytes of all parameters."""
         return sum(part.nbytes for part in self.parts)
 
     def stage_bytes(self, tp: int) -> dict[str, int]:
-        """Return weights and state on each core of a stage, by stage: what placement "split" puts
-        on different cores, and "shared" on the same."""
+        """Return the bytes of weights and state on each core of a stage, by stage.
+
+        Placement "split" gives the stages different cores, "shared" the same ones.
+        """
         stages = dict.fromkeys(GRAPH_STAGES.values(), 0)
         sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
         for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
@@ -78,7 +82,10 @@ class CoreMemory:
 
 @dataclass(frozen=True)
 class DryRun(CoreMemory):
-    """What `dry_run` finds. graphs: degree after degree, each in the order of graphs.all."""
+    """Result of `dry_run`.
+
+    graphs: of one degree after the other, each in the order of graphs.all.
+    """
 
     graphs: list[PlannedGraph]
 
@@ -128,8 +135,10 @@ def dry_run(
 
 
 def dry_run_text(run: DryRun) -> str:
-    """Two tables in Markdown: parts and their shards, graphs and their floors; between them, what
-    to change where a core can't hold its parts."""
+    """Format a dry run in Markdown: a table of parts and their shards, and one of graphs.
+
+    Between them stands what to change where a core can't hold its parts.
+    """
     degrees = list(run.state_bytes)
     lines = [
         f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB.",
@@ -155,7 +164,7 @@ def dry_run_text(run: DryRun) -> str:
             ],
         ),
         "",
-        *(f"{said}\n" for tp in degrees if (said := does_not_fit(run, tp))),
+        *(f"{advice}\n" for tp in degrees if (advice := does_not_fit(run, tp))),
         f"One call on one core of {run.chip.name} at LNC {run.chip.lnc}. The floor is an estimate: "
         "what is read over the published bandwidth or what is computed over the published peak, "
         "the longer of the two; sums over the cores are left out.",

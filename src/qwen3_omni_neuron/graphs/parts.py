@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav
+from qwen3_omni_neuron.model.code_predictor import running_sum_by_product
 from qwen3_omni_neuron.model.config import (
     AudioEncoderConfig,
     Code2WavConfig,
     TalkerConfig,
     VisionEncoderConfig,
 )
-from qwen3_omni_neuron.model.sampler import running_sum_by_product
 
 
 def audio_graph(c: AudioEncoderConfig, windows: Axis, dtype: torch.dtype) -> Graph:

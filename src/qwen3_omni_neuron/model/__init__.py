@@ -1,1 +1,1 @@
-"""What the models compute: plain torch with static shapes, state passed in and out."""
+"""The models: plain torch with static shapes, state passed in and out."""

@@ -87,15 +87,6 @@ class Code2Wav(nn.Module):
         history = History(state[len(new_state) :])
         return self.wave(x, history), (*new_state, *history.new_state)
 
-    def prime(self, codes: Tensor) -> State:
-        """Return the state of streams after a prefix, such as the codes of a voice prompt.
-
-        The prefix's samples are not returned. The samples of the next `step` begin with the last
-        latency_samples of the prefix: cut them off. The others are those of one forward over
-        prefix and frames from T * frame_samples on, as many as a first chunk without prefix has.
-        """
-        return self.start(codes)[1]
-
     def start_inputs(self, codes: Tensor) -> tuple[Tensor, State]:
         """Compute the first half of `start`: input of `wave`, and state of the layers before it."""
         return self._inputs(codes, torch.zeros_like(codes[:, 0, 0]), History(None))

@@ -1,4 +1,9 @@
-"""Code predictor: from one talker step to the other 15 codes of its frame, in one graph."""
+"""Code predictor: from one talker step to the other 15 codes of its frame, in one graph.
+
+Its sampling has static shapes too, and takes its random numbers as an input.
+"""
+
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +12,72 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, Decoder
 from qwen3_omni_neuron.model.kv_cache import FrameCache
 from qwen3_omni_neuron.model.rotary import RotaryTable
-from qwen3_omni_neuron.model.sampler import RunningSum, running_sum, sample_top
+
+RunningSum = Callable[[Tensor], Tensor]
+"""Function from [rows, k] to the sums along axis 1, each up to and including its own column."""
+
+
+def running_sum(x: Tensor) -> Tensor:
+    """Return the running sum of each row."""
+    return x.cumsum(-1)
+
+
+def running_sum_by_product(x: Tensor) -> Tensor:
+    """Return the running sum of each row as a product with a triangle of ones.
+
+    For a graph on Neuron, which has no running sum of floats. The last bit may be rounded
+    differently from `running_sum`. The triangle is k * k: for a top-k, not for a vocabulary.
+    """
+    return torch.mm(x, torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu())
+
+
+def sample_top(
+    logits: Tensor,
+    uniforms: Tensor,
+    top_k: int,
+    top_p: Tensor,
+    running_sum: RunningSum = running_sum,
+    limits: Tensor | None = None,
+) -> Tensor:
+    """Draw one id a row from the top-k, then top-p, part of softmax(logits).
+
+    logits: [rows, vocab]; uniforms: float32 [rows] in [0, 1); top_p: float32 [rows], see
+    `top_p_limits`; limits: int64 [rows], each row's own top-k, 1 to `top_k`, or None where it is
+    `top_k` for all.
+    Returns int64 [rows]. The ids that remain and their probabilities are those of transformers'
+    TopKLogitsWarper and then TopPLogitsWarper, except that only one of several equal logits at the
+    k-th place remains.
+    """
+    k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
+    values, ids = logits.float().topk(k)
+    if limits is not None:
+        places = torch.arange(k, device=limits.device)
+        values = values.masked_fill(places >= limits[:, None], float("-inf"))
+    cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
+    # The total is that of the kept ids: those that top-p drops add 0.
+    rank = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
+    return ids.gather(1, rank).squeeze(1)
+
+
+def top_p_limits(top_p: Sequence[float]) -> Tensor:
+    """Return the top_p of several rows as sample_top takes it, float32 [rows].
+
+    1 becomes infinity, which keeps all ids even where rounding lifts their sum above 1.
+    """
+    return torch.tensor([limit if limit < 1 else float("inf") for limit in top_p])
+
+
+def kept_probabilities(
+    values: Tensor, top_p: Tensor, running_sum: RunningSum = running_sum
+) -> Tensor:
+    """Return the probabilities [rows, k] of descending logits, with 0 for ids that top-p drops.
+
+    They are not normalised again. An id is dropped when the likelier ones together reach top_p;
+    the likeliest always stays.
+    """
+    probabilities = torch.softmax(values, -1)
+    likelier = running_sum(probabilities) - probabilities
+    return probabilities * (likelier < top_p[:, None])
 
 
 class CodePredictor(nn.Module):
@@ -44,8 +114,8 @@ class CodePredictor(nn.Module):
 
         hidden: [slots, hidden]; code0: int64 [slots]; uniforms: float32 [slots, 15] in [0, 1),
         the random numbers of the 15 draws, or None for greedy; top_p: float32 [slots], see
-        model.sampler.top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see
-        model.sampler.sample_top.
+        model.code_predictor.top_p_limits; top_k, running_sum, top_k_limits (int64 [slots]): see
+        model.code_predictor.sample_top.
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
         of the 16 codes' embeddings.
         """
@@ -65,20 +135,6 @@ class CodePredictor(nn.Module):
             embedded.append(rows)
         # One sum that rounds once, as the reference's does, also in bfloat16.
         return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
-
-    def teacher_forced_logits(self, hidden: Tensor, codes: Tensor) -> Tensor:
-        """Return the logits of the 15 steps over given codes, [slots, 15, vocab].
-
-        hidden: [slots, hidden]; codes: int64 [slots, 16].
-        """
-        row = self.code0_embedding.weight.index_select(0, codes[:, 0])
-        cache = FrameCache()
-        rows = torch.stack((hidden, row), 1).flatten(0, 1)
-        logits = []
-        for step in range(self.steps):
-            logits.append(self._logits(rows, step, cache))
-            rows = self.embedding[step].index_select(0, codes[:, step + 1])
-        return torch.stack(logits, 1)
 
     def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:
         """Run one step; return the logits [slots, vocab] after each slot's last row.

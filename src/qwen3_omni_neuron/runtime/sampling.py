@@ -1,9 +1,9 @@
 """Sampling on the host: text tokens and code 0 of a frame, drawn from the logits of a step.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
-suppression, temperature, top-k, top-p. Each request has random numbers of its own. model.sampler is
-the other sampling, a part of the code predictor's graph: it draws codes 1 to 15 on the device, from
-uniform numbers that come from `draw` here.
+suppression, temperature, top-k, top-p. Each request has random numbers of its own.
+model.code_predictor is the other sampling, a part of the code predictor's graph: it draws codes 1
+to 15 on the device, from uniform numbers that come from `draw` here.
 
 It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
 between two steps, and would have to wait for the lock each time.

@@ -1,4 +1,4 @@
-/* Choice of a code by its logits: model.sampler.sample_top, and greedy. */
+/* Choice of a code by its logits: model.code_predictor.sample_top, and greedy. */
 
 #ifndef DRAW_H
 #define DRAW_H

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.model.thinker import Thinker
 
 
 class _Stepper(ctypes.Structure):
-    """As steps.c has it: decoder, KV cache, head and rotary table."""
+    """Structure of steps.c: decoder, KV cache, head and rotary table."""
 
     _fields_ = [
         ("decoder", NativeDecoder),

@@ -1,6 +1,6 @@
 """Cutting tensors for ranks: which heads, columns and experts each rank has."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -170,28 +170,6 @@ def shard(tensor: Tensor, cut: Cut | None, rank: int) -> Tensor:
             tensor.new_zeros(shape) if start == PAD else tensor.narrow(cut.axis, start, length)
         )
     return torch.cat(parts, cut.axis)
-
-
-def unshard(shards: Sequence[Tensor], cut: Cut | None) -> Tensor:
-    """Put the ranks' parts together: the inverse of `shard`."""
-    if cut is None:
-        return shards[0]
-    shape = list(shards[0].shape)
-    shape[cut.axis] = max(start + length for spans in cut.spans for start, length in spans)
-    whole = shards[0].new_full(shape, float("nan"))
-    for part, spans in zip(shards, cut.spans, strict=True):
-        at = 0
-        for start, length in spans:
-            if start != PAD:
-                piece = part.narrow(cut.axis, at, length)
-                whole.narrow(cut.axis, start, length).copy_(piece)
-            at += length
-    return whole
-
-
-def shard_state(state: Iterable[tuple[str, Tensor]], cuts: Cuts, rank: int) -> dict[str, Tensor]:
-    """Cut every parameter of a module for one rank. state: names and parameters."""
-    return {name: shard(tensor, cuts.get(name), rank) for name, tensor in state}
 
 
 def _spans(*spans: Span) -> list[Span]:

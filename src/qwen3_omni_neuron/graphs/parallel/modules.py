@@ -39,7 +39,7 @@ def parallelize(
     expert_multiple: a rank's part of a routed expert's width is padded to a multiple of it.
     Embeddings, norms, routers, convolutions and the code predictor's heads stay whole at every
     rank. Returns the cuts of the other parameters: a rank's parameters are those of the plain
-    module, cut by `graphs.parallel.cut.shard_state`.
+    module, each cut by `graphs.parallel.cut.shard`.
     Raises OptionError where the KV heads and `tp` don't divide.
     """
     cuts: dict[str, Cut] = {}

@@ -20,8 +20,7 @@ from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.nxdi.thinker import NeuronThinker
+from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Toolchain
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 

@@ -52,7 +52,7 @@ from qwen3_omni_neuron.graphs.parallel.cut import (
 )
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from qwen3_omni_neuron.neuron.part_files import WEIGHTS_FOLDER, rank_file
+from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
 
 # One of our parameters, and NxDI's for each of the stored tensors that it is made of, in order.
 _SPLIT = {

@@ -9,8 +9,12 @@ from neuronx_distributed_inference.models.config import InferenceConfig, MoENeur
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.parallel.cut import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.experts import blockwise_options, check_experts
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    DecoderPlan,
+    DecoderSpec,
+    blockwise_options,
+    check_experts,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
     """Return NxDI's config of a decoder. options: of MoENeuronConfig, in place of ours.
 
     Raises OptionError where the plan does not fit the environment, or the decoder: see
-    neuron.nxdi.experts.check_experts.
+    neuron.nxdi.decoder_spec.check_experts.
     """
     c, plan = spec.decoder, spec.plan
     assert c.moe is not None

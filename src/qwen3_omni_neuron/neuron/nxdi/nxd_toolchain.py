@@ -21,11 +21,9 @@ from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from qwen3_omni_neuron.neuron.nxdi.part_weights import read_part_shard, write_part_shards
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
-from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
-from qwen3_omni_neuron.neuron.part_files import EXECUTABLE_FILE
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.part import EXECUTABLE_FILE, LoadedPart, PartSpec
 from qwen3_omni_neuron.neuron.versions import require_sdk
 
 WORK_FOLDER = "compiler"
@@ -37,7 +35,7 @@ class NxdToolchain:
     """The Toolchain of the Neuron SDK (see neuron.nxdi.toolchain.Toolchain).
 
     A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
-    A decoder's folder has the files of neuron.part_files.decoder_files.
+    A decoder's folder has the files of neuron.part.decoder_files.
     """
 
     def __init__(self) -> None:
