@@ -23,7 +23,7 @@ from testing.imports import NAME, ROOT
 
 CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
 FOLDERS = (*CODE_FOLDERS, "docs", "examples", "requirements")
-SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl")
+SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl", "mplstyle")
 OWN_TEST = "test/unit/test_names.py"  # names what doesn't exist, on purpose
 _WORD = r"[A-Za-z_]\w*"
 _PATH = re.compile(r"(?<![\w./~$-])(?:[\w.-]+/)*[\w.*-]*[\w*](?:\.[a-z]+)?/?(?![\w-])")
@@ -44,6 +44,7 @@ _TRANSFORMERS = re.compile(
 )
 _TOKEN_NAMES = (("", "_id"), ("", "_token_id"), ("codec_", "_id"))
 _PIP = re.compile(r"\bpython -m pip .*")
+_PLACEHOLDER = re.compile(r"[\w./-]*\b(?:NAME|MODULE|TARGET|VERB|FILE|DIR)\b[\w./-]*")
 _DATA_SUFFIXES = ("json", "wav", "so", "mp4", "safetensors", "pt")
 
 
@@ -310,7 +311,7 @@ def unresolved(name: str) -> list[Found]:
 def unresolved_in(line: str, file: str) -> list[tuple[str, str]]:
     """Return kind and name of each name in a line of a file's prose that does not exist."""
     known = index()
-    for pattern in (_URL, _TRANSFORMERS, _PIP):
+    for pattern in (_URL, _TRANSFORMERS, _PIP, _PLACEHOLDER):
         line = pattern.sub(" ", line)
     missing = [("path", path) for path in _paths(line) if not known.has_path(path, file)]
     missing += [("name", name) for name in _DOTTED.findall(line) if not _dotted_exists(name, file)]

@@ -66,7 +66,7 @@ class Source:
         model, dtype = str(settings.get("model") or ""), settings.get("dtype")
         dtype = "" if dtype in (None, "auto") else str(dtype)
         if not model and (size := settings.get("size")):
-            # Without --model the checkpoint is made for the run, in float32 (model_choice.py).
+            # Without --model the checkpoint is made for the run, see bench/common/models.py.
             model, dtype = f"{size} checkpoint of random weights", dtype or "float32"
         cores = f"{machine['cores']} cores" if machine.get("cores") else ""
         words = (Path(model).name, dtype, str(machine.get("cpu", "")), cores)

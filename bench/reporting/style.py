@@ -1,4 +1,4 @@
-"""How every plot of a report looks, beside report.mplstyle, and how it becomes a picture."""
+"""The style of every plot of a report, beside report.mplstyle, and its way to an image."""
 
 import io
 from dataclasses import dataclass

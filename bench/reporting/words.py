@@ -1,4 +1,4 @@
-"""How figures are written in a report: with their unit, and whether more of it is better."""
+"""Figures as a report writes them: with their unit, and whether more of it is better."""
 
 import math
 import re

@@ -201,8 +201,7 @@ class LostSamples:
 
 
 def faultless(judge: Judge, result: SpeechResult, reply: str) -> bool:
-    """Whether the sound says the reply, in Ethan's voice, clearly and at its pace, and
-    comes to its own end."""
+    """Return whether the audio says the reply in Ethan's voice, clearly, at pace, to its end."""
     words = judge.hear(result.audio)
     said = " ".join(word.word for word in words) == reply
     clear = all(word.speaker == "ethan" and word.distance < CLEAR for word in words)

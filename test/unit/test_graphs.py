@@ -378,7 +378,7 @@ def test_a_top_k_of_one_is_greedy(graphs: dict[str, Graph], static: Models) -> N
 
 
 def test_quiet_inputs_give_numbers(graphs: dict[str, Graph], static: Models) -> None:
-    """Where nothing is attended to there would be none."""
+    """A row that attends to nothing would give NaN."""
     for graph in graphs.values():
         quiet = [spec.idle_input() for spec in (*graph.inputs, *graph.state)]
         for given in graph.module(getattr(static, graph.part))(*quiet):

@@ -596,7 +596,7 @@ def test_replies_are_the_same_without_it(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it was not compiled, and where it can't take the weights."""
+    """It was not compiled, or it can't take the weights."""
 
     def refuse(*_: object) -> None:
         raise UnsuitedError("it takes others")

@@ -126,7 +126,7 @@ def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
 
 
 def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
-    """Where each number of a video of resized, normalised frames [n, 3, H, W] goes, one by one."""
+    """Lay out resized, normalised frames [n, 3, H, W], one number at a time."""
     n, channels, height, width = frames.shape
     h, w = height // PATCH, width // PATCH
     pairs = -(-n // TOGETHER)

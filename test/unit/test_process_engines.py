@@ -389,7 +389,7 @@ def script(line: str, **options: Any) -> subprocess.Popen:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not by whoever inherited it."""
+    """Return whether a process has ended, reaped or not by whoever inherited it."""
     try:
         os.kill(pid, 0)
         state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

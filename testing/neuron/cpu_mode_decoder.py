@@ -1,4 +1,4 @@
-"""DecoderApplication in NxDI's CPU mode. Imports NxDI: see nxdi_sources.make_importable."""
+"""DecoderApplication in NxDI's CPU mode. Imports NxDI: see testing.neuron.nxdi_sources."""
 
 from typing import Any
 
