@@ -1,4 +1,4 @@
-"""Where the engines of a model run: all in this process, or each stage in a process of its own."""
+"""The placement of a model's engines: all in this process, or each stage in one of its own."""
 
 import os
 from collections.abc import Mapping

@@ -14,7 +14,7 @@ HEARING_GRAPHS = ("thinker", "vision", "audio")
 SPEAKING_GRAPHS = ("talker", "code_predictor", "code2wav")
 GRAPHS = (*HEARING_GRAPHS, *SPEAKING_GRAPHS)
 CHUNK_FRAMES = (1, 2, 4, 8, 16, 25)
-# The parts of each graph, by their names in loading.Models.
+# The parts of each graph, by their names in checkpoint.modules.Models.
 GRAPH_PARTS = {
     "thinker": ("thinker",),
     "vision": ("vision_encoder",),

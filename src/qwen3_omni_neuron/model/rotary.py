@@ -68,7 +68,10 @@ class RotaryTable(nn.Module):
 
 
 def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
-    """Return x * cos + swap_halves(x) * sin. x: [..., rows, heads, head_dim]."""
+    """Return x * cos + y * sin, where y is x with its two halves swapped.
+
+    x: [..., rows, heads, head_dim]. The first half of `sin` has the sign of the rotation.
+    """
     cos, sin = rotation
     half = int(x.shape[-1]) // 2
     first, second = x.split((half, half), -1)

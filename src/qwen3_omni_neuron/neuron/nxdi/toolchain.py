@@ -1,6 +1,6 @@
 """The interface between the engines and the Neuron compiler and runtime.
 
-`nxd_toolchain.NxdToolchain` is the one on a Neuron host. Tests replace it, and nothing else, to run
+`neuron.nxdi.nxd_toolchain.NxdToolchain` is the one on a Neuron host. Tests replace it, and nothing else, to run
 the engines without a device.
 """
 
