@@ -78,7 +78,7 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         f"from testing.made_trees import {target}\n"
         "from qwen3_omni_neuron.compilation.runner import compile_tree\n"
         "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
-        "from qwen3_omni_neuron.compilation.plan import \n"
+        "from testing.specs import plan_of\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = plan_of(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
         f"compile_tree(plan, Path({str(tree)!r}), {target})\n"
@@ -89,11 +89,14 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
 def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
     plan: CompilePlan, clean: Path, tmp_path: Path
 ) -> None:
-    """After each interruption what bears a graph's name is whole, and a manifest is only there
-    where every graph is."""
+    """After each interruption a folder with a graph's name is complete.
+
+    A manifest is only there where every graph is.
+    """
     expected, moments = content(clean), random.Random(5)
     tree = tmp_path / "tree"
     cut, longest_s = 0, 1.2
+    statuses: list[int] = []
     while cut < MOMENTS:
         if (tree / MANIFEST_FILE).exists():  # something to interrupt
             shutil.rmtree(tree / moments.choice(GRAPHS), ignore_errors=True)
@@ -101,15 +104,19 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
         process = start(plan, tree)
         time.sleep(moments.uniform(0.0, longest_s))
         process.send_signal(signal.SIGKILL if cut % 2 else signal.SIGINT)
-        if process.wait() == 0:
+        status = process.wait()
+        if status == 0:
             longest_s *= 0.8  # over before it was interrupted: sooner, on this machine
         else:
             cut += 1
+            statuses.append(status)
         graphs = [tree / graph for graph in GRAPHS if (tree / graph).exists()]
         for folder in graphs:
             assert content(folder) == content(clean / folder.name), cut
         if (tree / MANIFEST_FILE).exists() and len(graphs) == len(GRAPHS):
             verify_files(tree, read_manifest(tree))
+    by_signal = [status for status in statuses if status in (-signal.SIGINT, -signal.SIGKILL)]
+    assert len(by_signal) > MOMENTS // 2, f"runs ended by themselves: {statuses}"
     kept = [graph for graph in GRAPHS if (tree / graph).exists()]
     outcome = compile_tree(plan, tree, SLOW)
     assert set(outcome.compiled) == set(GRAPHS) - set(kept)

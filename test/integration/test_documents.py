@@ -119,7 +119,7 @@ def test_our_commands_run(
     monkeypatch.chdir(tmp_path)
     Path("clip.mp4").write_bytes(make_video(audio="aac"))
     for words, block in ours(document):
-        cli._parser().parse_args(words)
+        cli.make_parser().parse_args(words)
         if block.mark == "not run":
             continue
         arguments = [str(checkpoint) if word.startswith("Qwen/") else word for word in words]

@@ -144,7 +144,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
-from qwen3_omni_neuron.cpu.encoders import CpuAudio
+from qwen3_omni_neuron.cpu.thinker import CpuAudio
 
 torch.set_num_threads(1)
 

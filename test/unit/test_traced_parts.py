@@ -266,7 +266,7 @@ from testing.peak_memory import watched
 from testing.part_cases import plain_spec
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.nxdi.part_weights import write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import write_part_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 (out / "warm").mkdir()  # what the libraries themselves take

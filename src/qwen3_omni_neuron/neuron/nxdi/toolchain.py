@@ -1,7 +1,7 @@
 """The interface between the engines and the Neuron compiler and runtime.
 
-`neuron.nxdi.nxd_toolchain.NxdToolchain` is the one on a Neuron host. Tests replace it, and nothing else, to run
-the engines without a device.
+`neuron.nxdi.nxd_toolchain.NxdToolchain` is the one on a Neuron host. Tests replace it, and nothing
+else, to run the engines without a device.
 """
 
 from pathlib import Path
