@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.compilation.target import EngineSpec, LazyFunction
 from qwen3_omni_neuron.cpu import build
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.engines.protocols import StageEngines
@@ -65,3 +66,11 @@ def test_its_limits_are_its_own(checkpoint: Path) -> None:
         Qwen3Omni.load(checkpoint, target="toy", dtype="bfloat16")
     with pytest.raises(OptionError, match="target is one of cpu, neuron, toy, got 'gpu'"):
         Qwen3Omni.load(checkpoint, target="gpu")
+
+
+@pytest.mark.parametrize("name", ["cpu", "neuron"])
+def test_the_functions_of_an_entry_exist(name: str) -> None:
+    target = TARGETS[name]
+    for function in (target.compile_graph, target.expected_bytes, target.build_engines):
+        assert isinstance(function, LazyFunction)
+        assert callable(getattr(import_module(function.module), function.name))

@@ -1,13 +1,14 @@
 """The interface of a target: everything that the rest of the package knows of a machine.
 
-`targets.TARGETS` is the table of targets. An entry's functions import what they need when they are
-called, so that planning a compile loads neither torch nor the Neuron SDK.
+`targets.TARGETS` is the table of targets. An entry's functions are imported when they are called
+(see LazyFunction), so that planning a compile loads neither torch nor the Neuron SDK.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, Limits
@@ -54,20 +55,31 @@ class CoreRequest:
     cores: Mapping[str, str] | None = None
 
 
-class EngineBuilder(Protocol):
-    """Builds engines in the process that calls it."""
+EngineBuilder = Callable[[EngineSpec, Sequence[str]], "StageEngines"]
+"""(spec, stages) -> the engine of each stage, ready to be called, in the process that calls it.
 
-    def __call__(self, spec: EngineSpec, stages: Sequence[str]) -> "StageEngines":
-        """Return the engine of each stage, ready to be called; nothing is left where it raises.
-
-        Raises CheckpointError, ArtifactError, NotInstalledError.
-        """
-        ...
-
+Where it raises, everything that it had loaded is closed. Raises CheckpointError, ArtifactError,
+NotInstalledError, and the error of a graph's first call.
+"""
 
 GraphCompiler = Callable[[CompilePlan, str, Path], GraphRecord]
 """(plan, graph, folder) -> record. The folder exists and is empty. It runs in a process of its own,
 so it must be importable: a function of a module, or a partial of one."""
+
+
+@dataclass(frozen=True)
+class LazyFunction:
+    """A function that is imported when it is called, and can be sent to another process by name.
+
+    module: dotted name. name: of the function in it.
+    """
+
+    module: str
+    name: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Import the function and call it."""
+        return getattr(import_module(self.module), self.name)(*arguments)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,11 @@
 """The entry of AWS Neuron in the table of targets: SDK 2.31, with NxDI."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
-from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
-from qwen3_omni_neuron.compilation.target import CoreRequest, EngineSpec, Target
+from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
-
-if TYPE_CHECKING:
-    from qwen3_omni_neuron.engines.protocols import StageEngines
 
 LIMITS = Limits(
     target="neuron",
@@ -38,27 +32,6 @@ def versions() -> dict[str, str]:
     return decisive_versions(("torch", *NEURON_PACKAGES))
 
 
-def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Compile a graph's parts; see neuron.nxdi.compile.compile_graph."""
-    from qwen3_omni_neuron.neuron.nxdi.compile import compile_graph
-
-    return compile_graph(plan, graph, folder)
-
-
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of a graph's weights; see neuron.nxdi.compile.expected_bytes."""
-    from qwen3_omni_neuron.neuron.nxdi.compile import expected_bytes
-
-    return expected_bytes(plan, graph)
-
-
-def build_engines(spec: EngineSpec, stages: Sequence[str]) -> "StageEngines":
-    """Load the engines of some stages; see neuron.nxdi.build.build_engines."""
-    from qwen3_omni_neuron.neuron.nxdi.build import build_engines
-
-    return build_engines(spec, stages)
-
-
 def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
     """Return the environment variables that give each stage's process its cores.
 
@@ -76,10 +49,10 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
 NEURON = Target(
     LIMITS,
     versions,
-    compile_graph,
-    expected_bytes,
-    build_engines,
-    environments,
+    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_graph"),
+    expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
+    build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
+    environments=environments,
     needs_tree=True,
     keeps_failed=True,
 )
