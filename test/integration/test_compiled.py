@@ -288,8 +288,13 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     for graph in ("vision", "audio", "code2wav"):
         shutil.rmtree(copy / graph)
     words = compile_words(checkpoint, copy, *SETTINGS, *BUCKETS)
+    code = (
+        # Tests that were started in the background inherit that SIGINT is ignored.
+        "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from qwen3_omni_neuron.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-m", "qwen3_omni_neuron.cli", *words], stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + 60
     while not (copy / "vision").exists():
