@@ -31,9 +31,9 @@ def renewed(document: str, text: str) -> str:
 
 
 def layers_table() -> str:
-    """Write the layers, the highest first, with the rooms that each of their rooms imports."""
+    """Write the layers, the highest first, with what each of their subpackages imports."""
     found = room_imports()
-    rows = ["| layer | room | imports |", "| ---: | --- | --- |"]
+    rows = ["| layer | name | imports |", "| ---: | --- | --- |"]
     for number in range(len(LAYERS), 0, -1):
         for name in sorted(LAYERS[number - 1]):
             imported = ", ".join(f"`{other}`" for other in sorted(found[name])) or "-"

@@ -26,7 +26,6 @@ UNKNOWN = (
 
 SAY = ("say", "please say")
 SUM = ("", "what is", "say", "please say")
-MOST_WORDS = 4
 TEXT_ONLY = "Answer in text only."
 SYSTEMS = ("You are a helpful assistant.", "You speak with people.", TEXT_ONLY)
 SUMS = 0.18  # the share of sums among prompts

@@ -50,7 +50,7 @@ class Qwen3Omni:
         engines: Engines,
         max_queued: int,
     ):
-        """Made by `load`."""
+        """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length = engines.thinker.context_length
         self._pipeline = Pipeline(engines, config, max_queued)
@@ -214,7 +214,7 @@ def _plan(
     max_concurrency: int | None,
     context_length: int | None,
 ) -> CompilePlan:
-    """A tree's plan, or that of a load without one."""
+    """Return the plan of the tree, or a new plan where there is no tree."""
     if tree is not None:
         given = {
             "target": target,

@@ -95,7 +95,7 @@ class OutputError(Qwen3OmniError, OSError):
     """An output file can't be written."""
 
 
-_MAX_VALUE_CHARACTERS = 100  # characters
+_MAX_VALUE_CHARACTERS = 100
 
 
 def format_value(value: object) -> str:

@@ -330,7 +330,7 @@ class Option:
         return self.doc.default if self.default is None else str(self.default)
 
     def check(self, value: Any) -> None:
-        """Raise OptionError where a value is out of range. None is one where it is the default."""
+        """Raise OptionError for a value out of range; None is allowed where it is the default."""
         values = self.doc.values
         if values is None or (value is None and self.default is None):
             return

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig

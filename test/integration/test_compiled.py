@@ -352,7 +352,7 @@ def test_a_script_compiles_its_graph(checkpoint: Path, tmp_path: Path) -> None:
         [sys.executable, str(script), *words], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert "is not whole yet (thinker: missing; vision: missing; talker: missing" in done.stderr
+    assert "is not complete yet (thinker: missing; vision: missing; talker: m" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", "audio"]
 
 

@@ -151,7 +151,7 @@ def test_a_decode_step_is_the_modules(
 def test_a_prompt_is_the_modules(
     config: OmniConfig, library: CDLL, which: str, stack: str, count: int
 ) -> None:
-    """Logits of its last row, the accept layer's or the last hidden state, and its line; with three
+    """Logits of its last row, the accept layer's or the last hidden state, and its slot; with three
     axes that disagree. A step goes on from it."""
     c, model, cache = made(config, which, stack)
     generator = torch.Generator().manual_seed(5)

@@ -120,7 +120,9 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         try:
             weight_map = json.loads(index_path.read_text(encoding="utf-8"))["weight_map"]
         except (OSError, ValueError, KeyError) as error:
-            raise CheckpointError(f"{index_path} can't be read: {error!r}.") from error
+            raise CheckpointError(
+                f"{index_path} can't be read: {error!r}. Download it again."
+            ) from error
         absent = sorted(f for f in set(weight_map.values()) if not (folder / f).exists())
         if absent:
             raise CheckpointError(
@@ -130,7 +132,10 @@ def _tensor_files(folder: Path) -> dict[str, str]:
         return dict(weight_map)
     single = folder / SINGLE_FILE
     if not single.exists():
-        raise CheckpointError(f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}.")
+        raise CheckpointError(
+            f"{folder} has neither {INDEX_FILE} nor {SINGLE_FILE}. Name the checkpoint's folder, "
+            "or download its weights again."
+        )
     try:
         with safe_open(single, framework="pt") as shard:
             return dict.fromkeys(shard.keys(), SINGLE_FILE)

@@ -71,7 +71,8 @@ def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
     if region.shape[-stored.ndim :] != stored.shape:
         raise CheckpointError(
             f"{piece.name} has shape {list(stored.shape)}; config.json says "
-            f"{list(region.shape[-stored.ndim :])}."
+            f"{list(region.shape[-stored.ndim :])}. They belong to different checkpoints: download "
+            "both again."
         )
     region.copy_(stored)
 

@@ -137,8 +137,11 @@ def _compile(parsed: argparse.Namespace) -> int:
         bar.close()
     print(_table(outcome))
     if outcome.missing:
-        said = "; ".join(f"{graph}: {reason}" for graph, reason in outcome.missing.items())
-        print(f"{parsed.out} is not whole yet ({said}). Compile these, too.", file=sys.stderr)
+        reasons = "; ".join(f"{graph}: {reason}" for graph, reason in outcome.missing.items())
+        print(
+            f"{parsed.out} is not complete yet ({reasons}). Run the command again without --only.",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -13,8 +13,7 @@ from qwen3_omni_neuron.compilation.manifest import (
     read_manifest,
     verify_files,
 )
-
-MB = 1e6
+from qwen3_omni_neuron.compilation.runner import MB
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

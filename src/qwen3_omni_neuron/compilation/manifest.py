@@ -119,7 +119,7 @@ class Origin:
             found.append("another checkpoint")
         for ours, theirs in ((self.settings, wanted.settings), (self.versions, wanted.versions)):
             found += [
-                f"{name} {_said(ours.get(name))} instead of {_said(theirs.get(name))}"
+                f"{name} {_shown(ours.get(name))} instead of {_shown(theirs.get(name))}"
                 for name in sorted({*ours, *theirs})
                 if ours.get(name) != theirs.get(name)
             ]
@@ -175,8 +175,8 @@ def read_manifest(tree: Path) -> Manifest:
     raw = _read_json(path)
     if raw.get("schema") != SCHEMA:
         raise ArtifactError(
-            f"{path} is of schema {raw.get('schema')}, this version reads {SCHEMA}. Compile into "
-            "another folder, or use the version that wrote it."
+            f"{path} is of schema {raw.get('schema')}, this version reads {SCHEMA}. Run the "
+            "compile command again for this folder, or use the version that wrote it."
         )
     try:
         graphs = {name: _graph_record(graph) for name, graph in raw["graphs"].items()}
@@ -206,7 +206,9 @@ def check_files(tree: Path, manifest: Manifest) -> None:
     """
     for graph, record in manifest.graphs.items():
         if problem := file_problem(tree / graph, record):
-            raise ArtifactError(f"{problem}: of {graph}, the only graph to be compiled anew.")
+            raise ArtifactError(
+                f"{problem}. It belongs to {graph}: only that graph will be compiled again."
+            )
 
 
 def verify_files(tree: Path, manifest: Manifest) -> None:
@@ -255,7 +257,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return raw
 
 
-def _said(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value)) or "none"
     return str(value)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.compilation.buckets import buckets_within
+from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 
@@ -47,9 +47,9 @@ class CompilePlan:
 
     model: the checkpoint's folder; where it lies is no part of what is compiled. tp: cores that
     share a graph's weights. lnc: physical cores a logical one. profile: "safe" or "fast", see
-    README. max_concurrency: slots, requests at a time. context_length: positions that a slot's KV
-    cache holds. talker_context_length: those of the talker's.
-    Sizes, ascending; on a CPU those that are empty are of any length, which it has no need to pad:
+    docs/trn2.md. max_concurrency: slots, requests at a time. context_length: positions that a
+    slot's KV cache holds. talker_context_length: those of the talker's.
+    Lists of sizes, ascending. An empty list means any size, without padding:
     prompt_buckets: rows of a prompt. decode_buckets: positions that a decode step looks back on.
     patch_buckets: patches of a picture or a video frame. audio_windows: windows of 8 s a call.
     projection_rows: rows that the talker's projections take at once. batches: slots that a step
@@ -125,7 +125,7 @@ class Limits:
 
     target: its name. degrees: of tensor parallelism. profiles: by name, the numbers of physical
     cores a logical one that it runs with. predictor_top_k: the default; 0: any. sizes: defaults by
-    the name of a list in CompilePlan; of a list that is not among them the target takes any size.
+    the name of a list in CompilePlan; a list that is not named here may have any size.
     """
 
     target: str
@@ -165,11 +165,10 @@ def make_plan(
     """Make the plan of a caller's settings, a target's limits and a checkpoint's config.
 
     See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's),
-    or one of the limits'. context_length:
-    8192 by default, or the model's own limit where that is less. talker_context_length: that, and
-    as many as a reply takes. Sizes ascend; where there are any, the last prompt bucket and the last
-    decode bucket are the context length, and the last batch is max_concurrency, whether named or
-    not.
+    or one of the limits'. context_length: by default 8192, or the model's own limit where that is
+    less. talker_context_length: by default context_length, plus the assistant's rows, plus 4096
+    frames. Sizes ascend; where there are any, the last prompt bucket and the last decode bucket are
+    the context length, and the last batch is max_concurrency, whether named or not.
     Raises OptionError that names the argument and what it may be.
     """
     tp = limits.degrees[0] if tp is None else tp
@@ -286,8 +285,8 @@ def _sizes(
             raise OptionError(f"{name} names no size. Target {limits.target} needs one or more.")
         for before, size in zip((0, *chosen[name]), chosen[name], strict=False):
             if size <= before:
-                said = ", ".join(map(str, chosen[name]))
-                raise OptionError(f"{name} is a list of ascending sizes of 1 or more, got {said}.")
+                got = ", ".join(map(str, chosen[name]))
+                raise OptionError(f"{name} is a list of ascending sizes of 1 or more, got {got}.")
     prompts = given["prompt_buckets"]
     if prompts and prompts[-1] > context_length:
         raise OptionError(

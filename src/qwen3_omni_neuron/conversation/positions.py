@@ -94,8 +94,8 @@ def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> 
     """
     kept = []
     for index, (start, run) in enumerate(runs):
-        # The reference doesn't tell the talker of audio in videos. It still finds such a video
-        # where an image or a video without audio comes later, and else takes it for text.
+        # The reference computes the talker's positions without use_audio_in_video. It still finds
+        # a video with audio where an image or a silent video follows; else it counts it as text.
         silent_later = any(r.vision_tokens and not r.audio_tokens for _, r in runs[index + 1 :])
         if not run.audio_tokens or silent_later:
             kept.append((int(np.searchsorted(user_tokens.numpy(), start)), run))

@@ -47,9 +47,8 @@ class Conversation:
         try:
             self._tokenizer = Qwen2TokenizerFast.from_pretrained(folder)
             self._features = WhisperFeatureExtractor.from_pretrained(folder)
-        except (
-            Exception
-        ) as error:  # the exception for a missing file depends on the version of transformers
+        # The exception for a missing file depends on the version of transformers.
+        except Exception as error:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer or preprocessor_config.json: {error}"
             ) from error
@@ -120,8 +119,8 @@ class Conversation:
         """Return the run of tokens of each item. mel: features of those with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
-            heard = item.waveform is not None
-            audio_tokens = c.audio.tokens(next(clips).shape[1]) if heard else 0
+            has_audio = item.waveform is not None
+            audio_tokens = c.audio.tokens(next(clips).shape[1]) if has_audio else 0
             if isinstance(item, AudioItem):
                 runs.append(MediaRun(audio_tokens))
                 continue

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.cpu.native.installed import native_steps
 from qwen3_omni_neuron.cpu.traced import DecodeGraphs, trace_graph
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache
@@ -85,12 +85,19 @@ class Slots:
             cache = PromptCache(KvCache(keys, values))
             return model.prefill(rows, positions, last, cache, *extra)
 
-        line = self._cache.slots(0, 1)
+        slot_cache = self._cache.slots(0, 1)
         # More rows than the experts' decode step takes: see model.moe.
         rows = torch.zeros(FEW_ROWS + 1, config.hidden_size, dtype=dtype)
         positions = torch.zeros(3, len(rows))
         self._prefill_graph = trace_graph(
-            model, prefill, rows, positions, self._number(1), line.keys, line.values, *extra
+            model,
+            prefill,
+            rows,
+            positions,
+            self._number(1),
+            slot_cache.keys,
+            slot_cache.values,
+            *extra,
         )
         self._native = native_steps(config, model, self._cache)
         self._decode: Decode = (
@@ -132,10 +139,10 @@ class Slots:
     def _padded_prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        length, line = len(rows), self._cache.slots(slot, slot + 1)
+        length, slot_cache = len(rows), self._cache.slots(slot, slot + 1)
         padding = bucket_of(length, self._buckets, "prompt rows") - length
         if padding:  # F.pad copies even where there is nothing to pad
             rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
         return self._prefill_graph(
-            rows, positions, self._number(length - 1), line.keys, line.values, *extra
+            rows, positions, self._number(length - 1), slot_cache.keys, slot_cache.values, *extra
         )

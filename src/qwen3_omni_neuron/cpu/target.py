@@ -30,7 +30,7 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     return {stage: {} for stage in request.stages}
 
 
-# A graph holds weights in the layout of this package's modules: no other version shapes them.
+# A graph is weights in the layout of this package's modules: only its version makes them stale.
 CPU = Target(
     LIMITS,
     decisive_versions,

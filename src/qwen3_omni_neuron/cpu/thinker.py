@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, window_batches

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code_predictor import top_p_limits
@@ -44,7 +45,7 @@ def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
             f"{longest if shortest else shortest}. "
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
-    bucket = next(size for size in chunk_frames if size >= longest)
+    bucket = bucket_of(longest, chunk_frames, "frames")
     padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
     return torch.stack(padded).transpose(1, 2)  # [streams, T, groups] -> [streams, groups, T]
 

@@ -103,7 +103,8 @@ class Vocoder(Protocol):
     """Engine that reads codec frames and writes audio.
 
     chunk_frames: the compiled chunk sizes, ascending. All chunks of one call are of the same size;
-    the last one of a stream may be shorter, and after it the slot can only start a new stream.
+    the last one of a stream may be shorter, and after it the slot can only start a new stream. The
+    runtime groups chunks by the smallest compiled size that holds them; the engine pads to it.
     """
 
     slots: int

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
-from qwen3_omni_neuron.compilation.buckets import buckets_within
 from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
+from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, TensorSpec
 from qwen3_omni_neuron.graphs.parallel.cut import local_kv_heads

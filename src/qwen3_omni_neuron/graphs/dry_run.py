@@ -16,7 +16,7 @@ from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 
 TP_DEGREES = (4, 8)
-SHARED = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
+COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
 
 
 @dataclass(frozen=True)
@@ -196,14 +196,14 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
         return ""
     stages, state = run.stage_bytes(tp), sum(run.state_bytes[tp].values())
     fullest = max(stages, key=lambda stage: stages[stage])
-    said = f"TP {tp} does not fit: {shared / 1e9:.2f} of {memory / 1e9:.1f} GB a core"
+    problem = f"TP {tp} does not fit: {shared / 1e9:.2f} of {memory / 1e9:.1f} GB a core"
     split = f"{stages[fullest] / 1e9:.2f} GB on each core of the {fullest}"
     ways = []
     if stages[fullest] <= memory:
-        said += " with placement shared."
+        problem += " with placement shared."
         ways.append(f"placement split ({split})")
     else:
-        said += f" with placement shared, {split} with placement split."
+        problem += f" with placement shared, {split} with placement split."
     if run.padding_bytes[tp]:
         safe = (shared - run.padding_bytes[tp]) / 1e9
         ways.append(f"profile safe, which pads no experts ({safe:.2f} GB)")
@@ -215,7 +215,7 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
         slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"
         fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
         ways.append(f"{fewer} context length (the state of {slots} is {state / 1e9:.2f} GB)")
-    return f"{said} Change one or more of: {'; '.join(ways)}."
+    return f"{problem} Change one or more of: {'; '.join(ways)}."
 
 
 def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
@@ -253,6 +253,6 @@ def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) 
 
 def _size(part: str, module: nn.Module) -> tuple[int, int]:
     """Parameters and their bytes."""
-    shared = SHARED.get(part, "\0")
+    shared = COUNTED_ELSEWHERE.get(part, "\0")
     own = [p for name, p in module.named_parameters() if not name.startswith(shared)]
     return sum(p.numel() for p in own), sum(p.nbytes for p in own)

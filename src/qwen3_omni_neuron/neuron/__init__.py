@@ -1,1 +1,1 @@
-"""AWS Neuron: its entry in the table of targets, the engines, and the room that runs them, nxdi."""
+"""AWS Neuron: its entry in the table of targets, its engines, and nxdi, the way to the device."""

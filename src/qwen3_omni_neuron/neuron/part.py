@@ -33,7 +33,7 @@ def decoder_files(tp: int) -> tuple[str, ...]:
     """List the files of a compiled decoder, relative to its folder.
 
     model.pt             every graph of every bucket: NxDI's TorchScript with the NEFFs inside
-    neuron_config.json   NxDI's config, for a human reader; a load goes by the plan
+    neuron_config.json   NxDI's config, for a human reader; loading reads the plan instead
     weights/tp{rank}_sharded_checkpoint.safetensors
                          each core's weights: see neuron.nxdi.decoder_weights
     """

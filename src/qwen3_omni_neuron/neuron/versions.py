@@ -76,5 +76,6 @@ def require_sdk() -> None:
     if absent:
         raise NotInstalledError(
             f"target neuron needs {', '.join(absent)}, not installed here. They come with the "
-            f"Neuron SDK {NEURON_SDK}: see README, and `qwen3-omni-neuron doctor` for what is here."
+            f"Neuron SDK {NEURON_SDK}: see docs/trn2.md, and run `qwen3-omni-neuron doctor` to "
+            "list what is installed."
         )

@@ -57,7 +57,7 @@ def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:
-    """Call a method of the engine, or read an attribute, for which there are no arguments."""
+    """Serve one request: call a method, or read an attribute where the arguments are None."""
     try:
         name, arguments = mailbox.receive()
         attribute = getattr(engine, name)

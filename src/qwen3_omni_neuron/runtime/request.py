@@ -140,7 +140,7 @@ class LiveRequest:
             calls = [f"the {name}" for name, start in self.called_s.items() if start is not None]
             stuck = " and ".join(calls) or "no engine"
             where = f"at {len(self.token_ids)} tokens and {len(self.codes)} frames, in {stuck}"
-            hint = "Raise wait_timeout_s, or look at what stalls the engine."
+            hint = "Raise wait_timeout_s, or find what stalls it: bench/ttfb_rtf.py --timeline."
         if self.timestamps.first_token_s is None:
             waited = f"no first token after {self.request.first_token_timeout_s} s"
         else:

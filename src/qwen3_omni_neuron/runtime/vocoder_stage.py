@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.runtime.request import RECENT_FRAMES, LiveRequest, frame_pace
@@ -63,7 +64,8 @@ class VocoderStage(Stage[VocoderTask]):
                 continue
             task.chunk = self._due_frames(task)
             if task.chunk:
-                bucket = next(b for b in self._engine.chunk_frames if b >= task.chunk)
+                # Tasks of one compiled size are one call; the engine pads them to it.
+                bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
                 groups.setdefault((task.samples == 0, bucket), []).append(task)
         self._working = bool(groups)
         return partial(self._work, groups) if groups else None

@@ -77,7 +77,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
 
 
 def choose_frames(timeline: Timeline, fps: float, max_frames: int) -> list[int]:
-    """Return the ticks of the frames to keep, ascending; a long frame's may be there repeatedly."""
+    """Return the ticks of the frames to keep, ascending; the tick of a long frame may repeat."""
     ticks, total = timeline.ticks, len(timeline.ticks)
     n = frames_to_sample(total, timeline.seconds, fps, max_frames)
     if timeline.constant:

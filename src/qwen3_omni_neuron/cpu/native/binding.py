@@ -99,8 +99,8 @@ class NativeDecoder(ctypes.Structure):
     ]  # fmt: skip
 
 
-class NativeLines(ctypes.Structure):
-    """KV cache, as Lines of decoder.h has it."""
+class NativeKvCache(ctypes.Structure):
+    """KV cache, as KvCache of decoder.h has it."""
 
     _fields_ = [
         *((name, Pointer) for name in ("keys", "values")),
@@ -108,7 +108,7 @@ class NativeLines(ctypes.Structure):
     ]
 
 
-STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "Lines": NativeLines}
+STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "KvCache": NativeKvCache}
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:

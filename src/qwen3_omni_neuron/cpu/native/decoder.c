@@ -35,11 +35,11 @@ const LayoutEntry decoder_layout[] = {
     OFFSET(Decoder, norm_eps),
     OFFSET(Decoder, layer),
     OFFSET(Decoder, norm),
-    SIZE(Lines),
-    OFFSET(Lines, keys),
-    OFFSET(Lines, values),
-    OFFSET(Lines, slots),
-    OFFSET(Lines, positions),
+    SIZE(KvCache),
+    OFFSET(KvCache, keys),
+    OFFSET(KvCache, values),
+    OFFSET(KvCache, slots),
+    OFFSET(KvCache, positions),
     END_OF_LAYOUT,
 };
 
@@ -82,7 +82,7 @@ void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t po
 
 /* Norm one row's queries and keys, apply rotary embedding to them, and write its keys and values to
  * the KV cache, at position `at` of its slot. first_head: index of the slot's first KV head. */
-static void write_kv_row(const Decoder *d, const Layer *layer, const Rows *s, const Lines *lines,
+static void write_kv_row(const Decoder *d, const Layer *layer, const Rows *s, const KvCache *kv,
                          int64_t first_head, int64_t row, int64_t at, const float *cosine,
                          const float *sine)
 {
@@ -94,23 +94,23 @@ static void write_kv_row(const Decoder *d, const Layer *layer, const Rows *s, co
         rotate(q + h * width, cosine, sine, width / 2);
     }
     for (int64_t h = 0; h < d->kv_heads; h++) {
-        int64_t to = ((first_head + h) * lines->positions + at) * width;
-        memcpy(lines->keys + to, k + h * width, (size_t)width * sizeof(float));
-        memcpy(lines->values + to, v + h * width, (size_t)width * sizeof(float));
+        int64_t to = ((first_head + h) * kv->positions + at) * width;
+        memcpy(kv->keys + to, k + h * width, (size_t)width * sizeof(float));
+        memcpy(kv->values + to, v + h * width, (size_t)width * sizeof(float));
     }
 }
 
 /* Write the attention output of one row to s->mixed: over its slot, up to its own position. */
-static void attend_slot(const Decoder *d, const Rows *s, const Lines *lines, int64_t first_head,
+static void attend_slot(const Decoder *d, const Rows *s, const KvCache *kv, int64_t first_head,
                         int64_t row, int64_t at)
 {
     int64_t width = d->head_dim, group = d->heads / d->kv_heads;
     const float *q = s->qkv + row * (d->heads + 2 * d->kv_heads) * width;
     float *mixed = s->mixed + row * d->heads * width;
     for (int64_t h = 0; h < d->kv_heads; h++) { /* 16 heads, 8 kv heads: 2 and 3 read kv head 1 */
-        int64_t start = (first_head + h) * lines->positions * width;
-        attend(mixed + h * group * width, q + h * group * width, lines->keys + start,
-               lines->values + start, group, at + 1, width, s->scratch);
+        int64_t start = (first_head + h) * kv->positions * width;
+        attend(mixed + h * group * width, q + h * group * width, kv->keys + start,
+               kv->values + start, group, at + 1, width, s->scratch);
     }
 }
 
@@ -187,7 +187,7 @@ static void add_dense(const Decoder *d, const Layer *layer, const Rows *s, int64
     product(s->x, s->gated, layer->down, rows, d->ffn, d->hidden, 1);
 }
 
-void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t rows,
+void decode_rows(const Decoder *d, const Rows *s, const KvCache *kv, int64_t rows,
                  const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
                  int64_t accept_layer, float *accepted)
 {
@@ -200,10 +200,10 @@ void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t ro
         rms_norm(s->normed, s->x, layer->attention_norm, rows, hidden, d->norm_eps);
         product(s->qkv, s->normed, layer->qkv, rows, hidden, qkv_width, 0);
         for (int64_t r = 0; r < rows; r++) {
-            int64_t first_head = (l * lines->slots + slots[r]) * d->kv_heads;
-            write_kv_row(d, layer, s, lines, first_head, r, at[r], cosine + r * half,
+            int64_t first_head = (l * kv->slots + slots[r]) * d->kv_heads;
+            write_kv_row(d, layer, s, kv, first_head, r, at[r], cosine + r * half,
                          sine + r * half);
-            attend_slot(d, s, lines, first_head, r, at[r]);
+            attend_slot(d, s, kv, first_head, r, at[r]);
         }
         product(s->x, s->mixed, layer->out, rows, heads_width, hidden, 1);
         rms_norm(s->normed, s->x, layer->ffn_norm, rows, hidden, d->norm_eps);

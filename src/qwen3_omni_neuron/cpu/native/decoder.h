@@ -33,7 +33,7 @@ typedef struct {
 typedef struct {
     float *keys, *values;
     int64_t slots, positions;
-} Lines;
+} KvCache;
 
 /* Working memory of one call, for all its rows. */
 typedef struct {
@@ -54,7 +54,7 @@ void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t po
  * position there; a row attends to the positions of its slot up to its own. cosine, sine [rows,
  * head_dim / 2]. accepted [rows, hidden]: receives the output of the first accept_layer layers;
  * or NULL. */
-void decode_rows(const Decoder *d, const Rows *s, const Lines *lines, int64_t rows,
+void decode_rows(const Decoder *d, const Rows *s, const KvCache *kv, int64_t rows,
                  const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
                  int64_t accept_layer, float *accepted);
 

@@ -37,7 +37,7 @@ const LayoutEntry predictor_layout[] = {
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {
     Rows rows;
-    Lines lines;          /* [layers, slots, kv_heads, steps + 1, head_dim] */
+    KvCache kv;          /* [layers, slots, kv_heads, steps + 1, head_dim] */
     int64_t *slots, *at;  /* [2 slots] */
     float *cosine, *sine; /* [2 slots, head_dim / 2] */
     float *logits;        /* [slots, vocab] */
@@ -62,11 +62,11 @@ static int allocate(Frame *f, char **block, const Predictor *p, int64_t slots)
     f->drawing.kept = (Candidate *)(*block + ids);
     f->drawing.ordered = f->drawing.kept + p->vocab;
     cut_rows(&f->rows, *block + ids + kept, d, 2 * slots, positions);
-    f->lines.keys = (float *)(*block + ids + kept + rows);
-    f->lines.values = f->lines.keys + cache;
-    f->lines.slots = slots;
-    f->lines.positions = positions;
-    f->cosine = f->lines.values + cache;
+    f->kv.keys = (float *)(*block + ids + kept + rows);
+    f->kv.values = f->kv.keys + cache;
+    f->kv.slots = slots;
+    f->kv.positions = positions;
+    f->cosine = f->kv.values + cache;
     f->sine = f->cosine + 2 * slots * half;
     f->logits = f->sine + 2 * slots * half;
     f->drawing.probabilities = f->logits + slots * p->vocab;
@@ -83,7 +83,7 @@ static void advance(const Predictor *p, Frame *f, int64_t slots, int64_t each, i
         memcpy(f->cosine + r * half, p->cosine + f->at[r] * half, (size_t)half * sizeof(float));
         memcpy(f->sine + r * half, p->sine + f->at[r] * half, (size_t)half * sizeof(float));
     }
-    decode_rows(&p->decoder, &f->rows, &f->lines, slots * each, f->slots, f->at, f->cosine,
+    decode_rows(&p->decoder, &f->rows, &f->kv, slots * each, f->slots, f->at, f->cosine,
                 f->sine, 0, NULL);
 }
 

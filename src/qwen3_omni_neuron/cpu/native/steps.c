@@ -12,7 +12,7 @@
 
 typedef struct {
     Decoder decoder;
-    Lines lines;
+    KvCache kv;
     int64_t vocab;
     const float *head;        /* [vocab, hidden] */
     const float *frequencies; /* [head_dim / 2] */
@@ -22,7 +22,7 @@ typedef struct {
 const LayoutEntry steps_layout[] = {
     SIZE(Stepper),
     OFFSET(Stepper, decoder),
-    OFFSET(Stepper, lines),
+    OFFSET(Stepper, kv),
     OFFSET(Stepper, vocab),
     OFFSET(Stepper, head),
     OFFSET(Stepper, frequencies),
@@ -43,11 +43,11 @@ static int begin(Call *call, const Stepper *p, int64_t rows, const float *x, con
                  int axes)
 {
     const Decoder *d = &p->decoder;
-    int64_t half = d->head_dim / 2, size = rows_size(d, rows, p->lines.positions);
+    int64_t half = d->head_dim / 2, size = rows_size(d, rows, p->kv.positions);
     call->block = malloc((size_t)size + (size_t)(2 * rows * half) * sizeof(float));
     if (call->block == NULL)
         return 0;
-    cut_rows(&call->rows, call->block, d, rows, p->lines.positions);
+    cut_rows(&call->rows, call->block, d, rows, p->kv.positions);
     call->cosine = (float *)(call->block + size);
     call->sine = call->cosine + rows * half;
     for (int64_t r = 0; r < rows; r++)
@@ -77,7 +77,7 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
     Call call;
     if (!begin(&call, p, rows, x, positions, 0))
         return NO_MEMORY;
-    decode_rows(&p->decoder, &call.rows, &p->lines, rows, slots, lengths, call.cosine, call.sine, 0,
+    decode_rows(&p->decoder, &call.rows, &p->kv, rows, slots, lengths, call.cosine, call.sine, 0,
                 NULL);
     finish(p, rows, call.rows.x, hidden, logits);
     free(call.block);
@@ -94,7 +94,7 @@ int prefill(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t 
     Call call;
     if (!begin(&call, p, rows, x, positions, 1))
         return NO_MEMORY;
-    decode_rows(&p->decoder, &call.rows, &p->lines, rows, slots, places, call.cosine, call.sine,
+    decode_rows(&p->decoder, &call.rows, &p->kv, rows, slots, places, call.cosine, call.sine,
                 accept_layer, accepted);
     finish(p, 1, call.rows.x + (rows - 1) * p->decoder.hidden, hidden, logits);
     free(call.block);

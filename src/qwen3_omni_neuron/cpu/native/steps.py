@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
     NativeDecoder,
-    NativeLines,
+    NativeKvCache,
     Number,
     Pointer,
     Weights,
@@ -31,7 +31,7 @@ class _Stepper(ctypes.Structure):
 
     _fields_ = [
         ("decoder", NativeDecoder),
-        ("lines", NativeLines),
+        ("kv", NativeKvCache),
         ("vocab", Number),
         *((name, Pointer) for name in ("head", "frequencies", "axis")),
     ]
@@ -58,13 +58,13 @@ class NativeSteps:
         head = model.head if isinstance(model, Thinker) else model.codec_head
         self._vocab, self._hidden = len(head.weight), c.hidden_size
         slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
-        lines = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
+        shape = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
         half = c.head_dim // 2
         self._stepper = _Stepper(
             decoder=native_decoder(c, model.decoder, weights),
-            lines=NativeLines(
-                keys=weights(cache.keys, *lines),
-                values=weights(cache.values, *lines),
+            kv=NativeKvCache(
+                keys=weights(cache.keys, *shape),
+                values=weights(cache.values, *shape),
                 slots=slots,
                 positions=self._positions,
             ),
@@ -86,7 +86,7 @@ class NativeSteps:
         rows = inputs
         if self._thinker is not None:
             rows = self._thinker.embedding.weight.index_select(0, inputs)
-        self._check_lines(slots, max(lengths) + 1)
+        self._check_slots(slots, max(lengths) + 1)
         logits, hidden = torch.empty(count, self._vocab), torch.empty(count, self._hidden)
         status = self._decode(
             ctypes.byref(self._stepper),
@@ -107,10 +107,9 @@ class NativeSteps:
         rows: [S, hidden]; positions: float32 [3, S]. Returns what the model's `prefill` returns.
         """
         count = len(rows)
-        self._check_lines((slot,), count)
-        positions = (
-            positions.contiguous()
-        )  # a reference, so that it lives until the call has returned
+        self._check_slots((slot,), count)
+        # A reference, so that it lives until the call has returned.
+        positions = positions.contiguous()
         logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
         accept_layer, accepted = 0, torch.empty(0)
         if self._thinker is not None:
@@ -130,8 +129,8 @@ class NativeSteps:
         check(status)
         return logits, hidden if self._thinker is None else accepted
 
-    def _check_lines(self, slots: Sequence[int], filled: int) -> None:
-        count = self._stepper.lines.slots
+    def _check_slots(self, slots: Sequence[int], filled: int) -> None:
+        count = self._stepper.kv.slots
         if filled > self._positions or max(slots) >= count or min(slots) < 0:
             raise IndexError(
                 f"{filled} positions of slots {list(slots)}, and there are {self._positions} of "

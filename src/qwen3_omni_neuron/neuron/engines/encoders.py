@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.compilation.buckets import buckets_within
 from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
@@ -41,7 +41,7 @@ class DecoderPlan:
     batches: rows of the decode graphs, ascending; ends with `slots`. Default: one and `slots`.
     lnc: physical cores of a logical core, as in NEURON_LOGICAL_NC_CONFIG.
     profile: how a prompt's experts are computed: "safe", in plain torch operations, or "fast", by
-        NxDI's blockwise kernels (see neuron.nxdi.decoder_spec).
+        NxDI's blockwise kernels (see the beginning of this file).
     """
 
     tp: int
@@ -136,7 +136,7 @@ def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:
     if plan.lnc != KERNEL_LNC:
         raise OptionError(
             f'profile "fast" takes kernels for LNC={KERNEL_LNC}, and the plan has LNC={plan.lnc}. '
-            f'Set NEURON_LOGICAL_NC_CONFIG={KERNEL_LNC}, or choose profile "safe".'
+            f"Compile with --lnc {KERNEL_LNC}, or with --profile safe."
         )
     least, most = _KERNEL_HIDDEN
     if c.hidden_size % least or not least <= c.hidden_size <= most:

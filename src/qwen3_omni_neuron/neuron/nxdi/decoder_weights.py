@@ -5,7 +5,7 @@ Here a parameter is read, cut and written to all files before the next is read; 
 experts, one expert. The files equal those of NxDI's get_sharded_checkpoint for our decoder.
 
 NxDI wants q, k and v as separate parameters, as they are stored, and experts in one stack with the
-matrices transposed. `checkpoint.parameters` names the stored tensors of our parameters; the names
+matrices transposed. `checkpoint.names` names the stored tensors of our parameters; the names
 and layouts are rearranged here:
 
     our parameter             NxDI's parameter                      each core's share

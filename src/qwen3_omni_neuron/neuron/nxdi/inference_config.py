@@ -123,7 +123,7 @@ def _neuron_config(c: DecoderConfig, plan: DecoderPlan, options: dict[str, Any])
     if config.logical_nc_config != plan.lnc:  # NxDI prefers what the environment says
         raise OptionError(
             f"NEURON_LOGICAL_NC_CONFIG is {config.logical_nc_config}, and the plan has "
-            f"LNC={plan.lnc}. They must be the same."
+            f"LNC={plan.lnc}. Unset it, or compile with --lnc {config.logical_nc_config}."
         )
     config.router_config.dtype = torch.float32
     config.router_config.act_fn = "softmax"

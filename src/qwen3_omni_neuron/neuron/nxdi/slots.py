@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.compilation.buckets import bucket_of
 from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig

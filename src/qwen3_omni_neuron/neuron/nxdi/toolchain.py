@@ -21,8 +21,7 @@ Outputs = tuple[Tensor, Tensor]
 class DecoderGraphs(Protocol):
     """The graphs of one decoder on its cores, with its weights and its KV cache.
 
-    Part of this interface: the type that Toolchain.load_decoder returns. The inputs are
-    those of neuron.nxdi.inputs.
+    Returned by Toolchain.load_decoder. The inputs are those of neuron.nxdi.inputs.
     """
 
     plan: DecoderPlan
