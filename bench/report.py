@@ -62,7 +62,7 @@ def write_report(files: Sequence[Path], out: Path) -> Path:
 
 def draw(sources: Sequence[Source]) -> tuple[list[Picture], list[str]]:
     """Return all plots that the files have something for, and why others could not be drawn."""
-    timelines, spectrograms, untimed, unheard = [], [], [], []
+    timelines, spectrograms, untimed, without_sound = [], [], [], []
     with style.context(STYLE):
         for source in sources:
             timed = median_request(source.requests, lambda r: not r.timeline)
@@ -70,13 +70,15 @@ def draw(sources: Sequence[Source]) -> tuple[list[Picture], list[str]]:
                 timelines.append(timeline(source, timed))
             elif source.requests:
                 untimed.append(f"{source.title}: no timeline. Run the benchmark with --timeline 1.")
-            # The one of the timeline is heard, too, where its sound is there.
-            heard = median_request(source.requests, lambda r: (not r.audio_file, not r.timeline))
+            # The request of the timeline, where its audio was saved.
+            with_audio = median_request(
+                source.requests, lambda r: (not r.audio_file, not r.timeline)
+            )
             try:
-                spectrograms += [spectrogram(source, heard)] if heard else []
+                spectrograms += [spectrogram(source, with_audio)] if with_audio else []
             except NoSoundError as why:
-                unheard.append(f"{source.title}: no spectrogram: {why}")
-        return [*timelines, *pictures_over(sources), *spectrograms], untimed + unheard
+                without_sound.append(f"{source.title}: no spectrogram: {why}")
+        return [*timelines, *pictures_over(sources), *spectrograms], untimed + without_sound
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def slow_engine(seconds: float) -> FakeThinker:
     return FakeThinker()
 
 
-def a_parent() -> None:
+def wait_as_parent() -> None:
     """Start two engines, print their process ids, and wait in a call of the first to be killed."""
     processes = [EngineProcess("thinker", FakeThinker) for _ in range(2)]
     for process in processes:
@@ -153,7 +153,7 @@ def a_parent() -> None:
     processes[0].call("stall", 600)
 
 
-def a_whole_life() -> None:
+def kill_one_leave_one() -> None:
     """Kill one process, leave another unclosed, and print the latter's id; stderr stays empty."""
     lost, forgotten = (EngineProcess("thinker", FakeThinker) for _ in range(2))
     for process in (lost, forgotten):

@@ -42,7 +42,7 @@ def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     return compile_slowly(plan, graph, folder)
 
 
-def compile_for_ever(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+def compile_for_ten_minutes(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     """Compile for ten minutes, after a file that shows that it has begun."""
     (folder / "begun").touch()
     time.sleep(600)
@@ -62,6 +62,6 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
 
 
 SLOW = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_slowly)
-LONG = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_for_ever)
+LONG = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_for_ten_minutes)
 DYING = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_and_die)
 FULL = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_room)

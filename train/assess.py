@@ -54,7 +54,7 @@ class Reply:
     speaker: str
     seed: int
     text: str
-    said: str
+    recognised: str
     voices: tuple[str, ...]
     ended: bool
 
@@ -67,7 +67,9 @@ class Reply:
         """True where text, speech, voice and end are all right."""
         spoken = "" if self.text_only else self.question.reply
         voices = set(self.voices) <= {self.speaker}
-        return self.text == self.question.reply and self.said == spoken and voices and self.ended
+        return (
+            self.text == self.question.reply and self.recognised == spoken and voices and self.ended
+        )
 
 
 def questions(count: int, seed: int) -> list[Question]:
@@ -116,12 +118,12 @@ def figures(found: Sequence[Reply]) -> Figures:
     aloud = [r for r in found if not r.text_only and r.text]
     again = [r for r in found if r.question.spoken and r.question.prompt.says_again]
     voices = [voice == r.speaker for r in aloud for voice in r.voices]
-    silent = [not r.said for r in found if r.text_only]
+    silent = [not r.recognised for r in found if r.text_only]
     return Figures(
         replies=len(found),
         replies_right=_share([r.text == r.question.reply for r in found]),
         heard_word_error=jiwer.wer([r.question.reply for r in again], [r.text for r in again]),
-        spoken_word_error=jiwer.wer([r.text for r in aloud], [r.said for r in aloud]),
+        spoken_word_error=jiwer.wer([r.text for r in aloud], [r.recognised for r in aloud]),
         right_voice=_share(voices),
         ended=_share([r.ended for r in found]),
         unspoken=_share(silent),
@@ -145,7 +147,7 @@ def main(arguments: list[str] | None = None) -> None:
     for wrong in (r for r in found if not r.right):
         print(
             f"{wrong.question.prompt.words!r} ({'heard' if wrong.question.spoken else 'read'}, "
-            f"{wrong.speaker}, seed {wrong.seed}): wrote {wrong.text!r}, said {wrong.said!r} "
+            f"{wrong.speaker}, seed {wrong.seed}): wrote {wrong.text!r}, said {wrong.recognised!r} "
             f"as {set(wrong.voices) or '-'}{'' if wrong.ended else ', did not end'}"
         )
     print(json.dumps(asdict(figures(found)), indent=2))

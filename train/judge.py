@@ -24,7 +24,7 @@ _SHORTEST_S = 0.08
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecognisedWord:
     """A recognised word.
 
     distance: to the nearest rendering, 0 for itself; pace: its length over that rendering's.
@@ -46,17 +46,17 @@ class Judge:
             for word in SPOKEN
         ]
 
-    def hear(self, samples: NDArray[np.float32]) -> list[Heard]:
+    def hear(self, samples: NDArray[np.float32]) -> list[RecognisedWord]:
         """Recognise every word, in order. samples: float32 [samples] at 24 kHz."""
         return [self._nearest(word) for word in _words(samples)]
 
-    def _nearest(self, sound: NDArray[np.float32]) -> Heard:
+    def _nearest(self, sound: NDArray[np.float32]) -> RecognisedWord:
         features = _features(sound)
         distance, word, speaker, length = min(
             (_distance(features, known), word, speaker, known.shape[1])
             for word, speaker, known in self._renderings
         )
-        return Heard(word, speaker, distance, features.shape[1] / length)
+        return RecognisedWord(word, speaker, distance, features.shape[1] / length)
 
 
 def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:

@@ -17,9 +17,9 @@ from matplotlib.patheffects import withStroke
 
 from bench.reporting.sources import REPLAY, Source, configuration
 from bench.reporting.style import (
+    GREY,
     INK,
     PAPER,
-    QUIET,
     Picture,
     new_figure,
     png_of,
@@ -102,14 +102,14 @@ def ttfb_by_configuration(rows: pd.DataFrame) -> tuple[Figure, str, str]:
         heights = place + 0.22 * (np.arange(len(requests)) % 5 / 2 - 1)
         faces = np.where(requests.truncated, PAPER, colours[place])
         axes.scatter(requests.ttfb_s, heights, 16, c=faces, edgecolors=colours[place], zorder=3)
-    told = ("p50 " + bars.p50_s.map(seconds) + ", p95 " + bars.p95_s.map(seconds)).tolist()
+    labels = ("p50 " + bars.p50_s.map(seconds) + ", p95 " + bars.p95_s.map(seconds)).tolist()
     names = bars.bar + " (" + bars["count"].astype(str) + ")"
-    row_axis(axes, names.tolist(), told, fontsize=8.5)
+    row_axis(axes, names.tolist(), labels, fontsize=8.5)
     axes.set_ylim(len(bars) - 0.5, -0.5)
     longest_s = np.fmax(bars.p95_s.max(), spoken.ttfb_s.max())
     time_axis(axes, longest_s, "from the request's arrival to its first sample", room=1.05)
     axes.grid(axis="x")
-    named = zip(bars.bar, told, bars["count"], strict=True)
+    named = zip(bars.bar, labels, bars["count"], strict=True)
     alt = "; ".join(f"{bar}: {words}, {count} requests" for bar, words, count in named)
     note = "Thick line: p50, thin line: p95; in brackets, how many requests."
     note += f" Dots: requests. {HOLLOW}" if len(spoken) else ""
@@ -120,13 +120,15 @@ def latency_distributions(rows: pd.DataFrame) -> tuple[Figure, str, str]:
     """Draw the shares of requests by TTFT, ITL and TTFB."""
     figure = _new_figure(4.1, "Latency: share of requests that waited no longer", rows)
     panels = figure.subplots(1, len(LATENCIES), sharey=True)
-    told = [_draw_shares(axes, rows, field) for axes, field in zip(panels, LATENCIES, strict=True)]
+    labels = [
+        _draw_shares(axes, rows, field) for axes, field in zip(panels, LATENCIES, strict=True)
+    ]
     if (files := rows.file.nunique()) > 1:
         handles, _ = panels[0].get_legend_handles_labels()
         figure.legend(handles=handles, loc="outside lower left", ncols=min(3, files))
     return (
         figure,
-        f"Shares of requests by TTFT, ITL and TTFB. {' '.join(told)}",
+        f"Shares of requests by TTFT, ITL and TTFB. {' '.join(labels)}",
         f"All {len(rows)} requests: a token limit can't change what comes before it. Dots are p50, "
         "p90 and p95.",
     )
@@ -134,7 +136,7 @@ def latency_distributions(rows: pd.DataFrame) -> tuple[Figure, str, str]:
 
 def _draw_shares(axes: Axes, rows: pd.DataFrame, field: str) -> str:
     """Draw a line a file, straight between two requests. Returns what the lines say in words."""
-    told, marked = [], ""
+    labels, marked = [], ""
     for (file, letter, bar), part in rows.groupby(["file", "letter", "bar"]):
         times, look = part[field].dropna().sort_values(), look_of(file)
         shares = np.linspace(0, 1, len(times)) if len(times) > 1 else np.ones(len(times))
@@ -143,17 +145,17 @@ def _draw_shares(axes: Axes, rows: pd.DataFrame, field: str) -> str:
             marks = times.quantile(MARKED)
             axes.plot(marks, MARKED, "o", color=look["color"], markersize=4.5)
             marked = ", ".join(f"p{100 * rank:.0f} {seconds(at_s)}" for rank, at_s in marks.items())
-            told.append(f"{letter}, {LATENCIES[field]}: {marked}.")
-    if len(told) == 1:
+            labels.append(f"{letter}, {LATENCIES[field]}: {marked}.")
+    if len(labels) == 1:
         # One line: what its dots stand for is said in the free corner.
         look = {"transform": axes.transAxes, "ha": "right", "va": "bottom", "fontsize": 9}
         axes.text(0.97, 0.05, marked.replace(", ", "\n"), **look)
     axes.set_title(LATENCIES[field])
     axes.set_yticks(list(SHARES), SHARES.values())
     axes.set_ylim(0, 1.03)
-    time_axis(axes, rows[field].max() if told else 0.0, room=1.08)
+    time_axis(axes, rows[field].max() if labels else 0.0, room=1.08)
     axes.grid(axis="y")
-    return " ".join(told)
+    return " ".join(labels)
 
 
 def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
@@ -162,7 +164,7 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
     series = rows.groupby(["series", "truncated"])
     width = 0.84 / len(series)  # series beside each other at each level
     figure = _new_figure(4.2 + 0.11 * len(series), "RTF by concurrency", rows, hollow=True)
-    axes, told = figure.subplots(), []
+    axes, labels = figure.subplots(), []
     for number, ((name, cut), part) in enumerate(series):
         look, label = look_of(number), f"{name}, cut by a limit" if cut else name
         face = PAPER if cut else look["color"]
@@ -172,11 +174,11 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
         axes.plot([], [], marker="o", markerfacecolor=face, label=label, **look)  # in the legend
         for place, (level, values) in zip(across, levels, strict=True):
             middle = _draw_level(axes, place, values, look["color"], face, width)
-            told.append(f"{label}, {level} at a time: {middle} ({len(values)})")
+            labels.append(f"{label}, {level} at a time: {middle} ({len(values)})")
     top = max(rows.rtf.max(), 1.0) if rows.rtf.max() > 0.4 else rows.rtf.max()
     if top >= 1:
-        axes.axhline(1, color=QUIET, linewidth=1.0, linestyle="--")
-        axes.text(-0.48, 1, "1: as long as it plays", fontsize=8.5, color=QUIET, va="bottom")
+        axes.axhline(1, color=GREY, linewidth=1.0, linestyle="--")
+        axes.text(-0.48, 1, "1: as long as it plays", fontsize=8.5, color=GREY, va="bottom")
     axes.set_ylim(0, 1.15 * top or 1.0)
     axes.set_xticks(range(len(places)), [str(level) for level in places])
     axes.set_xlim(-0.5, len(places) - 0.5)
@@ -188,7 +190,7 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
     kind = "p50" if (rows.case < 0).any() else "mean"
     note = f"Numbers: {kind}. Below 1, speech is made faster than it is played."
     note = note if rows.is_replay.any() else f"{HOLLOW} {note}"
-    return figure, f"RTF from 0 by requests at a time; {kind}: {'; '.join(told)}.", note
+    return figure, f"RTF from 0 by requests at a time; {kind}: {'; '.join(labels)}.", note
 
 
 def _draw_level(

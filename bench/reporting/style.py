@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from bench.reporting.sources import REPLAY
 
 STYLE = Path(__file__).with_name("report.mplstyle")
-INK, QUIET, PAPER = "#1a1a1a", "#595959", "#ffffff"
+INK, GREY, PAPER = "#1a1a1a", "#595959", "#ffffff"
 # Hues as in report.mplstyle.
 STAGES = {
     "preprocessing": "#767676",
@@ -47,7 +47,7 @@ def new_figure(height_in: float, title: str, below: str, is_replay: bool) -> Fig
     words = f"{REPLAY}, not measured: {title}" if is_replay else title
     # The second line keeps room for the words below.
     figure.suptitle(f"{words}\n", x=0.008, ha="left", fontsize=12, fontweight="bold")
-    figure.text(0.008, 1 - 0.34 / height_in, below, ha="left", va="top", color=QUIET)
+    figure.text(0.008, 1 - 0.34 / height_in, below, ha="left", va="top", color=GREY)
     if is_replay:
         look: Any = {"fontsize": 60, "fontweight": "bold", "alpha": 0.08, "rotation": 20}
         figure.text(0.5, 0.5, REPLAY, ha="center", va="center", **look)

@@ -11,9 +11,9 @@ from bench.reporting.rows import Chunk, Request
 from bench.reporting.sources import Source
 from bench.reporting.style import (
     CHUNK_SHADES,
+    GREY,
     INK,
     PAPER,
-    QUIET,
     STAGES,
     Picture,
     new_figure,
@@ -97,7 +97,7 @@ def _draw(
         axes.broken_barh(calls, (lane - 0.38, 0.76), color=colour, linewidth=0.4)
     _draw_player(axes, request, len(lanes), end_s)
     _draw_marks(axes, request)
-    row_axis(axes, [*lanes.index, "playback"], beside, fontsize=8, color=QUIET)
+    row_axis(axes, [*lanes.index, "playback"], beside, fontsize=8, color=GREY)
     axes.set_ylim(len(lanes) + 0.5, -0.6)
     time_axis(axes, end_s, "since the request's arrival")
     axes.grid(axis="x")

@@ -361,7 +361,7 @@ def test_calls_hold_no_descriptors(shared: EngineProcess) -> None:
 
 
 def test_a_killed_parent_leaves_no_orphan() -> None:
-    with script("a_parent()", stdout=subprocess.PIPE, text=True) as parent:
+    with script("wait_as_parent()", stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         assert len(pids) == 2 and not any(map(is_gone, pids))
@@ -374,7 +374,7 @@ def test_a_killed_parent_leaves_no_orphan() -> None:
 
 
 def test_a_process_that_was_lost_or_forgotten_leaves_neither_words_nor_itself() -> None:
-    done = script("a_whole_life()", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = script("kill_one_leave_one()", stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     words, errors = done.communicate(timeout=2 * START_S)
     assert errors == "" and done.returncode == 0
     assert is_gone(int(words))
