@@ -60,7 +60,9 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(judge: Judge, dt
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype=dtype, max_concurrency=1) as omni:
         found = replies(omni, judge, questions(24, seed=1), seeds=[0])
     shares = figures(found)
-    wrong = [(r.question.reply, r.text, r.recognised, r.speaker, r.voices) for r in found if not r.right]
+    wrong = [
+        (r.question.reply, r.text, r.recognised, r.speaker, r.voices) for r in found if not r.right
+    ]
     assert len(wrong) <= 1, wrong
     assert shares.ended == shares.unspoken == 1.0
     assert shares.right_voice > 0.97

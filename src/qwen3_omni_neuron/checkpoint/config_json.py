@@ -67,9 +67,11 @@ def _read_json(path: Path) -> dict[str, Any]:
             "tokenizer and safetensors, or a hub id."
         ) from None
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} can't be read: {error}") from error
+        raise CheckpointError(f"{path} can't be read: {error}. Download it again.") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} holds a {type(raw).__name__}, not an object.")
+        raise CheckpointError(
+            f"{path} holds a {type(raw).__name__}, not an object. Download it again."
+        )
     return raw
 
 
@@ -88,7 +90,10 @@ class _Section:
         for name in names:
             if self._raw.get(name) is not None:
                 return self._raw[name]
-        raise CheckpointError(f"{self._where} has no {' or '.join(names)}.")
+        raise CheckpointError(
+            f"{self._where} has no {' or '.join(names)}. Take the config.json that belongs to the "
+            "checkpoint."
+        )
 
     def get(self, name: str, default: Any = None) -> Any:
         """Return a value, or the default where it is absent or null."""
@@ -102,7 +107,10 @@ class _Section:
         """Return an object inside this one. Raises CheckpointError where there is none."""
         value = self[name]
         if not isinstance(value, Mapping):
-            raise CheckpointError(f"{self._where}.{name} is not an object.")
+            raise CheckpointError(
+                f"{self._where}.{name} is not an object. Take the config.json that belongs to the "
+                "checkpoint."
+            )
         return _Section(value, f"{self._where}.{name}")
 
     def require(self, name: str, value: Any, allowed: tuple[Any, ...]) -> None:

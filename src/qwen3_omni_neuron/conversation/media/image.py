@@ -70,7 +70,7 @@ def _read_file(source: Source, where: str) -> "Image":
             raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
         except Exception as error:  # a broken file: the decoders' exceptions have no common class
             raise ImageError(
-                f"{where}: {name} is an image that is broken or cut short ({error})."
+                f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
             ) from error
 
 
@@ -116,7 +116,8 @@ def _from_array(source: Any, where: str) -> "Image":
         values = np.asarray(source)
     except Exception as error:  # also what an object of the caller's raises on its own
         raise ImageError(
-            f"{where} is neither a path, bytes, a PIL image nor an array: {error}"
+            f"{where} is neither a path, bytes, a PIL image nor an array: {error}. Give one of "
+            "these."
         ) from error
     pixels = _bytes_of(_channels_last(values, where), where)
     grey = pixels.shape[-1] == 1

@@ -97,7 +97,7 @@ class PatchMaker:
         shape = list(frames.shape)
         if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != _CHANNELS or 0 in shape:
             raise VideoError(
-                f"{where} has frames of {frames.dtype} {shape}; uint8 [n, height, width, 3] it is."
+                f"{where} has frames of {frames.dtype} {shape}. Give uint8 [n, height, width, 3]."
             )
         grid = self.video_grid(shape[0], shape[1], shape[2], where, asked)
         limits = self._limits(_VIDEO_LIMITS, asked, where, VideoError)

@@ -111,13 +111,15 @@ def _frames(source: Any, where: str) -> Frames:
         shape = None if isinstance(source, list | tuple) else list(source.shape)
     except Exception as error:  # also what an object of the caller's raises on its own
         kind = type(source).__name__
-        raise VideoError(f"{where} is neither a path, bytes nor frames, but {kind}.") from error
+        raise VideoError(
+            f"{where} is neither a path, bytes nor frames, but {kind}. Give one of these."
+        ) from error
     if shape is not None and len(shape) != 4:
         raise VideoError(
-            f"{where} is an array of shape {shape}; frames are [n, height, width, channels]."
+            f"{where} is an array of shape {shape}. Give frames [n, height, width, channels]."
         )
     if not n:
-        raise VideoError(f"{where} is a video of no frames.")
+        raise VideoError(f"{where} is a video of no frames. Give at least one.")
     kept: Frames | None = None
     for index in range(n):
         place = f"{where}.video[{index}]"

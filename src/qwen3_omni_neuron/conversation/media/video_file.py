@@ -79,14 +79,16 @@ def read_video_file(
         stream = _video_stream(container, source, where)
         timeline = read_timeline(container, stream, fps)
         if not len(timeline.ticks):
-            raise VideoError(f"{where}: {name_of(source)} has a video stream without any frame.")
+            raise VideoError(
+                f"{where}: {name_of(source)} has a video stream without any frame. Export it again."
+            )
         # MP4 stores the length of each stream; in other formats it is a guess, sometimes wrong.
         if "mp4" in container.format.name and stream.duration and stream.time_base:
             promised = stream.duration * stream.time_base
             if timeline.seconds < _COMPLETE * promised:
                 raise VideoError(
                     f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of video "
-                    f"{float(timeline.seconds):.2f} s are there."
+                    f"{float(timeline.seconds):.2f} s are there. Copy or export it again."
                 )
         chosen = choose_frames(timeline, fps, max_frames)
         check(len(chosen), stream.height, stream.width)
@@ -96,7 +98,7 @@ def read_video_file(
         timeline = timeline.by_count()
         frames = _read_frames(source, where, timeline, choose_frames(timeline, fps, max_frames))
     if frames is None:
-        raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded.")
+        raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded. Export it again.")
     audio = None if audio_rate is None else _read_audio(source, where, audio_rate, timeline)
     return Video(frames, float(len(frames) / timeline.seconds), audio)
 
@@ -129,7 +131,7 @@ def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
         except av.FFmpegError as error:
             raise VideoError(
                 f"{where}: {name_of(source)} can't be decoded as video; it is something else, "
-                f"broken or cut short ({error})."
+                f"broken or cut short ({error}). Export it again."
             ) from error
 
 
@@ -143,7 +145,8 @@ def _video_stream(container: "InputContainer", source: Source, where: str) -> "V
             return stream
     others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
     raise VideoError(
-        f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}."
+        f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}. Give "
+        "a video, or frames."
     )
 
 
