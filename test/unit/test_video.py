@@ -273,7 +273,7 @@ VIDEO = make_video(audio="aac")
         (VIDEO, {"max_frames": 2.5}, "max_frames 2.5;"),
         (grey_frames(), {}, "frames without their rate"),
         (grey_frames(), {"fps": math.nan}, "fps nan;"),
-        (grey_frames()[0], {"fps": 1}, r"shape \[48, 64, 3\]; frames are"),
+        (grey_frames()[0], {"fps": 1}, r"shape \[48, 64, 3\]. Give frames"),
         (grey_frames()[:0], {"fps": 1}, "no frames"),
         ([], {"fps": 1}, "no frames"),
         (grey_frames() * 2.0, {"fps": 1}, r"video\[1\] is an array of floats"),
