@@ -207,7 +207,7 @@ def test_profiles_are_refused_where_they_cant_be(config: OmniConfig) -> None:
     c, fast = THINKER.text, {"dtype": torch.bfloat16, "profile": "fast"}
     for tp in (1, 2, 4, 8):
         check_experts(c, plan_of(tp, **fast))
-    with pytest.raises(OptionError, match=r"for LNC=2, and the plan has LNC=1.*\"safe\""):
+    with pytest.raises(OptionError, match=r"for LNC=2, and the plan has LNC=1.*--profile safe"):
         check_experts(c, plan_of(4, lnc=1, **fast))
     with pytest.raises(OptionError, match=r"multiples of 512 up to 8192, .* has 64\."):
         check_experts(config.thinker.text, plan_of(1, **fast))
