@@ -4,7 +4,7 @@ from collections.abc import Generator, Iterable, Mapping
 
 import pytest
 
-# By a part of a skip's reason.
+# Keys: text that a skip's reason contains.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "torch_xla is not installed": ("graphs lowered to HLO", "make test-hlo"),
     "neuronx_distributed": ("NxDI's own code in its CPU mode", "make test-nxdi NXDI_SOURCES=..."),
