@@ -9,6 +9,18 @@
 #include "layout.h"
 
 const LayoutEntry decoder_layout[] = {
+    SIZE(Matrix),
+    OFFSET(Matrix, panels),
+    OFFSET(Matrix, scale),
+    OFFSET(Matrix, bias),
+    OFFSET(Matrix, into),
+    OFFSET(Matrix, out),
+    OFFSET(Matrix, type),
+    SIZE(Table),
+    OFFSET(Table, rows),
+    OFFSET(Table, count),
+    OFFSET(Table, width),
+    OFFSET(Table, type),
     SIZE(Layer),
     OFFSET(Layer, attention_norm),
     OFFSET(Layer, qkv),
@@ -31,6 +43,7 @@ const LayoutEntry decoder_layout[] = {
     OFFSET(Decoder, experts),
     OFFSET(Decoder, chosen),
     OFFSET(Decoder, shared_ffn),
+    OFFSET(Decoder, window),
     OFFSET(Decoder, normalized),
     OFFSET(Decoder, norm_eps),
     OFFSET(Decoder, layer),
@@ -40,78 +53,337 @@ const LayoutEntry decoder_layout[] = {
     OFFSET(KvCache, values),
     OFFSET(KvCache, slots),
     OFFSET(KvCache, positions),
+    CONSTANT(PANEL),
+    CONSTANT(FLOAT32),
+    CONSTANT(BFLOAT16),
+    CONSTANT(INT8),
     END_OF_LAYOUT,
 };
 
-/* Floats of each array of `Rows`, in its order. */
-enum { ARRAYS = 9 };
-static void array_sizes(int64_t *sizes, const Decoder *d, int64_t rows, int64_t positions)
+/* ---- memory ---- */
+
+/* Size in bytes of each array of `Memory`, in its order. */
+enum { ARRAYS = 10 };
+static void array_sizes(int64_t *sizes, const Decoder *d, int64_t rows)
 {
-    int64_t ffn = larger(d->ffn, d->shared_ffn);
-    sizes[0] = rows * d->hidden;
-    sizes[1] = rows * d->hidden;
-    sizes[2] = rows * (d->heads + 2 * d->kv_heads) * d->head_dim;
-    sizes[3] = rows * d->heads * d->head_dim;
-    sizes[4] = rows * 2 * ffn;
-    sizes[5] = rows * ffn;
-    sizes[6] = rows * d->experts;
-    sizes[7] = rows * d->hidden;
-    sizes[8] = positions;
+    int64_t runs = d->experts ? rows * d->chosen : rows; /* of an expert on a row */
+    int64_t floats[7] = {
+        rows * d->hidden,
+        rows * row_stride(d->hidden),
+        rows * (d->heads + 2 * d->kv_heads) * d->head_dim,
+        rows * row_stride(d->heads * d->head_dim),
+        rows * d->experts,
+        d->experts ? runs * row_stride(d->hidden) : 0,
+        larger(runs * row_stride(d->ffn), rows * row_stride(d->shared_ffn)),
+    };
+    int64_t ids[3] = {d->experts ? runs : 0, d->experts + 1, rows + 1};
+    for (int i = 0; i < 7; i++)
+        sizes[i] = (floats[i] + 15) / 16 * 16 * (int64_t)sizeof(float);
+    for (int i = 0; i < 3; i++)
+        sizes[7 + i] = ids[i] * (int64_t)sizeof(int64_t);
 }
 
-int64_t rows_size(const Decoder *d, int64_t rows, int64_t positions)
+int64_t memory_size(const Decoder *d, int64_t rows)
 {
     int64_t sizes[ARRAYS], total = 0;
-    array_sizes(sizes, d, rows, positions);
+    array_sizes(sizes, d, rows);
     for (int i = 0; i < ARRAYS; i++)
         total += sizes[i];
-    return rows * (int64_t)sizeof(float *) + total * (int64_t)sizeof(float);
+    return total;
 }
 
-void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t positions)
+void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows)
 {
-    float **arrays[ARRAYS] = {&cut->x,     &cut->normed, &cut->qkv,      &cut->mixed, &cut->gate_up,
-                              &cut->gated, &cut->router, &cut->gathered, &cut->scratch};
-    int64_t sizes[ARRAYS];
-    array_sizes(sizes, d, rows, positions);
-    cut->to = (float **)block;
-    float *next = (float *)(block + rows * (int64_t)sizeof(float *));
-    for (int i = 0; i < ARRAYS; next += sizes[i++])
-        *arrays[i] = next;
+    float **floats[7] = {&cut->x,      &cut->normed,   &cut->qkv,  &cut->mixed,
+                         &cut->router, &cut->gathered, &cut->gated};
+    int64_t **ids[3] = {&cut->order, &cut->first, &cut->tiles}, sizes[ARRAYS];
+    array_sizes(sizes, d, rows);
+    for (int i = 0; i < 7; block += sizes[i++])
+        *floats[i] = (float *)block;
+    for (int i = 0; i < 3; block += sizes[7 + i++])
+        *ids[i] = (int64_t *)block;
+}
+
+/* ---- products ---- */
+
+/* Multiplications of rows with so many weights, as run_tasks counts: weights are read once, so that
+ * several rows cost less than as many times one. */
+static int64_t cost_of(int64_t rows, int64_t weights)
+{
+    return weights + rows * weights / 8;
+}
+
+typedef struct {
+    float *y;
+    const float *x;
+    int64_t y_stride, x_stride, rows;
+    const Matrix *w;
+    int add;
+} Product;
+
+static void multiply_panels(void *work, int64_t task, float *scratch)
+{
+    const Product *p = work;
+    int64_t first = task * PANELS_AT_ONCE;
+    kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
+                      smaller(PANELS_AT_ONCE, panels_of(p->w->out) - first), p->add, scratch);
+}
+
+static int64_t groups_of_panels(int64_t out)
+{
+    return (panels_of(out) + PANELS_AT_ONCE - 1) / PANELS_AT_ONCE;
+}
+
+int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
+            const Matrix *w, int add)
+{
+    Product p = {y, x, y_stride, x_stride, rows, w, add};
+    return run_tasks(team, multiply_panels, &p, groups_of_panels(w->out),
+                     cost_of(rows, w->into * w->out), w->into * PANEL);
+}
+
+typedef struct {
+    float *y;
+    const float *x, *weight;
+    int64_t y_stride, rows, width;
+    float eps;
+} Norm;
+
+enum { ROWS_A_TASK = 8 };
+
+static void norm_some(void *work, int64_t task, float *unused)
+{
+    const Norm *n = work;
+    int64_t end = smaller(n->rows, (task + 1) * ROWS_A_TASK);
+    (void)unused;
+    for (int64_t r = task * ROWS_A_TASK; r < end; r++)
+        kernels->rms_norm(n->y + r * n->y_stride, n->x + r * n->width, n->weight, n->width, n->eps);
+}
+
+int norm_rows(Team *team, float *y, int64_t y_stride, const float *x, int64_t rows,
+              const float *weight, int64_t width, float eps)
+{
+    Norm n = {y, x, weight, y_stride, rows, width, eps};
+    return run_tasks(team, norm_some, &n, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK, rows * width, 1);
+}
+
+/* ---- attention ---- */
+
+typedef struct {
+    const Decoder *d;
+    const Layer *layer;
+    const Memory *m;
+    const KvCache *kv;
+    const Rows *rows;
+    int64_t number; /* of the layer */
+} Attention;
+
+/* Where the keys and values of a row's KV head begin. */
+static int64_t head_start(const Attention *a, int64_t row, int64_t head)
+{
+    int64_t slot = a->number * a->kv->slots + a->rows->slots[row];
+    return (slot * a->d->kv_heads + head) * a->kv->positions * a->d->head_dim;
+}
+
+/* Apply rotary embedding to one head [2 half] in place: elements i and half + i are a pair. */
+static void rotate(float *x, const float *cosine, const float *sine, int64_t half)
+{
+    for (int64_t i = 0; i < half; i++) {
+        float first = x[i], second = x[half + i];
+        x[i] = first * cosine[i] - second * sine[i];
+        x[half + i] = second * cosine[i] + first * sine[i];
+    }
 }
 
 /* Norm one row's queries and keys, apply rotary embedding to them, and write its keys and values to
- * the KV cache, at position `at` of its slot. first_head: index of the slot's first KV head. */
-static void write_kv_row(const Decoder *d, const Layer *layer, const Rows *s, const KvCache *kv,
-                         int64_t first_head, int64_t row, int64_t at, const float *cosine,
-                         const float *sine)
+ * the KV cache, at its position of its slot. */
+static void write_kv_row(const Attention *a, int64_t row)
 {
-    int64_t width = d->head_dim, qk_heads = d->heads + d->kv_heads;
-    float *q = s->qkv + row * (qk_heads + d->kv_heads) * width;
+    const Decoder *d = a->d;
+    int64_t width = d->head_dim, half = width / 2, qk_heads = d->heads + d->kv_heads;
+    float *q = a->m->qkv + row * (qk_heads + d->kv_heads) * width;
     const float *k = q + d->heads * width, *v = q + qk_heads * width;
     for (int64_t h = 0; h < qk_heads; h++) {
-        rms_norm(q + h * width, q + h * width, layer->qk_norm + h * width, 1, width, d->norm_eps);
-        rotate(q + h * width, cosine, sine, width / 2);
+        float *head = q + h * width;
+        if (a->layer->qk_norm != NULL)
+            kernels->rms_norm(head, head, a->layer->qk_norm + h * width, width, d->norm_eps);
+        rotate(head, a->rows->cosine + row * half, a->rows->sine + row * half, half);
     }
     for (int64_t h = 0; h < d->kv_heads; h++) {
-        int64_t to = ((first_head + h) * kv->positions + at) * width;
-        memcpy(kv->keys + to, k + h * width, (size_t)width * sizeof(float));
-        memcpy(kv->values + to, v + h * width, (size_t)width * sizeof(float));
+        int64_t to = head_start(a, row, h) + a->rows->at[row] * width;
+        memcpy(a->kv->keys + to, k + h * width, (size_t)width * sizeof(float));
+        memcpy(a->kv->values + to, v + h * width, (size_t)width * sizeof(float));
     }
 }
 
-/* Write the attention output of one row to s->mixed: over its slot, up to its own position. */
-static void attend_slot(const Decoder *d, const Rows *s, const KvCache *kv, int64_t first_head,
-                        int64_t row, int64_t at)
+static void write_kv_rows(void *work, int64_t task, float *unused)
 {
-    int64_t width = d->head_dim, group = d->heads / d->kv_heads;
-    const float *q = s->qkv + row * (d->heads + 2 * d->kv_heads) * width;
-    float *mixed = s->mixed + row * d->heads * width;
-    for (int64_t h = 0; h < d->kv_heads; h++) { /* 16 heads, 8 kv heads: 2 and 3 read kv head 1 */
-        int64_t start = (first_head + h) * kv->positions * width;
-        attend(mixed + h * group * width, q + h * group * width, kv->keys + start,
-               kv->values + start, group, at + 1, width, s->scratch);
+    const Attention *a = work;
+    int64_t end = smaller(a->rows->count, (task + 1) * ROWS_A_TASK);
+    (void)unused;
+    for (int64_t r = task * ROWS_A_TASK; r < end; r++)
+        write_kv_row(a, r);
+}
+
+/* Attend with up to QUERIES queries over one KV head. heads: those of the queries. */
+static void attend_together(const Attention *a, int64_t kv_head, const int64_t *row,
+                            const int64_t *head, int64_t count, float *scratch)
+{
+    const Decoder *d = a->d;
+    int64_t width = d->head_dim, start = head_start(a, row[0], kv_head);
+    int64_t qkv_width = (d->heads + 2 * d->kv_heads) * width;
+    const float *queries[QUERIES];
+    float *mixed[QUERIES];
+    int64_t from[QUERIES], to[QUERIES];
+    for (int64_t i = 0; i < count; i++) {
+        queries[i] = a->m->qkv + row[i] * qkv_width + head[i] * width;
+        mixed[i] = a->m->mixed + row[i] * row_stride(d->heads * width) + head[i] * width;
+        from[i] = a->rows->from == NULL ? 0 : a->rows->from[row[i]];
+        to[i] = a->rows->at[row[i]] + 1;
     }
+    kernels->attend(mixed, queries, from, to, count, a->kv->keys + start, a->kv->values + start,
+                    width, scratch);
+}
+
+/* Attend with a tile's rows, over one KV head. Several rows of a slot go together head by head; for a
+ * single row the heads go together that share the KV head. */
+static void attend_tile(void *work, int64_t task, float *scratch)
+{
+    const Attention *a = work;
+    int64_t tile = task / a->d->kv_heads, kv_head = task % a->d->kv_heads;
+    int64_t group = a->d->heads / a->d->kv_heads, first_head = kv_head * group;
+    int64_t first = a->m->tiles[tile], count = a->m->tiles[tile + 1] - first;
+    int64_t row[QUERIES], head[QUERIES];
+    if (count > 1) {
+        for (int64_t h = 0; h < group; h++) {
+            for (int64_t i = 0; i < count; i++)
+                row[i] = first + i, head[i] = first_head + h;
+            attend_together(a, kv_head, row, head, count, scratch);
+        }
+        return;
+    }
+    for (int64_t h = 0; h < group; h += QUERIES) { /* 16 heads, 8 kv heads: 2 and 3 read kv head 1 */
+        int64_t now = smaller(QUERIES, group - h);
+        for (int64_t i = 0; i < now; i++)
+            row[i] = first, head[i] = first_head + h + i;
+        attend_together(a, kv_head, row, head, now, scratch);
+    }
+}
+
+/* Group rows of one slot that follow each other. Returns the number of groups; *longest becomes the
+ * most positions that a row sees, *pairs how many pairs of rows and positions there are. */
+static int64_t make_tiles(int64_t *tiles, const Rows *rows, int64_t *longest, int64_t *pairs)
+{
+    int64_t count = 0;
+    *longest = *pairs = 0;
+    for (int64_t r = 0; r < rows->count; r++) {
+        if (r == 0 || rows->slots[r] != rows->slots[r - 1] || r - tiles[count - 1] == QUERIES)
+            tiles[count++] = r;
+        *longest = larger(*longest, rows->at[r] + 1);
+        *pairs += rows->at[r] + 1;
+    }
+    tiles[count] = rows->count;
+    return count;
+}
+
+/* m->x += attention of m->x. */
+static int add_attention(Team *team, const Attention *a)
+{
+    const Decoder *d = a->d;
+    const Memory *m = a->m;
+    int64_t rows = a->rows->count, width = d->heads * d->head_dim, longest, pairs;
+    int64_t qkv_width = width + 2 * d->kv_heads * d->head_dim;
+    int64_t tiles = make_tiles(m->tiles, a->rows, &longest, &pairs);
+    return norm_rows(team, m->normed, row_stride(d->hidden), m->x, rows, a->layer->attention_norm,
+                     d->hidden, d->norm_eps) &&
+           product(team, m->qkv, qkv_width, m->normed, row_stride(d->hidden), rows, &a->layer->qkv,
+                   0) &&
+           run_tasks(team, write_kv_rows, (void *)a, (rows + ROWS_A_TASK - 1) / ROWS_A_TASK,
+                     4 * rows * qkv_width, 1) &&
+           run_tasks(team, attend_tile, (void *)a, tiles * d->kv_heads,
+                     2 * pairs * d->heads * d->head_dim, QUERIES * (longest + 16)) &&
+           product(team, m->x, d->hidden, m->mixed, row_stride(width), rows, &a->layer->out, 1);
+}
+
+/* ---- feed-forward ---- */
+
+typedef struct {
+    const Memory *m;
+    int64_t hidden, ffn, experts, rows;
+    const Matrix *gate_up, *down;
+    const float *scale; /* of a dense one's rows; NULL for 1 */
+} FeedForward;
+
+/* Rows that run on one expert, or all rows of a dense feed-forward (experts 0). */
+static int64_t rows_of(const FeedForward *f, int64_t expert)
+{
+    return f->experts ? f->m->first[expert + 1] - f->m->first[expert] : f->rows;
+}
+
+static int64_t first_of(const FeedForward *f, int64_t expert)
+{
+    return f->experts ? f->m->first[expert] : 0;
+}
+
+/* Some columns of silu(gate) * up of one expert's rows. */
+static void gate_panels(void *work, int64_t task, float *scratch)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t groups = groups_of_panels(f->ffn), expert = task / groups;
+    int64_t first = task % groups * PANELS_AT_ONCE, column = first * PANEL;
+    int64_t panels = smaller(PANELS_AT_ONCE, panels_of(f->ffn) - first);
+    int64_t columns = smaller(panels * PANEL, f->ffn - column);
+    int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
+    if (rows == 0)
+        return;
+    const float *x = (f->experts ? m->gathered : m->normed) + start * row_stride(f->hidden);
+    Matrix gate = matrix_at(f->gate_up, 2 * expert), up = matrix_at(f->gate_up, 2 * expert + 1);
+    float *gates = scratch + PANEL * f->hidden, *ups = gates + rows * width;
+    kernels->multiply(gates, width, x, row_stride(f->hidden), rows, &gate, first, panels, 0,
+                      scratch);
+    kernels->multiply(ups, width, x, row_stride(f->hidden), rows, &up, first, panels, 0, scratch);
+    for (int64_t r = 0; r < rows; r++) {
+        float scale = f->scale == NULL ? 1.0f : f->scale[r];
+        if (f->experts)
+            scale = m->router[m->order[start + r] * f->experts + expert];
+        kernels->gate(m->gated + (start + r) * row_stride(f->ffn) + column, gates + r * width,
+                      ups + r * width, columns, scale);
+    }
+}
+
+/* Add some columns of every expert's output to m->x, in the order of the experts. */
+static void add_down_panels(void *work, int64_t task, float *scratch)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t first = task * PANELS_AT_ONCE, column = first * PANEL;
+    int64_t panels = smaller(PANELS_AT_ONCE, panels_of(f->hidden) - first), width = panels * PANEL;
+    int64_t columns = smaller(width, f->hidden - column);
+    float *outs = scratch + PANEL * f->ffn;
+    for (int64_t e = 0; e < f->experts; e++) {
+        int64_t rows = rows_of(f, e), start = first_of(f, e);
+        if (rows == 0)
+            continue;
+        Matrix down = matrix_at(f->down, e);
+        kernels->multiply(outs, width, m->gated + start * row_stride(f->ffn), row_stride(f->ffn),
+                          rows, &down, first, panels, 0, scratch);
+        for (int64_t r = 0; r < rows; r++) {
+            float *to = m->x + m->order[start + r] * f->hidden + column;
+            for (int64_t i = 0; i < columns; i++)
+                to[i] += outs[r * width + i];
+        }
+    }
+}
+
+int add_feed_forward(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
+                     const Matrix *gate_up, const Matrix *down, const float *scale)
+{
+    FeedForward f = {m, hidden, ffn, 0, rows, gate_up, down, scale};
+    return run_tasks(team, gate_panels, &f, groups_of_panels(ffn),
+                     cost_of(rows, 2 * hidden * ffn),
+                     PANEL * hidden + 2 * rows * PANELS_AT_ONCE * PANEL) &&
+           product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
 }
 
 /* Replace one row's router logits by weights, 0 for all but the `chosen` largest. */
@@ -122,7 +394,10 @@ static void choose(const Decoder *d, float *router)
     for (int64_t e = 0; e < experts; e++)
         largest = router[e] > largest ? router[e] : largest;
     for (int64_t e = 0; e < experts; e++)
-        all += router[e] = exponential(router[e] - largest);
+        router[e] -= largest;
+    kernels->exponentials(router, router, experts);
+    for (int64_t e = 0; e < experts; e++)
+        all += router[e];
     for (int64_t n = 0; n < d->chosen; n++) { /* the sign marks a chosen one */
         int64_t best = 0;
         for (int64_t e = 1; e < experts; e++)
@@ -136,85 +411,106 @@ static void choose(const Decoder *d, float *router)
         router[e] = router[e] < 0 ? -router[e] / total : 0;
 }
 
-/* Add the shared expert's output, scaled by its sigmoid gate, to s->x. */
-static void add_shared(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
+/* List the rows by expert: m->order and m->first. Returns how many there are. */
+static int64_t sort_rows(const Decoder *d, const Memory *m, int64_t rows)
 {
-    int64_t ffn = d->shared_ffn;
-    product(s->gate_up, s->normed, layer->shared_gate_up, rows, d->hidden, 2 * ffn, 0);
-    for (int64_t r = 0; r < rows; r++) {
-        float gate_logit;
-        product(&gate_logit, s->normed + r * d->hidden, layer->shared_gate, 1, d->hidden, 1, 0);
-        gate(s->gated + r * ffn, s->gate_up + r * 2 * ffn, ffn,
-             1.0f / (1.0f + exponential(-gate_logit)));
+    int64_t count = 0;
+    for (int64_t e = 0; e < d->experts; e++) {
+        m->first[e] = count;
+        for (int64_t r = 0; r < rows; r++)
+            if (m->router[r * d->experts + e] > 0)
+                m->order[count++] = r;
     }
-    product(s->x, s->gated, layer->shared_down, rows, ffn, d->hidden, 1);
+    return m->first[d->experts] = count;
 }
 
-/* Add the routed experts' output to s->x: each expert runs once, on the rows that chose it. */
-static void add_experts(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
+static void gather_rows(void *work, int64_t task, float *unused)
+{
+    const FeedForward *f = work;
+    const Memory *m = f->m;
+    int64_t stride = row_stride(f->hidden);
+    int64_t end = smaller(m->first[f->experts], (task + 1) * ROWS_A_TASK);
+    (void)unused;
+    for (int64_t i = task * ROWS_A_TASK; i < end; i++)
+        memcpy(m->gathered + i * stride, m->normed + m->order[i] * stride,
+               (size_t)f->hidden * sizeof(float));
+}
+
+/* m->x += the routed experts' output for m->normed: an expert runs on the rows that chose it. */
+static int add_experts(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
+                       int64_t rows)
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
-    product(s->router, s->normed, layer->router, rows, hidden, d->experts, 0);
+    FeedForward f = {m, hidden, ffn, d->experts, rows, &layer->gate_up, &layer->down, NULL};
+    if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
+                 0))
+        return 0;
     for (int64_t r = 0; r < rows; r++)
-        choose(d, s->router + r * d->experts);
-    for (int64_t e = 0; e < d->experts; e++) {
-        int64_t count = 0;
-        for (int64_t r = 0; r < rows; r++)
-            if (s->router[r * d->experts + e] > 0) {
-                memcpy(s->gathered + count * hidden, s->normed + r * hidden,
-                       (size_t)hidden * sizeof(float));
-                s->to[count++] = s->x + r * hidden;
-            }
-        if (count == 0)
-            continue;
-        product(s->gate_up, s->gathered, layer->gate_up + e * 2 * ffn * hidden, count, hidden,
-                2 * ffn, 0);
-        for (int64_t i = 0; i < count; i++) {
-            int64_t row = (s->to[i] - s->x) / hidden;
-            gate(s->gated + i * ffn, s->gate_up + i * 2 * ffn, ffn,
-                 s->router[row * d->experts + e]);
-        }
-        spread(s->to, s->gated, layer->down + e * ffn * hidden, count, ffn, hidden);
-    }
+        choose(d, m->router + r * d->experts);
+    int64_t runs = sort_rows(d, m, rows), most = 0;
+    for (int64_t e = 0; e < d->experts; e++)
+        most = larger(most, rows_of(&f, e));
+    int64_t outs = most * PANELS_AT_ONCE * PANEL, cost = cost_of(1, runs * hidden * ffn);
+    return run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
+                     1) &&
+           run_tasks(team, gate_panels, &f, d->experts * groups_of_panels(ffn), 2 * cost,
+                     PANEL * hidden + 2 * outs) &&
+           run_tasks(team, add_down_panels, &f, groups_of_panels(hidden), cost,
+                     PANEL * ffn + outs);
 }
 
-/* Add the output of a dense layer's feed-forward to s->x. */
-static void add_dense(const Decoder *d, const Layer *layer, const Rows *s, int64_t rows)
+/* m->x += the shared expert's output, scaled by its sigmoid gate. */
+static int add_shared(Team *team, const Decoder *d, const Layer *layer, const Memory *m,
+                      int64_t rows)
 {
-    product(s->gate_up, s->normed, layer->gate_up, rows, d->hidden, 2 * d->ffn, 0);
+    float *scale = m->gathered; /* free until the routed experts */
+    if (!product(team, scale, 1, m->normed, row_stride(d->hidden), rows, &layer->shared_gate, 0))
+        return 0;
     for (int64_t r = 0; r < rows; r++)
-        gate(s->gated + r * d->ffn, s->gate_up + r * 2 * d->ffn, d->ffn, 1.0f);
-    product(s->x, s->gated, layer->down, rows, d->ffn, d->hidden, 1);
+        scale[r] = -scale[r];
+    kernels->exponentials(scale, scale, rows);
+    for (int64_t r = 0; r < rows; r++)
+        scale[r] = 1.0f / (1.0f + scale[r]);
+    return add_feed_forward(team, m, rows, d->hidden, d->shared_ffn, &layer->shared_gate_up,
+                            &layer->shared_down, scale);
 }
 
-void decode_rows(const Decoder *d, const Rows *s, const KvCache *kv, int64_t rows,
-                 const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
-                 int64_t accept_layer, float *accepted)
+/* ---- layers ---- */
+
+static void add_deepstack(const Deepstack *deepstack, int64_t layer, float *x, int64_t hidden)
 {
-    int64_t hidden = d->hidden, heads_width = d->heads * d->head_dim, half = d->head_dim / 2;
-    int64_t qkv_width = heads_width + 2 * d->kv_heads * d->head_dim;
+    const float *features = deepstack->features + layer * deepstack->count * hidden;
+    for (int64_t i = 0; i < deepstack->count; i++)
+        for (int64_t h = 0; h < hidden; h++)
+            x[deepstack->rows[i] * hidden + h] += features[i * hidden + h];
+}
+
+int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv, const Rows *rows,
+               int64_t accept_layer, float *accepted, const Deepstack *deepstack)
+{
+    size_t bytes = (size_t)(rows->count * d->hidden) * sizeof(float);
+    if (accepted != NULL && accept_layer == 0)
+        memcpy(accepted, m->x, bytes);
     for (int64_t l = 0; l < d->layers; l++) {
         const Layer *layer = d->layer + l;
-        if (accepted != NULL && l == accept_layer)
-            memcpy(accepted, s->x, (size_t)(rows * hidden) * sizeof(float));
-        rms_norm(s->normed, s->x, layer->attention_norm, rows, hidden, d->norm_eps);
-        product(s->qkv, s->normed, layer->qkv, rows, hidden, qkv_width, 0);
-        for (int64_t r = 0; r < rows; r++) {
-            int64_t first_head = (l * kv->slots + slots[r]) * d->kv_heads;
-            write_kv_row(d, layer, s, kv, first_head, r, at[r], cosine + r * half,
-                         sine + r * half);
-            attend_slot(d, s, kv, first_head, r, at[r]);
+        Attention attention = {d, layer, m, kv, rows, l};
+        if (!add_attention(team, &attention) ||
+            !norm_rows(team, m->normed, row_stride(d->hidden), m->x, rows->count, layer->ffn_norm,
+                       d->hidden, d->norm_eps))
+            return 0;
+        if (d->experts == 0) {
+            if (!add_feed_forward(team, m, rows->count, d->hidden, d->ffn, &layer->gate_up,
+                                  &layer->down, NULL))
+                return 0;
+        } else if ((layer->shared_gate.panels != NULL &&
+                    !add_shared(team, d, layer, m, rows->count)) ||
+                   !add_experts(team, d, layer, m, rows->count)) {
+            return 0;
         }
-        product(s->x, s->mixed, layer->out, rows, heads_width, hidden, 1);
-        rms_norm(s->normed, s->x, layer->ffn_norm, rows, hidden, d->norm_eps);
-        if (layer->router == 0)
-            add_dense(d, layer, s, rows);
-        else {
-            if (layer->shared_gate != 0)
-                add_shared(d, layer, s, rows);
-            add_experts(d, layer, s, rows);
-        }
+        if (accepted != NULL && l + 1 == accept_layer)
+            memcpy(accepted, m->x, bytes);
+        if (deepstack != NULL && l < deepstack->layers)
+            add_deepstack(deepstack, l, m->x, d->hidden);
     }
-    if (accepted != NULL && accept_layer == d->layers)
-        memcpy(accepted, s->x, (size_t)(rows * hidden) * sizeof(float));
+    return 1;
 }

@@ -1,29 +1,34 @@
-/* The decoder layers of thinker, talker and code predictor: model.decoder.Decoder. */
+/* The decoder layers of thinker, talker and code predictor (model.decoder.Decoder) and of code2wav. */
 
 #ifndef DECODER_H
 #define DECODER_H
 
 #include <stdint.h>
 
-/* NULL where a layer has none: router and shared_* of dense layers, shared_* of the thinker. */
+#include "matrix.h"
+#include "parallel.h"
+
+/* Pointers are NULL and matrices without panels where a layer has none: qk_norm in code2wav; router
+ * and shared_* of dense layers, shared_* of the thinker. */
 typedef struct {
-    const float *attention_norm;  /* [hidden] */
-    const float *qkv;             /* [(heads + 2 kv_heads) * head_dim, hidden] */
-    const float *qk_norm;         /* [heads + kv_heads, head_dim] */
-    const float *out;             /* [hidden, heads * head_dim] */
-    const float *ffn_norm;        /* [hidden] */
-    const float *gate_up;         /* [experts, 2 ffn, hidden], gate first; dense: one of it */
-    const float *down;            /* [experts, ffn, hidden]; dense: [hidden, ffn] */
-    const float *router;          /* [experts, hidden] */
-    const float *shared_gate_up;  /* [2 shared_ffn, hidden], gate first */
-    const float *shared_down;     /* [hidden, shared_ffn] */
-    const float *shared_gate;     /* [1, hidden] */
+    const float *attention_norm;     /* [hidden] */
+    Matrix qkv;                      /* [(heads + 2 kv_heads) * head_dim, hidden] */
+    const float *qk_norm;            /* [heads + kv_heads, head_dim] */
+    Matrix out;                      /* [hidden, heads * head_dim] */
+    const float *ffn_norm;           /* [hidden] */
+    Matrix gate_up;                  /* gate, then up, [ffn, hidden] each; of every expert */
+    Matrix down;                     /* [hidden, ffn]; of every expert */
+    Matrix router;                   /* [experts, hidden] */
+    Matrix shared_gate_up;           /* gate, then up, [shared_ffn, hidden] each */
+    Matrix shared_down;              /* [hidden, shared_ffn] */
+    Matrix shared_gate;              /* [1, hidden] */
 } Layer;
 
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
     int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
-    int32_t normalized;                  /* the chosen experts' weights add up to 1 */
+    int64_t window;     /* positions that a row sees, its own counted; 0: all */
+    int32_t normalized; /* the chosen experts' weights add up to 1 */
     float norm_eps;
     const Layer *layer; /* [layers] */
     const float *norm;  /* [hidden] */
@@ -35,27 +40,56 @@ typedef struct {
     int64_t slots, positions;
 } KvCache;
 
-/* Working memory of one call, for all its rows. */
+/* Rows of a call: each row's slot, its position there, and the first position that it may see;
+ * cosine and sine [rows, head_dim / 2] of its rope position. */
 typedef struct {
-    float *x, *normed, *qkv, *mixed, *gate_up, *gated;
-    float *router;   /* [rows, experts]: the chosen ones' weights, 0 for the others */
-    float *gathered; /* [rows, hidden]: the rows that chose one expert */
-    float *scratch;  /* [positions] */
-    float **to;      /* [rows] */
+    int64_t count;
+    const int64_t *slots, *at, *from;
+    const float *cosine, *sine;
 } Rows;
 
-/* Size in bytes of the arrays of `Rows`, for a cache with so many positions a slot; and the arrays,
- * cut from a block of that size. */
-int64_t rows_size(const Decoder *d, int64_t rows, int64_t positions);
-void cut_rows(Rows *cut, char *block, const Decoder *d, int64_t rows, int64_t positions);
+/* Working memory of one call; see cut_memory. Strides are row_stride of the width. */
+typedef struct {
+    float *x;      /* [rows, hidden], dense */
+    float *normed; /* [rows, hidden] */
+    float *qkv;    /* [rows, (heads + 2 kv_heads) * head_dim], dense */
+    float *mixed;  /* [rows, heads * head_dim] */
+    float *router; /* [rows, experts]: the chosen ones' weights, 0 for the others */
+    float *gathered, *gated; /* [rows * chosen or rows, hidden], [.., the larger ffn] */
+    int64_t *order;          /* [rows * chosen]: rows by expert */
+    int64_t *first;          /* [experts + 1]: where each expert's rows begin in order */
+    int64_t *tiles;          /* [rows + 1]: first row of each group of rows that attend together */
+} Memory;
 
-/* Run the layers on rows, and write their keys and values to the KV cache. s->x: [rows, hidden],
- * in and out, without the final norm. slots, at [rows]: each row's slot in the cache and its
- * position there; a row attends to the positions of its slot up to its own. cosine, sine [rows,
- * head_dim / 2]. accepted [rows, hidden]: receives the output of the first accept_layer layers;
- * or NULL. */
-void decode_rows(const Decoder *d, const Rows *s, const KvCache *kv, int64_t rows,
-                 const int64_t *slots, const int64_t *at, const float *cosine, const float *sine,
-                 int64_t accept_layer, float *accepted);
+/* Bytes that the arrays of so many rows take, and the arrays, cut from a block of that size. */
+int64_t memory_size(const Decoder *d, int64_t rows);
+void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
+
+/* What is added to the hidden states after each of the first `layers` layers: rows [count] and their
+ * features [layers, count, hidden]. */
+typedef struct {
+    int64_t layers, count;
+    const int64_t *rows;
+    const float *features;
+} Deepstack;
+
+/* Run the layers on m->x [rows, hidden], in place, without the final norm, and write keys and values
+ * to the KV cache; a row attends to its slot's positions up to its own. accepted [rows, hidden]:
+ * receives the output of the first accept_layer layers, before deepstack; may be NULL, and so may
+ * deepstack. Returns 0 without memory. */
+int run_layers(Team *team, const Decoder *d, const Memory *m, const KvCache *kv, const Rows *rows,
+               int64_t accept_layer, float *accepted, const Deepstack *deepstack);
+
+/* y = w x for rows, or y += w x where add. Returns 0 without memory. */
+int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
+            const Matrix *w, int add);
+
+/* y = norm(x) for rows. y has a stride of its own, x is dense. */
+int norm_rows(Team *team, float *y, int64_t y_stride, const float *x, int64_t rows,
+              const float *weight, int64_t width, float eps);
+
+/* m->gated = silu(gate) * up of m->normed, then m->x += down: a dense feed-forward. */
+int add_feed_forward(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
+                     const Matrix *gate_up, const Matrix *down, const float *scale);
 
 #endif

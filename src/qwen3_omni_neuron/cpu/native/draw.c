@@ -4,8 +4,6 @@
 
 #include <math.h>
 
-#include "clones.h"
-
 enum { FEW = 256 };
 
 int64_t likeliest(const float *logits, int64_t vocab)
@@ -57,7 +55,6 @@ static void sort_heap(Candidate *heap, int64_t count)
 
 /* Sort a few candidates: each one's place is the number of those before it in order. No branch
  * depends on the logits, and several comparisons are one instruction. */
-CLONED("avx2")
 void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
 {
     float logits[FEW];

@@ -1,7 +1,7 @@
-/* The arithmetic of a decode step of a few rows, and of code2wav's decoder blocks, in float32.
+/* The arithmetic of a few rows, of prompts, and of code2wav's decoder blocks, in float32.
  *
- * Arrays are dense and row-major; matrices are [out, in] as in torch. Widths are multiples of 8. A
- * row's result does not depend on the other rows.
+ * Arrays are row-major; a stride is the floats from one row to the next. A row's result depends
+ * neither on the other rows nor on threads. Compiled once for each kind of processor.
  */
 
 #ifndef KERNELS_H
@@ -9,49 +9,71 @@
 
 #include <stdint.h>
 
+#include "matrix.h"
+
 static inline int64_t larger(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-/* y = x weight^T, or y += where add. x [rows, into], weight [out, into], y [rows, out]. Any `out`.
- */
-void product(float *y, const float *x, const float *weight, int64_t rows, int64_t into,
-             int64_t out, int add);
+static inline int64_t smaller(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
 
-/* to[r] += x[r] weight for each row. x [rows, into], weight [into, out], to[r] [out]. */
-void spread(float *const *to, const float *x, const float *weight, int64_t rows, int64_t into,
-            int64_t out);
+/* Floats from one row to the next in arrays that `multiply` reads: rows that lie a power of two apart
+ * would share few lines of the cache. */
+static inline int64_t row_stride(int64_t width)
+{
+    return (width + 15) / 16 * 16 + 16;
+}
 
-/* y = x / rms(x) * weight for each row, [rows, width]; y may be x. */
-void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width,
-              float eps);
-
-/* Apply rotary embedding to one head [2 half] in place: elements i and half + i are a pair. */
-void rotate(float *x, const float *cosine, const float *sine, int64_t half);
-
-/* scale * silu(gate) * up. gate_up [2 width], gate first; gated [width]. */
-void gate(float *gated, const float *gate_up, int64_t width, float scale);
-
-/* Attention of a group of queries over the first `positions` keys and values. q, mixed [group,
- * width]; keys, values [positions, width]; weights [positions]: working memory. */
-void attend(float *mixed, const float *q, const float *keys, const float *values, int64_t group,
-            int64_t positions, int64_t width, float *weights);
+/* Rows up to which panels are multiplied as they are; more take them widened, see multiply. */
+enum { FEW_ROWS = 12 };
+/* Panels that one call of multiply takes. */
+enum { PANELS_AT_ONCE = 4 };
+/* Queries that one call of attend takes, which share their keys. */
+enum { QUERIES = 4 };
 
 /* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
  * after a channel's last sample are read and written, too. */
-#define MORE_SAMPLES 32
+enum { MORE_SAMPLES = 64 };
 
-/* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y +=
- * where add. x [into channels, samples + (taps - 1) * dilation], y [out channels, samples]. */
-void convolve(float *y, int64_t y_stride, const float *x, int64_t x_stride, const float *weight,
-              const float *bias, int64_t into, int64_t out, int64_t taps, int64_t dilation,
-              int64_t samples, int add);
+typedef struct {
+    const char *name;
+    /* Multiply rows by `panels` panels from `first` on: y = w x, or y += w x where add. x [rows,
+     * into]; y [rows, up to panels * PANEL], the outputs of these panels. scratch: PANEL * into
+     * floats. */
+    void (*multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
+                     const Matrix *w, int64_t first, int64_t panels, int add, float *scratch);
+    /* y = x / rms(x) * weight for one row; y may be x. */
+    void (*rms_norm)(float *y, const float *x, const float *weight, int64_t width, float eps);
+    /* y = (x - mean) / deviation * weight + bias for one row; y may be x. */
+    void (*layer_norm)(float *y, const float *x, const float *weight, const float *bias,
+                       int64_t width, float eps);
+    /* y = scale * silu(gate) * up. */
+    void (*gate)(float *y, const float *gate, const float *up, int64_t width, float scale);
+    /* y = x / 2 * (1 + erf(x / sqrt 2)); y may be x. */
+    void (*gelu)(float *y, const float *x, int64_t width);
+    /* y = e^x within 2 units in the last place; y may be x. */
+    void (*exponentials)(float *y, const float *x, int64_t width);
+    /* Attention of up to QUERIES queries over keys and values [positions, width]: query i sees
+     * positions from[i] up to to[i]. scratch: queries * (largest `to` + 16) floats. */
+    void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
+                   const int64_t *to, int64_t count, const float *keys, const float *values,
+                   int64_t width, float *scratch);
+    /* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y +=
+     * where add, for outputs first up to last. x [into channels, samples + (taps - 1) * dilation],
+     * y [out channels, samples]. */
+    void (*convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                     const float *weight, const float *bias, int64_t into, int64_t first,
+                     int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add);
+    /* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */
+    void (*snake)(float *y, const float *x, float frequency, float inverse_magnitude,
+                  int64_t samples);
+} Kernels;
 
-/* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */
-void snake(float *y, const float *x, float frequency, float inverse_magnitude, int64_t samples);
-
-/* e^x within 2 units in the last place. */
-float exponential(float x);
+/* Those of this processor. */
+extern const Kernels *kernels;
 
 #endif

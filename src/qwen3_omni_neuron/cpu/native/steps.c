@@ -1,5 +1,5 @@
-/* Decode steps (one row in each of several slots) and short prompts of the thinker or the talker.
- * Called by steps.py only. */
+/* Decode steps (one row in each of several slots) and prompts of the thinker or the talker. Called by
+ * steps.py only. */
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,59 +13,77 @@
 typedef struct {
     Decoder decoder;
     KvCache kv;
-    int64_t vocab;
-    const float *head;        /* [vocab, hidden] */
+    Matrix head;              /* [vocab, hidden] */
     const float *frequencies; /* [head_dim / 2] */
     const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width: its position */
+    int64_t threads;          /* that a call may use */
 } Stepper;
 
 const LayoutEntry steps_layout[] = {
     SIZE(Stepper),
     OFFSET(Stepper, decoder),
     OFFSET(Stepper, kv),
-    OFFSET(Stepper, vocab),
     OFFSET(Stepper, head),
     OFFSET(Stepper, frequencies),
     OFFSET(Stepper, axis),
+    OFFSET(Stepper, threads),
+    SIZE(Deepstack),
+    OFFSET(Deepstack, layers),
+    OFFSET(Deepstack, count),
+    OFFSET(Deepstack, rows),
+    OFFSET(Deepstack, features),
     END_OF_LAYOUT,
 };
+
+/* Rows of a prompt that go through all layers together: bounds the memory of a long prompt. */
+enum { BLOCK = 512 };
 
 /* What the rows of a call work in. */
 typedef struct {
     char *block;
-    Rows rows;
+    Memory memory;
+    int64_t *slots, *at;  /* [rows] */
     float *cosine, *sine; /* [rows, head_dim / 2] */
+    float *normed;        /* [hidden] */
 } Call;
 
-/* Allocate a call's memory, and fill in its rows and rotary tables. positions: [3, rows] if axes,
- * else [rows], the same for all axes. Returns 0 where there is no memory. */
-static int begin(Call *call, const Stepper *p, int64_t rows, const float *x, const float *positions,
-                 int axes)
+/* Allocate the memory of a call of so many rows. Returns 0 where there is none. */
+static int begin(Call *call, const Stepper *p, int64_t rows)
 {
     const Decoder *d = &p->decoder;
-    int64_t half = d->head_dim / 2, size = rows_size(d, rows, p->kv.positions);
-    call->block = malloc((size_t)size + (size_t)(2 * rows * half) * sizeof(float));
+    int64_t half = d->head_dim / 2, size = memory_size(d, rows);
+    int64_t floats = 2 * rows * half + d->hidden;
+    call->block = malloc((size_t)size + (size_t)(2 * rows) * sizeof(int64_t) +
+                         (size_t)floats * sizeof(float));
     if (call->block == NULL)
         return 0;
-    cut_rows(&call->rows, call->block, d, rows, p->kv.positions);
-    call->cosine = (float *)(call->block + size);
+    cut_memory(&call->memory, call->block, d, rows);
+    call->slots = (int64_t *)(call->block + size);
+    call->at = call->slots + rows;
+    call->cosine = (float *)(call->at + rows);
     call->sine = call->cosine + rows * half;
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < half; i++) {
-            float angle = positions[axes ? p->axis[i] * rows + r : r] * p->frequencies[i];
-            call->cosine[r * half + i] = cosf(angle);
-            call->sine[r * half + i] = sinf(angle);
-        }
-    memcpy(call->rows.x, x, (size_t)(rows * d->hidden) * sizeof(float));
+    call->normed = call->sine + rows * half;
     return 1;
 }
 
-/* Compute the rows' normed hidden states and logits. */
-static void finish(const Stepper *p, int64_t rows, const float *x, float *hidden, float *logits)
+/* Fill in the rotary table's row of a row at these positions: time, height, width. */
+static void rotary_row(const Call *call, const Stepper *p, int64_t row, const float *positions)
+{
+    int64_t half = p->decoder.head_dim / 2;
+    for (int64_t i = 0; i < half; i++) {
+        float angle = positions[p->axis[i]] * p->frequencies[i];
+        call->cosine[row * half + i] = cosf(angle);
+        call->sine[row * half + i] = sinf(angle);
+    }
+}
+
+/* Compute rows' normed hidden states [rows, hidden] and logits [rows, vocab]. */
+static int finish(Team *team, const Stepper *p, int64_t rows, const float *x, float *hidden,
+                  float *logits)
 {
     const Decoder *d = &p->decoder;
-    rms_norm(hidden, x, d->norm, rows, d->hidden, d->norm_eps);
-    product(logits, hidden, p->head, rows, d->hidden, p->vocab, 0);
+    return norm_rows(team, hidden, d->hidden, x, rows, d->norm, d->hidden, d->norm_eps) &&
+           product(team, logits, p->head.out, hidden, d->hidden, rows, &p->head, 0);
 }
 
 /* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
@@ -75,28 +93,78 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
                 const float *positions, const float *x, float *logits, float *hidden)
 {
     Call call;
-    if (!begin(&call, p, rows, x, positions, 0))
+    if (!begin(&call, p, rows))
         return NO_MEMORY;
-    decode_rows(&p->decoder, &call.rows, &p->kv, rows, slots, lengths, call.cosine, call.sine, 0,
-                NULL);
-    finish(p, rows, call.rows.x, hidden, logits);
+    for (int64_t r = 0; r < rows; r++)
+        rotary_row(&call, p, r, (const float[3]){positions[r], positions[r], positions[r]});
+    memcpy(call.memory.x, x, (size_t)(rows * p->decoder.hidden) * sizeof(float));
+    Rows all = {rows, slots, lengths, NULL, call.cosine, call.sine};
+    Team *team = open_team(p->threads);
+    int done = run_layers(team, &p->decoder, &call.memory, &p->kv, &all, 0, NULL, NULL) &&
+               finish(team, p, rows, call.memory.x, hidden, logits);
+    close_team(team);
     free(call.block);
-    return DONE;
+    return done ? DONE : NO_MEMORY;
 }
 
-/* Run a prompt from position 0 of a slot. slots [rows]: that slot, for every row; places [rows]: 0,
- * 1, 2 ...; positions [3, rows]. x [rows, hidden]. Writes the last row's logits [vocab] and hidden
- * [hidden], and accepted [rows, hidden]: see decode_rows. */
-int prefill(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *places,
-            const float *positions, const float *x, int64_t accept_layer, float *accepted,
+/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows];
+ * x [rows, hidden]; deepstack: its rows ascend. Writes the last row's logits [vocab] and hidden
+ * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
+int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
+            const float *x, const Deepstack *deepstack, int64_t accept_layer, float *accepted,
             float *logits, float *hidden)
 {
-    Call call;
-    if (!begin(&call, p, rows, x, positions, 1))
+    const Decoder *d = &p->decoder;
+    int64_t width = d->hidden, most = smaller(rows, BLOCK), seen = 0, failed = 0;
+    int64_t *added = malloc((size_t)(deepstack->count + 1) * sizeof(int64_t));
+    float *features = malloc((size_t)(deepstack->layers * smaller(deepstack->count, most) * width +
+                                      1) * sizeof(float));
+    Call call = {0};
+    if (added == NULL || features == NULL || !begin(&call, p, most)) {
+        free(added);
+        free(features);
         return NO_MEMORY;
-    decode_rows(&p->decoder, &call.rows, &p->kv, rows, slots, places, call.cosine, call.sine,
-                accept_layer, accepted);
-    finish(p, 1, call.rows.x + (rows - 1) * p->decoder.hidden, hidden, logits);
+    }
+    Team *team = open_team(p->threads);
+    for (int64_t first = 0; first < rows && !failed; first += most) {
+        int64_t count = smaller(most, rows - first), some = 0;
+        for (int64_t r = 0; r < count; r++) {
+            const float *at = positions + first + r;
+            rotary_row(&call, p, r, (const float[3]){at[0], at[rows], at[2 * rows]});
+            call.slots[r] = slot;
+            call.at[r] = start + first + r;
+        }
+        memcpy(call.memory.x, x + first * width, (size_t)(count * width) * sizeof(float));
+        while (seen + some < deepstack->count && deepstack->rows[seen + some] < first + count)
+            some++;
+        for (int64_t i = 0; i < some; i++)
+            added[i] = deepstack->rows[seen + i] - first;
+        for (int64_t l = 0; l < deepstack->layers; l++)
+            memcpy(features + l * some * width,
+                   deepstack->features + (l * deepstack->count + seen) * width,
+                   (size_t)(some * width) * sizeof(float));
+        seen += some;
+        Rows part = {count, call.slots, call.at, NULL, call.cosine, call.sine};
+        Deepstack of_part = {deepstack->layers, some, added, features};
+        failed = !run_layers(team, d, &call.memory, &p->kv, &part, accept_layer,
+                             accepted == NULL ? NULL : accepted + first * width, &of_part);
+        if (first + count == rows)
+            failed = failed || !finish(team, p, 1, call.memory.x + (count - 1) * width, hidden,
+                                       logits);
+    }
+    close_team(team);
     free(call.block);
-    return DONE;
+    free(features);
+    free(added);
+    return failed ? NO_MEMORY : DONE;
+}
+
+/* y = w x + bias for rows [rows, into], which lie x_stride floats apart. Returns NO_MEMORY or DONE. */
+int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,
+                  int64_t threads)
+{
+    Team *team = open_team(threads);
+    int done = product(team, y, w->out, x, x_stride, rows, w, 0);
+    close_team(team);
+    return done ? DONE : NO_MEMORY;
 }

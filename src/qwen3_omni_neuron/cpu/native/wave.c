@@ -118,12 +118,12 @@ static float *upsample(const Block *block, const Buffers *b, int64_t inputs, int
     for (int64_t c = 0; c < block->into; c++) {
         float *to = b->joined + c * stride;
         to[0] = state[c];
-        snake(to + held, b->x + c * stride_of(inputs), block->act.frequency[c],
+        kernels->snake(to + held, b->x + c * stride_of(inputs), block->act.frequency[c],
               block->act.inverse_magnitude[c], inputs);
         state[c] = to[pairs];
     }
-    convolve(b->other, stride_of(pairs), b->joined, stride, block->up, block->up_bias, block->into,
-             block->out * block->rate, UP_TAPS, 1, pairs, 0);
+    kernels->convolve(b->other, stride_of(pairs), b->joined, stride, block->up, block->up_bias,
+                      block->into, 0, block->out * block->rate, UP_TAPS, 1, pairs, 0);
     for (int64_t o = 0; o < block->out; o++)
         for (int64_t phase = 0; phase < block->rate; phase++) {
             const float *from = b->other + (o * block->rate + phase) * stride_of(pairs);
@@ -144,12 +144,12 @@ static float *convolve_stream(float *y, const Buffers *b, const Snake *act, cons
     for (int64_t c = 0; c < channels; c++, state += reach) {
         float *to = b->joined + c * stride;
         memcpy(to, state, (size_t)reach * sizeof(float));
-        snake(to + reach, b->x + c * stride_of(samples), act->frequency[c],
+        kernels->snake(to + reach, b->x + c * stride_of(samples), act->frequency[c],
               act->inverse_magnitude[c], samples);
         memcpy(state, to + samples, (size_t)reach * sizeof(float));
     }
-    convolve(y, stride_of(samples), b->joined, stride, weight, bias, channels, out, taps, dilation,
-             samples, 0);
+    kernels->convolve(y, stride_of(samples), b->joined, stride, weight, bias, channels, 0, out, taps,
+                      dilation, samples, 0);
     return state;
 }
 
@@ -162,10 +162,10 @@ static float *run_unit(const Unit *unit, const Buffers *b, int64_t channels, int
     state = convolve_stream(b->other, b, &unit->first, unit->conv, unit->conv_bias, channels,
                             channels, UNIT_TAPS, unit->dilation, samples, state);
     for (int64_t c = 0; c < channels; c++)
-        snake(b->other + c * stride, b->other + c * stride, unit->second.frequency[c],
+        kernels->snake(b->other + c * stride, b->other + c * stride, unit->second.frequency[c],
               unit->second.inverse_magnitude[c], samples);
-    convolve(b->x, stride, b->other, stride, unit->point, unit->point_bias, channels, channels, 1,
-             1, samples, 1);
+    kernels->convolve(b->x, stride, b->other, stride, unit->point, unit->point_bias, channels, 0,
+                      channels, 1, 1, samples, 1);
     return state;
 }
 

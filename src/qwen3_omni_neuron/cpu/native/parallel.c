@@ -1,0 +1,254 @@
+/* See parallel.h. */
+
+#include "parallel.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <stdlib.h>
+
+/* Fewer multiplications than this are done before a helper has looked up: some microseconds. */
+enum { SHARED_FROM = 1 << 17 };
+enum { MOST_TEAMS = 64 };
+/* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
+enum { PATIENCE = 2000 };
+
+struct Team {
+    _Atomic int64_t open;
+    _Atomic int64_t helpers; /* threads that look for tasks here, the caller not counted */
+    int64_t most;            /* threads that may, the caller counted */
+    _Atomic uint64_t ticket; /* number of tasks << 32 | next task */
+    _Atomic int64_t done, failed;
+    Task task;
+    void *work;
+    int64_t scratch_floats;
+};
+
+/* A team is not memory of its caller: a helper may look at one that was closed while it had no core. */
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+    int64_t helpers;        /* threads that were started */
+    _Atomic int64_t size;   /* threads that may work at once */
+    _Atomic int64_t asleep; /* helpers that wait for `wake` */
+    _Atomic int64_t calls;  /* between open_team and close_team */
+    Team teams[MOST_TEAMS];
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .size = 1};
+
+/* Memory of a thread for its tasks, freed when the thread ends. */
+typedef struct {
+    float *floats;
+    int64_t count;
+} Scratch;
+
+static pthread_key_t scratch_key;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void free_scratch(void *scratch)
+{
+    free(((Scratch *)scratch)->floats);
+    free(scratch);
+}
+
+/* A child process has none of its parent's threads, and none of their calls. */
+static void forget_threads(void)
+{
+    pthread_mutex_init(&pool.lock, NULL);
+    pthread_cond_init(&pool.wake, NULL);
+    pool.helpers = 0;
+    pool.asleep = pool.calls = 0;
+    for (int i = 0; i < MOST_TEAMS; i++)
+        pool.teams[i].open = pool.teams[i].helpers = 0;
+}
+
+static void prepare(void)
+{
+    pthread_key_create(&scratch_key, free_scratch);
+    pthread_atfork(NULL, NULL, forget_threads);
+}
+
+/* Return this thread's memory of at least so many floats, or NULL. */
+static float *scratch_of(int64_t count)
+{
+    Scratch *mine = pthread_getspecific(scratch_key);
+    if (mine == NULL) {
+        mine = calloc(1, sizeof(Scratch));
+        if (mine == NULL || pthread_setspecific(scratch_key, mine) != 0) {
+            free(mine);
+            return NULL;
+        }
+    }
+    if (mine->count < count || mine->floats == NULL) {
+        free(mine->floats);
+        mine->count = count;
+        mine->floats = malloc((size_t)(count + 16) * sizeof(float));
+    }
+    return mine->floats;
+}
+
+static void pause_briefly(void)
+{
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Take the next task of a team and run it. Returns 0 where none is left. */
+static int run_one(Team *team)
+{
+    uint64_t ticket = atomic_load_explicit(&team->ticket, memory_order_acquire);
+    do {
+        if ((uint32_t)ticket >= ticket >> 32)
+            return 0;
+    } while (!atomic_compare_exchange_weak_explicit(
+        &team->ticket, &ticket, ticket + 1, memory_order_acq_rel, memory_order_acquire));
+    /* The caller waits for this task: what it has published stays until it is done. */
+    float *scratch = scratch_of(team->scratch_floats);
+    if (scratch != NULL)
+        team->task(team->work, (int64_t)(uint32_t)ticket, scratch);
+    else
+        atomic_store(&team->failed, 1);
+    atomic_fetch_add_explicit(&team->done, 1, memory_order_release);
+    return 1;
+}
+
+/* Helpers that a team may have while so many calls share the pool. */
+static int64_t fair_share(const Team *team)
+{
+    int64_t calls = pool.calls, size = pool.size;
+    int64_t share = calls > 0 && size > calls ? (size - 1) / calls : 0;
+    return share < team->most - 1 ? share : team->most - 1;
+}
+
+/* Work for a team until it closes, has no tasks for a while, or has more than its share. */
+static void serve(Team *team)
+{
+    int idle = 0;
+    while (team->open && idle < PATIENCE && team->helpers <= fair_share(team)) {
+        if (run_one(team)) {
+            idle = 0;
+        } else {
+            idle++;
+            pause_briefly();
+        }
+    }
+    atomic_fetch_sub_explicit(&team->helpers, 1, memory_order_release);
+}
+
+/* Join the open team with the fewest helpers that lacks one; NULL if none does. Under the lock. */
+static Team *join_team(void)
+{
+    Team *chosen = NULL;
+    for (int i = 0; i < MOST_TEAMS; i++) {
+        Team *team = pool.teams + i;
+        if (team->open && team->helpers < fair_share(team))
+            if (chosen == NULL || team->helpers < chosen->helpers)
+                chosen = team;
+    }
+    if (chosen != NULL)
+        chosen->helpers++;
+    return chosen;
+}
+
+static void *help(void *unused)
+{
+    (void)unused;
+    for (;;) {
+        pthread_mutex_lock(&pool.lock);
+        Team *team = join_team();
+        if (team == NULL) {
+            pool.asleep++;
+            pthread_cond_wait(&pool.wake, &pool.lock);
+            pool.asleep--;
+            team = join_team();
+        }
+        pthread_mutex_unlock(&pool.lock);
+        if (team != NULL)
+            serve(team);
+    }
+    return NULL;
+}
+
+void grow_pool(int64_t threads)
+{
+    pthread_mutex_lock(&pool.lock);
+    if (threads > pool.size)
+        pool.size = threads;
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* Start the helpers that the pool lacks. Under the lock. */
+static void start_helpers(void)
+{
+    while (pool.helpers < pool.size - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, help, NULL) != 0)
+            return; /* the callers do the work alone */
+        pthread_detach(thread);
+        pool.helpers++;
+    }
+}
+
+Team *open_team(int64_t most)
+{
+    Team *team = NULL;
+    pthread_once(&once, prepare);
+    pool.calls++;
+    if (most < 2 || pool.size < 2)
+        return NULL;
+    pthread_mutex_lock(&pool.lock);
+    start_helpers();
+    for (int i = 0; i < MOST_TEAMS && team == NULL; i++)
+        if (!pool.teams[i].open && pool.teams[i].helpers == 0)
+            team = pool.teams + i;
+    if (team != NULL) {
+        team->most = most;
+        team->ticket = 0;
+        team->failed = 0;
+        team->open = 1;
+    }
+    pthread_mutex_unlock(&pool.lock);
+    return team;
+}
+
+int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
+              int64_t scratch_floats)
+{
+    float *scratch = scratch_of(scratch_floats);
+    if (scratch == NULL)
+        return 0;
+    if (team == NULL || tasks < 2 || cost < SHARED_FROM) {
+        for (int64_t i = 0; i < tasks; i++)
+            task(work, i, scratch);
+        return 1;
+    }
+    team->task = task;
+    team->work = work;
+    team->scratch_floats = scratch_floats;
+    atomic_store_explicit(&team->done, 0, memory_order_relaxed);
+    atomic_store_explicit(&team->ticket, (uint64_t)tasks << 32, memory_order_release);
+    int64_t lacking = fair_share(team) - team->helpers;
+    if (pool.asleep > 0 && lacking > 0) {
+        pthread_mutex_lock(&pool.lock);
+        while (lacking-- > 0)
+            pthread_cond_signal(&pool.wake);
+        pthread_mutex_unlock(&pool.lock);
+    }
+    while (run_one(team))
+        ;
+    for (int spins = 0; atomic_load_explicit(&team->done, memory_order_acquire) < tasks; spins++) {
+        if (spins < PATIENCE)
+            pause_briefly();
+        else
+            sched_yield(); /* a helper lost its core in the middle of a task */
+    }
+    return !team->failed;
+}
+
+void close_team(Team *team)
+{
+    pool.calls--;
+    if (team != NULL)
+        team->open = 0;
+}

@@ -1,0 +1,34 @@
+/* A pool of helper threads that share the work of calls.
+ *
+ * A call opens a team, runs tasks through it, and closes it. Helpers join open teams as long as no
+ * more threads work than the pool has, and sleep otherwise, so that the helpers of one stage take no
+ * core from another. Which thread runs a task never changes a result. */
+
+#ifndef PARALLEL_H
+#define PARALLEL_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/* One part of some work. scratch: memory of the thread that runs it, see run_tasks. */
+typedef void (*Task)(void *work, int64_t task, float *scratch);
+
+typedef struct Team Team;
+
+/* Let up to so many threads of this process work at once, the callers included. Threads are started
+ * when a team needs them; the pool never shrinks. */
+void grow_pool(int64_t threads);
+
+/* Open a team for one call, of up to `most` threads, this one included. NULL for one without helpers. */
+Team *open_team(int64_t most);
+
+/* Run tasks 0 to tasks - 1 in any order, and return when all are done. cost: multiplications of all
+ * together; little work stays on this thread. scratch_floats: floats of memory that each thread
+ * brings. Returns 0 where a thread had no memory for them. */
+int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
+              int64_t scratch_floats);
+
+/* End a call. team: may be NULL. */
+void close_team(Team *team);
+
+#endif

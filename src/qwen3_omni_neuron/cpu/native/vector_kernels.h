@@ -1,0 +1,539 @@
+/* The kernels in vectors of LANES floats; kernels.c includes this file for each kind of processor,
+ * with LANES, TILE_ROWS (rows of a product's tile that fit the registers) and KIND(name) defined. */
+
+typedef float KIND(Vector) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t KIND(Bits) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint32_t KIND(Words) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef uint16_t KIND(Halves) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_alias));
+#define Vector KIND(Vector)
+#define Bits KIND(Bits)
+#define AT(p) (*(Vector *)(p))
+#define READ(p) (*(const Vector *)(p))
+#define INLINE static inline __attribute__((always_inline))
+
+/* Inputs whose products are added up before they join the total: exacter, and a part of the weights
+ * that stays in the cache. */
+#define CHUNK 256
+/* Sums that one dot product keeps: on every processor the same. */
+#define SUMS 16
+
+/* ---- products ---- */
+
+/* Weights i to i + LANES - 1, widened. */
+INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
+{
+    const uint16_t *halves = (const uint16_t *)w + i;
+    const int8_t *bytes = (const int8_t *)w + i;
+    (void)halves, (void)bytes;
+    if (type == FLOAT32)
+        return READ((const float *)w + i);
+#if LANES == 16 /* gcc 12 takes the conversions below number by number */
+    if (type == BFLOAT16)
+        return (Vector)_mm512_slli_epi32(
+            _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)halves)), 16);
+    return (Vector)_mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)bytes)));
+#elif LANES == 8
+    if (type == BFLOAT16)
+        return (Vector)_mm256_slli_epi32(
+            _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)halves)), 16);
+    return (Vector)_mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+#else
+    if (type == BFLOAT16)
+        return (Vector)(__builtin_convertvector(*(const KIND(Halves) *)halves, KIND(Words)) << 16);
+    return __builtin_convertvector(
+        __builtin_convertvector(*(const KIND(Bytes) *)bytes, Bits), Vector);
+#endif
+}
+
+/* Compute `rows` by `vectors` * LANES sums side by side: they don't depend on each other, so that the
+ * processor overlaps them. Counts and type are constants after inlining: the sums are registers.
+ * w: the first of the weights; a panel is `size` weights. */
+INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride, int rows,
+                       const void *w, int type, int64_t size, int64_t into, int vectors,
+                       const float *scale, const float *bias, int add)
+{
+    Vector total[12][8];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++)
+            total[r][v] = (Vector){0};
+    for (int64_t start = 0; start < into; start += CHUNK) {
+        int64_t end = into < start + CHUNK ? into : start + CHUNK;
+        Vector sums[12][8];
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                sums[r][v] = (Vector){0};
+        for (int64_t k = start; k < end; k++) {
+            Vector some[8];
+            for (int v = 0; v < vectors; v++)
+                some[v] = KIND(widened)(
+                    w, v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL, type);
+            for (int r = 0; r < rows; r++)
+                for (int v = 0; v < vectors; v++)
+                    sums[r][v] += x[r * x_stride + k] * some[v];
+        }
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < vectors; v++)
+                total[r][v] += sums[r][v];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < vectors; v++) {
+            Vector result = total[r][v];
+            if (scale != 0)
+                result *= READ(scale + v * LANES);
+            if (bias != 0)
+                result += READ(bias + v * LANES);
+            if (add)
+                result += READ(y + r * y_stride + v * LANES);
+            AT(y + r * y_stride + v * LANES) = result;
+        }
+}
+
+/* Where the sums of a tile of so many rows end: eight or more vectors overlap well. */
+#define VECTORS_A_PANEL (PANEL / LANES)
+#define MOST_VECTORS (LANES == 16 ? 2 : LANES == 8 ? 2 : 4)
+
+/* Multiply rows by one panel, or for a single row by up to four. outs: multiple of LANES. */
+INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                 int64_t rows, const void *w, int type, int64_t into,
+                                 int64_t panels, const float *scale, const float *bias, int add)
+{
+    int64_t size = into * PANEL, width = bytes_of(type), r = 0;
+#define TILE(count, vectors)                                                                     \
+    KIND(tile)(y + r * y_stride + at, y_stride, x + r * x_stride, x_stride, count,               \
+               (const char *)w + (at / PANEL * size + at % PANEL) * width, type, size, into,     \
+               vectors, scale == 0 ? 0 : scale + at, bias == 0 ? 0 : bias + at, add)
+#define EVERY(vectors) for (int64_t at = 0; at < panels * PANEL; at += (vectors) * LANES)
+    for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
+        EVERY(MOST_VECTORS) TILE(TILE_ROWS, MOST_VECTORS);
+    if (TILE_ROWS > 6 && r + 6 <= rows) {
+        EVERY(MOST_VECTORS) TILE(6, MOST_VECTORS);
+        r += 6;
+    }
+    if (TILE_ROWS > 4 && r + 4 <= rows) {
+        EVERY(MOST_VECTORS) TILE(4, MOST_VECTORS);
+        r += 4;
+    }
+    for (; r + 2 <= rows; r += 2)
+        EVERY(MOST_VECTORS) TILE(2, MOST_VECTORS);
+    if (r < rows) {
+        if (panels == 4 && LANES >= 8) {
+            for (int64_t at = 0; at < panels * PANEL; at += 8 * LANES)
+                TILE(1, 8);
+        } else if (panels % 2 == 0 || LANES < 16) {
+            for (int64_t at = 0; at < panels * PANEL; at += 4 * LANES)
+                TILE(1, 4);
+        } else {
+            EVERY(MOST_VECTORS) TILE(1, MOST_VECTORS);
+        }
+    }
+#undef TILE
+#undef EVERY
+}
+
+/* multiply for weights of one type. */
+INLINE void KIND(multiply_type)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                int64_t rows, const Matrix *w, int type, int64_t first,
+                                int64_t panels, int add, float *scratch)
+{
+    int64_t size = w->into * PANEL;
+    const char *from = (const char *)w->panels + first * size * bytes_of(type);
+    const float *scale = w->scale == 0 ? 0 : w->scale + first * PANEL;
+    const float *bias = w->bias == 0 ? 0 : w->bias + first * PANEL;
+    if (rows <= FEW_ROWS) {
+        KIND(rows_by_panels)(y, y_stride, x, x_stride, rows, from, type, w->into, panels, scale,
+                             bias, add);
+        return;
+    }
+    for (int64_t p = 0; p < panels; p++) {
+        const float *wide = (const float *)(from + p * size * bytes_of(type));
+        if (type != FLOAT32) {
+            for (int64_t i = 0; i < size; i += LANES)
+                AT(scratch + i) = KIND(widened)(from + p * size * bytes_of(type), i, type);
+            wide = scratch;
+        }
+        KIND(rows_by_panels)(y + p * PANEL, y_stride, x, x_stride, rows, wide, FLOAT32, w->into, 1,
+                             scale == 0 ? 0 : scale + p * PANEL, bias == 0 ? 0 : bias + p * PANEL,
+                             add);
+    }
+}
+
+/* multiply for whole panels: y has all their outputs. */
+static void KIND(multiply_whole)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                 int64_t rows, const Matrix *w, int64_t first, int64_t panels,
+                                 int add, float *scratch)
+{
+    if (w->type == FLOAT32)
+        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, FLOAT32, first, panels, add, scratch);
+    else if (w->type == BFLOAT16)
+        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, BFLOAT16, first, panels, add,
+                            scratch);
+    else
+        KIND(multiply_type)(y, y_stride, x, x_stride, rows, w, INT8, first, panels, add, scratch);
+}
+
+static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                           int64_t rows, const Matrix *w, int64_t first, int64_t panels, int add,
+                           float *scratch)
+{
+    int64_t outs = w->out - first * PANEL, whole = smaller(panels, outs / PANEL);
+    if (whole > 0)
+        KIND(multiply_whole)(y, y_stride, x, x_stride, rows, w, first, whole, add, scratch);
+    if (whole == panels)
+        return;
+    /* The last panel is longer than what is left of y, of scale and of bias. */
+    Matrix last = {.panels = (const char *)w->panels +
+                             (first + whole) * w->into * PANEL * bytes_of(w->type),
+                   .into = w->into, .out = PANEL, .type = w->type};
+    float some[FEW_ROWS * PANEL];
+    outs -= whole * PANEL;
+    y += whole * PANEL;
+    first = (first + whole) * PANEL;
+    for (int64_t done = 0; done < rows; done += FEW_ROWS) {
+        int64_t now = smaller(rows - done, FEW_ROWS);
+        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0, 0);
+        for (int64_t r = 0; r < now; r++)
+            for (int64_t o = 0; o < outs; o++) {
+                float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
+                if (w->scale != 0)
+                    result *= w->scale[first + o];
+                if (w->bias != 0)
+                    result += w->bias[first + o];
+                *to = add ? result + *to : result;
+            }
+    }
+}
+
+/* ---- rows ---- */
+
+/* Add the SUMS sums of a dot product, in one order on every processor. */
+INLINE float KIND(added)(const Vector *sums)
+{
+    float all[SUMS];
+    for (int v = 0; v < SUMS / LANES; v++)
+        AT(all + v * LANES) = sums[v];
+    for (int width = SUMS / 2; width > 0; width /= 2)
+        for (int i = 0; i < width; i++)
+            all[i] += all[i + width];
+    return all[0];
+}
+
+/* The dot products of `queries` rows with `keys` rows, [queries][keys]; counts are constants after
+ * inlining. */
+INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
+                       const float *keys, int key_count, int64_t width, float scale)
+{
+    Vector sums[QUERIES][4][SUMS / LANES];
+    int64_t whole = width / SUMS * SUMS;
+    for (int q = 0; q < count; q++)
+        for (int k = 0; k < key_count; k++)
+            for (int v = 0; v < SUMS / LANES; v++)
+                sums[q][k][v] = (Vector){0};
+    for (int64_t i = 0; i < whole; i += SUMS)
+        for (int v = 0; v < SUMS / LANES; v++)
+            for (int k = 0; k < key_count; k++) {
+                Vector key = READ(keys + k * width + i + v * LANES);
+                for (int q = 0; q < count; q++)
+                    sums[q][k][v] += READ(queries[q] + i + v * LANES) * key;
+            }
+    for (int q = 0; q < count; q++)
+        for (int k = 0; k < key_count; k++) {
+            float total = KIND(added)(sums[q][k]);
+            for (int64_t i = whole; i < width; i++)
+                total += queries[q][i] * keys[k * width + i];
+            to[q][at + k] = total * scale;
+        }
+}
+
+INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
+{
+    float result, *to[1] = {&result};
+    const float *one[1] = {a};
+    KIND(dots)(to, 0, one, 1, b, 1, width, 1.0f);
+    return result;
+}
+
+static void KIND(rms_norm)(float *y, const float *x, const float *weight, int64_t width, float eps)
+{
+    float scale = 1.0f / sqrtf(KIND(dot)(x, x, width) / (float)width + eps);
+    for (int64_t i = 0; i < width; i++)
+        y[i] = x[i] * scale * weight[i];
+}
+
+static void KIND(layer_norm)(float *y, const float *x, const float *weight, const float *bias,
+                             int64_t width, float eps)
+{
+    double mean = 0, squares = 0;
+    for (int64_t i = 0; i < width; i++)
+        mean += x[i];
+    mean /= (double)width;
+    for (int64_t i = 0; i < width; i++)
+        squares += (x[i] - mean) * (x[i] - mean);
+    float scale = (float)(1.0 / sqrt(squares / (double)width + eps)), middle = (float)mean;
+    for (int64_t i = 0; i < width; i++)
+        y[i] = (x[i] - middle) * scale * weight[i] + bias[i];
+}
+
+/* Select a where `mask` is all ones and b where it is zero. */
+INLINE Vector KIND(pick)(Bits mask, Vector a, Vector b)
+{
+    return (Vector)(((Bits)a & mask) | ((Bits)b & ~mask));
+}
+
+INLINE Vector KIND(exp)(Vector x)
+{
+    const Vector low = (Vector){0} - 87.0f, high = (Vector){0} + 88.0f;
+    x = KIND(pick)(x < low, low, KIND(pick)(x > high, high, x));
+    /* e^x = 2^n e^rest. 1.5 * 2^23 + n is a float without fraction: its lowest bits are n. */
+    Vector shifted = x * 1.44269504f + 12582912.0f;
+    Vector n = shifted - 12582912.0f;
+    Vector rest = x - n * 0.693145752f - n * 1.42860677e-6f; /* ln 2 in two parts */
+    Vector total = rest * (1.0f / 5040) + 1.0f / 720;
+    total = total * rest + 1.0f / 120;
+    total = total * rest + 1.0f / 24;
+    total = total * rest + 1.0f / 6;
+    total = total * rest + 0.5f;
+    total = total * rest + 1.0f;
+    total = total * rest + 1.0f;
+    return total * (Vector)(((Bits)shifted + 127) << 23);
+}
+
+/* The first `count` floats at p, zeros after them. */
+INLINE Vector KIND(some)(const float *p, int64_t count)
+{
+    Vector x = {0};
+    memcpy(&x, p, (size_t)count * sizeof(float));
+    return x;
+}
+
+/* Apply an expression of the vectors `x` and `z`, read at a and b, to `width` floats. */
+#define FOR_EACH(y, a, b, width, expression)                                                     \
+    for (int64_t i = 0; i < (width); i += LANES) {                                               \
+        int64_t left = (width) - i;                                                              \
+        Vector x = left < LANES ? KIND(some)((a) + i, left) : READ((a) + i);                     \
+        Vector z = left < LANES ? KIND(some)((b) + i, left) : READ((b) + i);                     \
+        Vector result = expression;                                                              \
+        (void)z;                                                                                 \
+        if (left < LANES)                                                                        \
+            memcpy((y) + i, &result, (size_t)left * sizeof(float));                              \
+        else                                                                                     \
+            AT((y) + i) = result;                                                                \
+    }
+
+static void KIND(exponentials)(float *y, const float *a, int64_t width)
+{
+    FOR_EACH(y, a, a, width, KIND(exp)(x))
+}
+
+static void KIND(gate)(float *y, const float *gate, const float *up, int64_t width, float scale)
+{
+    FOR_EACH(y, gate, up, width, x / (1.0f + KIND(exp)(-x)) * z * scale)
+}
+
+/* erf by Abramowitz and Stegun 7.1.28 would be short of float32; this is a rational of W. J. Cody's
+ * form, within 2e-7. */
+INLINE Vector KIND(erf)(Vector x)
+{
+    const Vector high = (Vector){0} + 4.0f, low = -high;
+    x = KIND(pick)(x < low, low, KIND(pick)(x > high, high, x));
+    Vector square = x * x;
+    Vector above = square * -2.72614225801306e-10f + 2.77068142495902e-08f;
+    above = above * square - 2.10102402082508e-06f;
+    above = above * square - 5.69250639462346e-05f;
+    above = above * square - 7.34990630326855e-04f;
+    above = above * square - 2.95459980854025e-03f;
+    above = above * square - 1.60960333262415e-02f;
+    Vector below = square * -1.45660718464996e-05f - 2.13374055278905e-04f;
+    below = below * square - 1.68282697438203e-03f;
+    below = below * square - 7.37332916720468e-03f;
+    below = below * square - 1.42647390514189e-02f;
+    return x * above / below;
+}
+
+static void KIND(gelu)(float *y, const float *a, int64_t width)
+{
+    FOR_EACH(y, a, a, width, x * 0.5f * (1.0f + KIND(erf)(x * 0.707106781f)))
+}
+
+/* ---- attention ---- */
+
+/* Add `count` queries' weighted values to [vectors * LANES] of their results; counts are constants
+ * after inlining. */
+INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, const float *values,
+                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors)
+{
+    Vector sums[QUERIES][4];
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vectors; v++)
+            sums[q][v] = (Vector){0};
+    for (int64_t t = from; t < to; t++)
+        for (int v = 0; v < vectors; v++) {
+            Vector value = READ(values + t * width + at + v * LANES);
+            for (int q = 0; q < count; q++)
+                sums[q][v] += weights[q][t] * value;
+        }
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vectors; v++)
+            AT(mixed[q] + at + v * LANES) = sums[q][v];
+}
+
+INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
+                               const int64_t *from, const int64_t *to, int count,
+                               const float *keys, const float *values, int64_t width,
+                               float *scratch)
+{
+    int64_t first = from[0], last = to[0];
+    float *weights[QUERIES], scale = 1.0f / sqrtf((float)width);
+    for (int q = 1; q < count; q++) {
+        first = smaller(first, from[q]);
+        last = larger(last, to[q]);
+    }
+    for (int q = 0; q < count; q++)
+        weights[q] = scratch + q * (last + LANES);
+    int64_t t = first;
+    for (; t + 4 <= last; t += 4)
+        KIND(dots)(weights, t, queries, count, keys + t * width, 4, width, scale);
+    for (; t < last; t++)
+        KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
+    for (int q = 0; q < count; q++) {
+        float largest = -INFINITY, total = 0, *w = weights[q];
+        for (t = from[q]; t < to[q]; t++)
+            largest = w[t] > largest ? w[t] : largest;
+        for (t = from[q]; t < to[q]; t++)
+            w[t] -= largest;
+        KIND(exponentials)(w + from[q], w + from[q], to[q] - from[q]);
+        for (t = from[q]; t < to[q]; t++)
+            total += w[t];
+        for (t = from[q]; t < to[q]; t++)
+            w[t] /= total;
+        for (t = first; t < from[q]; t++) /* seen by the other queries alone */
+            w[t] = 0;
+        for (t = to[q]; t < last; t++)
+            w[t] = 0;
+    }
+    int64_t at = 0;
+    for (; at + 4 * LANES <= width; at += 4 * LANES)
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4);
+    for (; at + LANES <= width; at += LANES)
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1);
+    for (; at < width; at++)
+        for (int q = 0; q < count; q++) {
+            float sum = 0;
+            for (t = first; t < last; t++)
+                sum += weights[q][t] * values[t * width + at];
+            mixed[q][at] = sum;
+        }
+}
+
+static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
+                         const int64_t *to, int64_t count, const float *keys, const float *values,
+                         int64_t width, float *scratch)
+{
+    if (count == 4)
+        KIND(attend_count)(mixed, queries, from, to, 4, keys, values, width, scratch);
+    else if (count == 2)
+        KIND(attend_count)(mixed, queries, from, to, 2, keys, values, width, scratch);
+    else
+        for (int64_t q = 0; q < count; q++)
+            KIND(attend_count)(mixed + q, queries + q, from + q, to + q, 1, keys, values, width,
+                               scratch);
+}
+
+/* ---- audio ---- */
+
+/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. */
+INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                                const float *weight, const float *bias, int outs, int vectors,
+                                int64_t into, int64_t taps, int64_t dilation, int add)
+{
+    Vector sums[4][4];
+    for (int o = 0; o < outs; o++)
+        for (int v = 0; v < vectors; v++)
+            sums[o][v] = (Vector){0} + bias[o];
+    for (int64_t i = 0; i < into; i++)
+        for (int64_t k = 0; k < taps; k++)
+            for (int v = 0; v < vectors; v++) {
+                Vector from = READ(x + i * x_stride + k * dilation + v * LANES);
+                for (int o = 0; o < outs; o++)
+                    sums[o][v] += from * weight[(o * into + i) * taps + k];
+            }
+    for (int o = 0; o < outs; o++)
+        for (int v = 0; v < vectors; v++) {
+            float *to = y + o * y_stride + v * LANES;
+            if (add)
+                sums[o][v] += READ(to);
+            AT(to) = sums[o][v];
+        }
+}
+
+static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
+                           const float *weight, const float *bias, int64_t into, int64_t first,
+                           int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add)
+{
+    int64_t o = first, size = into * taps;
+#define TILE(outs, vectors)                                                                      \
+    for (int64_t t = 0; t < samples; t += (vectors) * LANES)                                     \
+        KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o * size,  \
+                            bias + o, outs, vectors, into, taps, dilation, add)
+    for (; o + 4 <= last; o += 4)
+        TILE(4, 2);
+    for (; o < last; o++)
+        TILE(1, 4);
+#undef TILE
+}
+
+/* sin(x)^2, whose period is pi, within 4e-7 up to |x| of some thousands. */
+INLINE Vector KIND(squared_sines)(Vector x)
+{
+    Vector n = (x * 0.318309886f + 12582912.0f) - 12582912.0f; /* rounded: see exp */
+    Vector r = x - n * 3.140625f - n * 9.67502594e-4f - n * 1.50995799e-7f; /* pi in three parts */
+    Vector square = r * r;
+    Vector total = square * (-1.0f / 39916800) + 1.0f / 362880;
+    total = total * square - 1.0f / 5040;
+    total = total * square + 1.0f / 120;
+    total = total * square - 1.0f / 6;
+    total = total * square * r + r;
+    return total * total;
+}
+
+static void KIND(snake)(float *y, const float *x, float frequency, float inverse_magnitude,
+                        int64_t samples)
+{
+    for (int64_t t = 0; t < samples; t += LANES) {
+        Vector from = READ(x + t);
+        AT(y + t) = from + KIND(squared_sines)(from * frequency) * inverse_magnitude;
+    }
+}
+
+#define NAME_OF(kind) #kind
+#define NAME(kind) NAME_OF(kind)
+static const Kernels KIND(kernels) = {
+    .name = NAME(KIND()),
+    .multiply = KIND(multiply),
+    .rms_norm = KIND(rms_norm),
+    .layer_norm = KIND(layer_norm),
+    .gate = KIND(gate),
+    .gelu = KIND(gelu),
+    .exponentials = KIND(exponentials),
+    .attend = KIND(attend),
+    .convolve = KIND(convolve),
+    .snake = KIND(snake),
+};
+
+#undef NAME
+#undef NAME_OF
+#undef FOR_EACH
+#undef MOST_VECTORS
+#undef VECTORS_A_PANEL
+#undef CHUNK
+#undef SUMS
+#undef INLINE
+#undef READ
+#undef AT
+#undef Bits
+#undef Vector
+#undef TILE_ROWS
+#undef LANES
+#undef KIND
