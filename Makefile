@@ -81,8 +81,6 @@ bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
 	$(VENV)/bin/python -m bench.vs_transformers --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
 	$(VENV)/bin/python -m bench.vs_transformers --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
-	$(VENV)/bin/python -m bench.graph_or_c --size tiny --json $(BENCH_RESULTS)/graph_or_c-tiny.json
-	$(VENV)/bin/python -m bench.graph_or_c --size small --json $(BENCH_RESULTS)/graph_or_c-small.json
 	$(VENV)/bin/python -m bench.concurrency --json $(BENCH_RESULTS)/concurrency.json
 	$(VENV)/bin/python -m bench.long_audio --json $(BENCH_RESULTS)/long_audio.json
 	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \
