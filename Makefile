@@ -37,10 +37,8 @@ demo: $(VENV)/installed
 	@echo
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
-# In two runs: what torch.jit has traced stays in a process as long as it lives.
 test: $(VENV)/installed lint
-	$(VENV)/bin/$(PYTEST) test/unit test/neuron
-	$(VENV)/bin/$(PYTEST) test/integration
+	$(VENV)/bin/$(PYTEST)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
@@ -51,8 +49,7 @@ test-sanitized: $(VENV)/installed
 	.ci/test-sanitized $(VENV)/bin/python
 
 test-nxdi-line: $(NXDI_VENV)/installed
-	$(NXDI_VENV)/bin/$(PYTEST) test/unit test/neuron
-	$(NXDI_VENV)/bin/$(PYTEST) test/integration
+	$(NXDI_VENV)/bin/$(PYTEST)
 
 # The rest is the same whichever transformers is installed.
 test-oracle: $(NXDI_VENV)/installed

@@ -175,7 +175,7 @@ def _feed_forward(
     experts, width, shared_width = c.moe.experts, c.moe.expert_width, c.moe.shared_expert_width
     pointers = {
         "gate_up": weights(ffn.gate_up, experts, 2 * width, hidden),
-        "down": weights(ffn.down, experts, width, hidden),
+        "down": weights(ffn.down, experts, hidden, width),
         "router": weights(ffn.router.weight, experts, hidden),
     }
     if ffn.shared is not None:

@@ -174,7 +174,10 @@ static void add_experts(const Decoder *d, const Layer *layer, const Rows *s, int
             gate(s->gated + i * ffn, s->gate_up + i * 2 * ffn, ffn,
                  s->router[row * d->experts + e]);
         }
-        spread(s->to, s->gated, layer->down + e * ffn * hidden, count, ffn, hidden);
+        product(s->gathered, s->gated, layer->down + e * hidden * ffn, count, ffn, hidden, 0);
+        for (int64_t i = 0; i < count; i++)
+            for (int64_t h = 0; h < hidden; h++)
+                s->to[i][h] += s->gathered[i * hidden + h];
     }
 }
 

@@ -13,7 +13,7 @@ typedef struct {
     const float *out;             /* [hidden, heads * head_dim] */
     const float *ffn_norm;        /* [hidden] */
     const float *gate_up;         /* [experts, 2 ffn, hidden], gate first; dense: one of it */
-    const float *down;            /* [experts, ffn, hidden]; dense: [hidden, ffn] */
+    const float *down;            /* [experts, hidden, ffn]; dense: one of it */
     const float *router;          /* [experts, hidden] */
     const float *shared_gate_up;  /* [2 shared_ffn, hidden], gate first */
     const float *shared_down;     /* [hidden, shared_ffn] */
@@ -39,7 +39,7 @@ typedef struct {
 typedef struct {
     float *x, *normed, *qkv, *mixed, *gate_up, *gated;
     float *router;   /* [rows, experts]: the chosen ones' weights, 0 for the others */
-    float *gathered; /* [rows, hidden]: the rows that chose one expert */
+    float *gathered; /* [rows, hidden]: the rows that chose one expert, then its output */
     float *scratch;  /* [positions] */
     float **to;      /* [rows] */
 } Rows;

@@ -131,21 +131,6 @@ void product(float *y, const float *x, const float *weight, int64_t rows, int64_
 }
 
 CLONED("fma")
-void spread(float *const *to, const float *x, const float *weight, int64_t rows, int64_t into,
-            int64_t out)
-{
-    for (int64_t i = 0; i < into; i += 4) {
-        const float *a = weight + i * out, *b = a + out, *c = b + out, *d = c + out;
-        for (int64_t r = 0; r < rows; r++) {
-            const float *from = x + r * into + i;
-            for (int64_t o = 0; o < out; o += WIDE)
-                LANES(to[r] + o) += from[0] * READ(a + o) + from[1] * READ(b + o) +
-                                    from[2] * READ(c + o) + from[3] * READ(d + o);
-        }
-    }
-}
-
-CLONED("fma")
 void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width, float eps)
 {
     for (int64_t r = 0; r < rows; r++, x += width, y += width) {

@@ -19,10 +19,6 @@ static inline int64_t larger(int64_t a, int64_t b)
 void product(float *y, const float *x, const float *weight, int64_t rows, int64_t into,
              int64_t out, int add);
 
-/* to[r] += x[r] weight for each row. x [rows, into], weight [into, out], to[r] [out]. */
-void spread(float *const *to, const float *x, const float *weight, int64_t rows, int64_t into,
-            int64_t out);
-
 /* y = x / rms(x) * weight for each row, [rows, width]; y may be x. */
 void rms_norm(float *y, const float *x, const float *weight, int64_t rows, int64_t width,
               float eps);
