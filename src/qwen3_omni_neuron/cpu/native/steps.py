@@ -98,7 +98,11 @@ class NativeSteps:
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """Append one row to each slot; see cpu.slots.Decode."""
+        """Append one row to each of several slots.
+
+        slots: which ones; lengths: number of filled positions of each; positions: the new rows'
+        rope positions; inputs: as the model's `decode` takes them. Returns what `decode` returns.
+        """
         count = len(slots)
         rows = inputs
         if self._thinker is not None:
