@@ -52,7 +52,7 @@ class KvCache:
     def zeros(config: DecoderConfig, slots: int, positions: int, dtype: torch.dtype) -> "KvCache":
         """Create an empty cache, of zeros: a masked position's values still count, times 0."""
         shape = (config.layers, slots, config.kv_heads, positions, config.head_dim)
-        return KvCache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
+        return KvCache(lazy_zeros(shape, dtype), lazy_zeros(shape, dtype))
 
     def slots(self, start: int, stop: int) -> "KvCache":
         """Return the slots from `start` up to `stop`."""
@@ -63,9 +63,9 @@ class KvCache:
         return KvCache(self.keys[..., :positions, :], self.values[..., :positions, :])
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    # numpy takes zeroed pages from the system as they are touched, torch.zeros touches all now: a
-    # cache for long conversations costs memory only where it is used.
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros that take memory only where they are written."""
+    # numpy takes zeroed pages from the system as they are touched, torch.zeros touches all now.
     raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype)
 

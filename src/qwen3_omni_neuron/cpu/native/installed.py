@@ -18,16 +18,9 @@ from qwen3_omni_neuron.cpu.native.binding import (
     UnsuitedError,
     declare_calls,
 )
-from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
-from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.config import DecoderConfig, TalkerConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
 
 logger = logging.getLogger(__name__)
 
@@ -153,27 +146,6 @@ def _differences(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str
 
 
 Native = TypeVar("Native")
-
-
-def native_steps(
-    c: DecoderConfig, model: Thinker | Talker, cache: KvCache, threads: int = 1
-) -> NativeSteps | None:
-    """Return a model's decode steps and prompts in C, or None where they must run in torch.
-
-    The model's matrices are packed (see cpu.weights). threads: that a call may use.
-    """
-    return _native(
-        type(model).__name__, lambda library: NativeSteps(c, model, cache, library, threads)
-    )
-
-
-def native_predictor(
-    c: TalkerConfig, predictor: CodePredictor, threads: int = 1
-) -> NativePredictor | None:
-    """Return the code predictor in C, or None where it must run in torch; see native_steps."""
-    return _native(
-        "CodePredictor", lambda library: NativePredictor(c, predictor, library, threads)
-    )
 
 
 def native_wave(code2wav: Code2Wav) -> NativeWave | None:
