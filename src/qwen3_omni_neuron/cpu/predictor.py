@@ -13,10 +13,13 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class CpuPredictor:
-    """Code predictor over model.code_predictor; see engines.protocols.Predictor. In C if it can."""
+    """Code predictor over model.code_predictor; see engines.protocols.Predictor.
+
+    It runs in C where that is possible, else in torch.
+    """
 
     def __init__(self, c: TalkerConfig, predictor: CodePredictor):
-        self._codes = c.code_groups
+        self._code_groups = c.code_groups
         run: Callable[..., tuple[Tensor, Tensor]] = native_predictor(c, predictor) or predictor
         self._run = run
 
@@ -33,7 +36,7 @@ class CpuPredictor:
             rows_by_top_k.setdefault(_top_k(frame), []).append(row)
         if len(rows_by_top_k) == 1:
             return self._predict_uniform(hidden, code0, sampling)
-        codes = code0.new_empty(len(sampling), self._codes)
+        codes = code0.new_empty(len(sampling), self._code_groups)
         feedback = torch.empty_like(hidden)
         for rows in rows_by_top_k.values():
             codes[rows], feedback[rows] = self._predict_uniform(
