@@ -26,7 +26,7 @@ class CpuPredictor:
         library: ctypes.CDLL | None = None,
         threads: int = 1,
     ):
-        self._codes = c.code_groups
+        self._code_groups = c.code_groups
         self._run: Callable[..., tuple[Tensor, Tensor]] = predictor
         if library is not None:
             self._run = NativePredictor(c, predictor, library, threads)
@@ -44,7 +44,7 @@ class CpuPredictor:
             rows_by_top_k.setdefault(_top_k(frame), []).append(row)
         if len(rows_by_top_k) == 1:
             return self._predict_uniform(hidden, code0, sampling)
-        codes = code0.new_empty(len(sampling), self._codes)
+        codes = code0.new_empty(len(sampling), self._code_groups)
         feedback = torch.empty_like(hidden)
         for rows in rows_by_top_k.values():
             codes[rows], feedback[rows] = self._predict_uniform(
