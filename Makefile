@@ -39,12 +39,7 @@ demo: $(VENV)/installed
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
 test: $(VENV)/installed lint
-<<<<<<< HEAD
 	$(VENV)/bin/$(PYTEST)
-=======
-	$(VENV)/bin/$(PYTEST) test/unit test/neuron test/wide
-	$(VENV)/bin/$(PYTEST) test/integration
->>>>>>> wide
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
