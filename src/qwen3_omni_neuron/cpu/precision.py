@@ -76,11 +76,10 @@ class WeightForm:
         if self.matrix is None:
             return {target: tensor}
         matrix, library = tensor.view(self.matrix), find_library()
-        threads = torch.get_num_threads()
         if self.kept_as != torch.int8:
-            return {target: pack(matrix, library, threads)}
+            return {target: pack(matrix, library)}
         rounded, scale = quantise(matrix)
-        return {target: pack(rounded, library, threads), target + SCALE: scale}
+        return {target: pack(rounded, library), target + SCALE: scale}
 
     def rounded(self, tensor: Tensor) -> Tensor:
         """Return what `keep` rounds a parameter to, in float32."""

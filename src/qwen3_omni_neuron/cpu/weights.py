@@ -47,13 +47,25 @@ def load_checkpoint_models(
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
     widened = PRECISIONS[dtype].packed and library_for(dtype) is None
-    for name, part in parts.items():
-        forms = _forms(PRECISIONS[dtype], name, part)
-        for target, tensor in converted(part, checkpoint, lambda target: forms[target].read_as):
-            form = forms[target]
-            kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
-            _put(part, target, kept)
+    with _one_torch_thread():
+        for name, part in parts.items():
+            forms = _forms(PRECISIONS[dtype], name, part)
+            for target, tensor in converted(part, checkpoint, lambda target: forms[target].read_as):
+                form = forms[target]
+                kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
+                _put(part, target, kept)
     return models
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Let torch copy on this thread alone: its threads wait for each other more than they copy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def load_compiled_models(

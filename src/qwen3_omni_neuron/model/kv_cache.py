@@ -12,10 +12,12 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
     FrameCache   a code predictor step        its own, for one frame  model.code_predictor
 """
 
+import math
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -64,10 +66,14 @@ class KvCache:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Return zeros that take memory only where they are written."""
-    # numpy takes zeroed pages from the system as they are touched, torch.zeros touches all now.
-    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype)
+    """Return zeros that take memory only where they are written, a small page at a time."""
+    # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB: the first row of each
+    # head would take one, and the time to fill it.
+    memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
 
 
 @dataclass(frozen=True)
