@@ -443,22 +443,27 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
 
 /* ---- audio ---- */
 
-/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. */
+/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. weight: of the
+ * first of the channels in their panel. */
 INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                 const float *weight, const float *bias, int outs, int vectors,
                                 int64_t into, int64_t taps, int64_t dilation, int add)
 {
-    Vector sums[4][4];
+    Vector sums[CHANNELS][4];
     for (int o = 0; o < outs; o++)
         for (int v = 0; v < vectors; v++)
             sums[o][v] = (Vector){0} + bias[o];
-    for (int64_t i = 0; i < into; i++)
-        for (int64_t k = 0; k < taps; k++)
-            for (int v = 0; v < vectors; v++) {
-                Vector from = READ(x + i * x_stride + k * dilation + v * LANES);
-                for (int o = 0; o < outs; o++)
-                    sums[o][v] += from * weight[(o * into + i) * taps + k];
-            }
+    for (int64_t i = 0; i < into; i++) {
+        const float *at = x + i * x_stride;
+        for (int64_t k = 0; k < taps; k++, at += dilation, weight += CHANNELS) {
+            Vector from[4];
+            for (int v = 0; v < vectors; v++)
+                from[v] = READ(at + v * LANES);
+            for (int o = 0; o < outs; o++)
+                for (int v = 0; v < vectors; v++)
+                    sums[o][v] += from[v] * weight[o];
+        }
+    }
     for (int o = 0; o < outs; o++)
         for (int v = 0; v < vectors; v++) {
             float *to = y + o * y_stride + v * LANES;
@@ -468,19 +473,30 @@ INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int6
         }
 }
 
+/* Channels of a tile of two vectors of samples, so that the sums fill the registers. */
+#define TILE_CHANNELS (LANES == 16 ? CHANNELS : CHANNELS / 2)
+
 static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                            const float *weight, const float *bias, int64_t into, int64_t first,
                            int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add)
 {
-    int64_t o = first, size = into * taps;
+    int64_t o = first, t = 0;
 #define TILE(outs, vectors)                                                                      \
-    for (int64_t t = 0; t < samples; t += (vectors) * LANES)                                     \
-        KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o * size,  \
-                            bias + o, outs, vectors, into, taps, dilation, add)
-    for (; o + 4 <= last; o += 4)
-        TILE(4, 2);
+    KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride,                         \
+                        weight + o / CHANNELS * CHANNELS * into * taps + o % CHANNELS, bias + o, \
+                        outs, vectors, into, taps, dilation, add)
+    for (; o + TILE_CHANNELS <= last; o += TILE_CHANNELS) {
+        for (t = 0; t + LANES < samples; t += 2 * LANES)
+            TILE(TILE_CHANNELS, 2);
+        if (t < samples)
+            TILE(TILE_CHANNELS, 1);
+    }
+    for (; o + 4 <= last && o % CHANNELS <= CHANNELS - 4; o += 4)
+        for (t = 0; t < samples; t += 2 * LANES)
+            TILE(4, 2);
     for (; o < last; o++)
-        TILE(1, 4);
+        for (t = 0; t < samples; t += 4 * LANES)
+            TILE(1, 4);
 #undef TILE
 }
 
@@ -507,6 +523,20 @@ static void KIND(snake)(float *y, const float *x, float frequency, float inverse
     }
 }
 
+static void KIND(snake_row)(float *y, const float *a, const float *frequency,
+                            const float *inverse_magnitude, int64_t width)
+{
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        AT(y + i) = READ(a + i) + KIND(squared_sines)(READ(a + i) * READ(frequency + i)) *
+                                      READ(inverse_magnitude + i);
+    if (i < width) {
+        Vector x = KIND(some)(a + i, width - i), f = KIND(some)(frequency + i, width - i);
+        x += KIND(squared_sines)(x * f) * KIND(some)(inverse_magnitude + i, width - i);
+        memcpy(y + i, &x, (size_t)(width - i) * sizeof(float));
+    }
+}
+
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
 static const Kernels KIND(kernels) = {
@@ -520,12 +550,14 @@ static const Kernels KIND(kernels) = {
     .attend = KIND(attend),
     .convolve = KIND(convolve),
     .snake = KIND(snake),
+    .snake_row = KIND(snake_row),
 };
 
 #undef NAME
 #undef NAME_OF
 #undef FOR_EACH
 #undef MOST_VECTORS
+#undef TILE_CHANNELS
 #undef VECTORS_A_PANEL
 #undef CHUNK
 #undef SUMS
