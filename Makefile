@@ -37,10 +37,8 @@ demo: $(VENV)/installed
 	@echo
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
 
-# In two runs: what torch.jit has traced stays in a process as long as it lives.
 test: $(VENV)/installed lint
-	$(VENV)/bin/$(PYTEST) test/unit test/neuron
-	$(VENV)/bin/$(PYTEST) test/integration
+	$(VENV)/bin/$(PYTEST)
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check
@@ -51,8 +49,7 @@ test-sanitized: $(VENV)/installed
 	.ci/test-sanitized $(VENV)/bin/python
 
 test-nxdi-line: $(NXDI_VENV)/installed
-	$(NXDI_VENV)/bin/$(PYTEST) test/unit test/neuron
-	$(NXDI_VENV)/bin/$(PYTEST) test/integration
+	$(NXDI_VENV)/bin/$(PYTEST)
 
 # The rest is the same whichever transformers is installed.
 test-oracle: $(NXDI_VENV)/installed
@@ -81,8 +78,6 @@ bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
 	$(VENV)/bin/python -m bench.vs_transformers --size tiny --json $(BENCH_RESULTS)/vs_transformers-tiny.json
 	$(VENV)/bin/python -m bench.vs_transformers --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
-	$(VENV)/bin/python -m bench.graph_or_c --size tiny --json $(BENCH_RESULTS)/graph_or_c-tiny.json
-	$(VENV)/bin/python -m bench.graph_or_c --size small --json $(BENCH_RESULTS)/graph_or_c-small.json
 	$(VENV)/bin/python -m bench.concurrency --json $(BENCH_RESULTS)/concurrency.json
 	$(VENV)/bin/python -m bench.long_audio --json $(BENCH_RESULTS)/long_audio.json
 	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SingleSlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from testing.media_cases import IMAGE, audio, text, user, video
 from testing.prompts import prompt_of
 from testing.specs import cpu_engines, engine_spec
@@ -106,7 +106,7 @@ def test_nothing_in_the_padding_of_a_prompt_matters(
             model.decode(
                 inputs[step - 12 : step - 11],
                 at.float(),
-                SingleSlotCache(cache.window(step + 1), at),
+                SlotCache(cache.window(step + 1), torch.tensor([0]), at),
             )
             for cache in (clean, dirty)
         ]

@@ -17,9 +17,8 @@ from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.engines.talker import text_row_table
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SingleSlotCache, SlotCache
+from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
-from qwen3_omni_neuron.model.moe import FEW_ROWS
 from qwen3_omni_neuron.model.rotary import apply_rotary
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.shapes import SHAPES
@@ -112,17 +111,6 @@ def test_thinker_decodes_slots_of_different_lengths_as_one_batch(
         torch.testing.assert_close(logits[slot], expected[0], **CLOSE)
 
 
-@torch.no_grad()
-def test_experts_of_one_row_of_few_and_of_many_agree(models: Models) -> None:
-    """Three ways to the same sum: the chosen ones, every one, and each with those that chose it."""
-    ffn = models.thinker.decoder.layers[0].ffn
-    x, residual = torch.randn(40, 64), torch.randn(40, 64)
-    together = ffn.add_to(residual, x)
-    for rows in (1, 2, FEW_ROWS):
-        some = slice(3, 3 + rows)
-        torch.testing.assert_close(ffn.add_to(residual[some], x[some]), together[some], **CLOSE)
-
-
 def encoded(models: Models, batches: Iterable[WindowBatch]) -> torch.Tensor:
     """Rows [tokens, hidden] of all windows."""
     assert models.audio_encoder is not None
@@ -192,7 +180,7 @@ def test_talker_prefill_and_decode(
     models.talker.prefill(rows[:9], rope_positions(9), torch.tensor([8]), PromptCache(cache))
     for step in range(9, 14):
         at = torch.tensor([step])
-        line = SingleSlotCache(cache.window(step + 1), at)
+        line = SlotCache(cache.window(step + 1), torch.tensor([0]), at)
         logits, hidden = models.talker.decode(rows[step : step + 1], at.float(), line)
         torch.testing.assert_close(hidden[0], expected[step], **CLOSE)
         torch.testing.assert_close(

@@ -15,7 +15,6 @@ import torch
 
 import bench
 from bench import (
-    graph_or_c,
     long_speech,
     stages,
     thinker_ttft,
@@ -126,16 +125,6 @@ def test_the_manifest_that_ships_is_read_and_its_sounds_are_there() -> None:
 def test_a_line_that_is_no_conversation_is_named(tmp_path: Path, second: Any, said: str) -> None:
     with pytest.raises(InputError, match=rf"m\.jsonl:2 is not .*{said}"):
         read_conversations(manifest_of(tmp_path, SKY, second))
-
-
-def test_what_runs_in_c_is_compared_with_its_graph(tmp_path: Path) -> None:
-    sizes = ["--slots", "1,2", "--prompts", "3", "--lines", "4", "--chunk-frames", "1"]
-    found = run(graph_or_c, [*sizes, "--repeats", "2"], tmp_path)
-    parts = {row["part"] for row in found.rows}
-    steps = {f"{name} {kind}" for name in ("thinker", "talker") for kind in ("step", "prompt")}
-    assert parts == steps | {"greedy frame", "sampled frame", "code2wav chunk"}
-    assert {row["slots"] for row in found.rows} == {1, 2}
-    assert all(row["ratio"] == row["graph_s"] / row["c_s"] for row in found.rows)
 
 
 def test_scripts_refuse_what_they_cannot_measure(

@@ -9,7 +9,6 @@ apart and computed as one matrix; experts are stored one by one and computed as 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.model.config import (
@@ -200,7 +199,7 @@ def _decoder(ours: str, theirs: str, c: DecoderConfig) -> Pieces:
         stack = f"{stored}.mlp.experts"
         yield (
             f"{mine}.ffn.down",
-            [Piece(f"{stack}.{e}.down_proj.weight", (e,), torch.t) for e in experts],
+            [Piece(f"{stack}.{e}.down_proj.weight", (e,)) for e in experts],
         )
         if shared := c.moe.shared_expert_width:
             name = f"{stored}.mlp.shared_expert"

@@ -4,5 +4,5 @@ thinker (with the audio and vision encoder), predictor, vocoder: the engines. bu
 together, from a checkpoint or from a compiled tree. weights: write and read a compiled tree's
 weights. target: the CPU's entry in the table of targets.
 slots: the KV cache of thinker and talker. Its docstring says where a KV cache row is written.
-native: the functions of model/ that are in C. traced: the others, as traced torch graphs.
+native: the functions of model/ that are in C.
 """

@@ -62,7 +62,6 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
     decoder = Slots(
         spec.config.talker.text,
         models.talker,
-        models.talker.codec_embedding.weight[:1],
         spec.plan.max_concurrency,
         spec.plan.talker_context_length,
         spec.dtype,

@@ -88,22 +88,14 @@ class CpuThinker:
     ):
         self.slots, self.context_length = slots, context_length
         self._config, self._thinker, self._media = config, thinker, media
-        width, dtype = config.thinker.text.hidden_size, thinker.embedding.weight.dtype
-        layers = len(config.thinker.vision.deepstack_layers)
-        self._no_visual = (
-            torch.zeros(0, dtype=torch.int64),
-            torch.zeros(layers, 0, width, dtype=dtype),
-        )
         self._number = Numbers(config.thinker.text.vocab_size)
         self._slots = Slots(
             config.thinker.text,
             thinker,
-            self._number(1),
             slots,
             context_length,
-            dtype,
+            thinker.embedding.weight.dtype,
             prompt_buckets,
-            self._no_visual,
         )
 
     @torch.inference_mode()
@@ -111,12 +103,12 @@ class CpuThinker:
         """Fill a slot from position 0; see engines.protocols.Thinker.prefill."""
         ids = prompt.token_ids
         rows = self._thinker.embedding(ids)
-        visual, deepstack = self._no_visual
+        visual: tuple[Tensor, ...] = ()
         media = self._media.encode(prompt)
         if media is not None:
             rows[media.filled] = media.rows
-            visual, deepstack = media.visual, media.deepstack
-        logits, accepted = self._slots.prefill(slot, rows, prompt.positions, visual, deepstack)
+            visual = media.visual, media.deepstack
+        logits, accepted = self._slots.prefill(slot, rows, prompt.positions, *visual)
         return logits, accepted[: len(ids)][media_mask(ids, self._config)]
 
     @torch.inference_mode()

@@ -10,16 +10,15 @@ from torch import Tensor
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.native.installed import native_wave
 from qwen3_omni_neuron.cpu.native.wave import NativeWave
-from qwen3_omni_neuron.cpu.traced import trace_graph
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
+from qwen3_omni_neuron.model.streaming_conv import History
 
 
 class CpuVocoder:
     """Vocoder over model.code2wav; see engines.protocols.Vocoder.
 
-    One function for first chunks and one for later chunks take every chunk size and number of
-    slots. A slot whose chunk was padded keeps no state, because the state would include padding.
+    A slot whose chunk was padded keeps no state, because the state would include padding.
     chunk_frames: ascending.
     """
 
@@ -92,43 +91,24 @@ def code2wav_calls(code2wav: Code2Wav) -> tuple[Start, Step]:
     A state fits only the functions of its own pair. Its tensors have the streams as first axis.
     """
     wave = native_wave(code2wav)
-    if wave is None:
-        return code2wav_graphs(code2wav, code2wav.start, code2wav.step)
-    inputs = code2wav_graphs(code2wav, code2wav.start_inputs, code2wav.step_inputs)
-    return _with_native_wave(*inputs, wave)
+    return (code2wav.start, code2wav.step) if wave is None else _with_native_wave(code2wav, wave)
 
 
-def code2wav_graphs(code2wav: Code2Wav, start: Start, step: Step) -> tuple[Start, Step]:
-    """Trace two methods of code2wav for any number of streams and frames."""
-
-    def step_flat(codes: Tensor, *state: Tensor) -> tuple[Tensor, State]:
-        return step(codes, state)
-
-    example = torch.zeros(1, code2wav.config.code_groups, 1, dtype=torch.int64)
-    with torch.inference_mode():
-        _, state = start(example)
-    start_graph = trace_graph(code2wav, start, example)
-    step_graph = trace_graph(code2wav, step_flat, example, *state)
-    return start_graph, lambda codes, state: step_graph(codes, *state)
-
-
-def _with_native_wave(
-    start_inputs: Start, step_inputs: Step, wave: NativeWave
-) -> tuple[Start, Step]:
+def _with_native_wave(code2wav: Code2Wav, wave: NativeWave) -> tuple[Start, Step]:
     """Return calls whose waveform part runs in C.
 
     Its state is the last tensor of the whole state.
     """
 
     def start(codes: Tensor) -> tuple[Tensor, State]:
-        x, state = start_inputs(codes)
-        samples, wave_state = wave.start(x)
-        return samples, (*state, wave_state)
+        position, history = torch.zeros_like(codes[:, 0, 0]), History(None)
+        samples, wave_state = wave.start(code2wav.transform(codes, position, history))
+        return samples, (position + codes.shape[2], *history.new_state, wave_state)
 
     def step(codes: Tensor, state: State) -> tuple[Tensor, State]:
-        x, new_state = step_inputs(codes, state[:-1])
-        samples, wave_state = wave.step(x, state[-1])
-        return samples, (*new_state, wave_state)
+        position, history = state[0], History(state[1:-1])
+        samples, wave_state = wave.step(code2wav.transform(codes, position, history), state[-1])
+        return samples, (position + codes.shape[2], *history.new_state, wave_state)
 
     return start, step
 

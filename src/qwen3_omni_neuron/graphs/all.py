@@ -5,7 +5,6 @@ from dataclasses import replace
 from itertools import product
 
 import torch
-from torch import nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
@@ -22,7 +21,6 @@ from qwen3_omni_neuron.graphs.parts import (
     vision_graph,
 )
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.layers import RmsNorm
 
 # 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
 EXPERT_BLOCK_ROWS = 128
@@ -69,23 +67,14 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
     """Lay out the modules that graphs are traced from, on the meta device.
 
-    They are those of model/, with the experts of long prompts computed in blocks of fixed shape,
-    and with norms written in basic operations.
+    They are those of model/, with the experts of long prompts computed in blocks of fixed shape.
     """
     models, _ = lay_out(static_config(config))
     for name in PARTS:
         module = getattr(models, name)
         if module is not None:
             module.to(dtype=dtype, device="meta")
-            spell_out_norms(module)
     return models
-
-
-def spell_out_norms(module: nn.Module) -> None:
-    """Let norms compute in basic operations, which every compiler has; see model.layers.RmsNorm."""
-    for layer in module.modules():
-        if isinstance(layer, RmsNorm):
-            layer.spelled_out = True
 
 
 def static_config(config: OmniConfig) -> OmniConfig:

@@ -5,14 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import Code2WavConfig
-from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
-from qwen3_omni_neuron.model.streaming_conv import (
-    CausalConv,
-    History,
-    PointwiseConv,
-    TransposedConv,
-)
+from qwen3_omni_neuron.model.streaming_conv import CausalConv, History, TransposedConv
 
 UNIT_DILATIONS = (1, 3, 9)
 
@@ -73,9 +68,7 @@ class Code2Wav(nn.Module):
 
         Returns the samples of `forward`, and the state for `step`.
         """
-        x, state = self.start_inputs(codes)
-        history = History(None)
-        return self.wave(x, history), (*state, *history.new_state)
+        return self._advance(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
 
     def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
         """Decode the next chunk of streams, each at its own position.
@@ -83,31 +76,29 @@ class Code2Wav(nn.Module):
         Returns samples [streams, T * frame_samples] and the new state; `state` is not changed. The
         samples of all chunks, one after the other, are those of one forward over all frames.
         """
-        x, new_state = self.step_inputs(codes, state)
-        history = History(state[len(new_state) :])
-        return self.wave(x, history), (*new_state, *history.new_state)
-
-    def start_inputs(self, codes: Tensor) -> tuple[Tensor, State]:
-        """Compute the first half of `start`: input of `wave`, and state of the layers before it."""
-        return self._inputs(codes, torch.zeros_like(codes[:, 0, 0]), History(None))
-
-    def step_inputs(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute the first half of `step`; see `start_inputs`. state: the whole, or its part."""
         position, *past = state
-        return self._inputs(codes, position, History(past))
+        return self._advance(codes, position, History(past))
 
-    def _inputs(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
+    def _advance(self, codes: Tensor, position: Tensor, history: History) -> tuple[Tensor, State]:
+        samples = self.wave(self.transform(codes, position, history), history)
+        return samples, (position + codes.shape[2], *history.new_state)
+
+    def transform(self, codes: Tensor, position: Tensor, history: History) -> Tensor:
+        """Run everything before the decoder blocks.
+
+        position: int64 [streams], how many frames came before. Returns the input of `wave`.
+        """
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
         positions = position[:, None] + torch.arange(frames, device=codes.device)
-        rotation = self.rotary.at(positions.flatten().float())
+        rotation = self.rotary.at(positions.float())
         mask = window_mask(position, frames, self.config.sliding_window)
         for layer in self.layers:
             x = layer(x, rotation, mask, history)
         x = self.norm(x).transpose(1, 2)  # [streams, hidden, T]
         for stage in self.upsample:
             x = stage(x, history)
-        return self.conv_in(x, history), (position + frames, *history.new_state)
+        return self.conv_in(x, history)
 
     def wave(self, x: Tensor, history: History) -> Tensor:
         """Run the decoder blocks, which are most of the work.
@@ -145,8 +136,9 @@ class VocoderLayer(nn.Module):
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         self.reach = c.sliding_window - 1
         self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
-        self.qkv = Linear(c.hidden_size, (c.heads + 2 * c.kv_heads) * c.head_dim)
-        self.out = Linear(c.heads * c.head_dim, c.hidden_size)
+        width = (c.heads + 2 * c.kv_heads) * c.head_dim
+        self.qkv = nn.Linear(c.hidden_size, width, bias=False)
+        self.out = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=False)
         self.attention_scale = nn.Parameter(torch.ones(c.hidden_size))
         self.ffn_norm = RmsNorm(c.hidden_size, eps=c.norm_eps)
         self.ffn = FeedForward(c.hidden_size, c.ffn_width)
@@ -155,22 +147,18 @@ class VocoderLayer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor, history: History) -> Tensor:
         """Apply the layer to x [streams, T, hidden].
 
-        rotation: of streams * T rows; mask: see window_mask.
+        rotation: [streams, T, 1, head_dim]; mask: see window_mask.
         """
-        streams, frames, _ = x.shape
-        rows = x.flatten(0, 1)  # [streams * T, hidden]
-        qkv = self.qkv(self.attention_norm(rows)).unflatten(1, (-1, self.head_dim))
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = cast(apply_rotary(widen(qk), rotation), x.dtype)
-        q, k = qk.split((self.heads, self.kv_heads), 1)
-        # [streams * T, heads, head_dim] -> [streams, heads, T, head_dim]
-        q, k, v = (t.unflatten(0, (streams, frames)).transpose(1, 2) for t in (q, k, v))
+        qkv = self.qkv(self.attention_norm(x)).unflatten(2, (-1, self.head_dim))
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        qk = apply_rotary(widen(qk), rotation).to(x.dtype)
+        q, k = qk.split((self.heads, self.kv_heads), 2)
+        # [streams, T, heads, head_dim] -> [streams, heads, T, head_dim]
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         k, v = history.extend(k, self.reach), history.extend(v, self.reach)
         mixed = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
-        mixed = mixed.transpose(1, 2).reshape(streams * frames, -1)
-        rows = rows + self.attention_scale * self.out(mixed)
-        rows = rows + self.ffn_scale * self.ffn(self.ffn_norm(rows))
-        return rows.view_as(x)
+        x = x + self.attention_scale * self.out(mixed.transpose(1, 2).flatten(2))
+        return x + self.ffn_scale * self.ffn(self.ffn_norm(x))
 
 
 class Upsample(nn.Module):
@@ -210,7 +198,7 @@ class Snake(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the activation to x [streams, width, T]."""
-        return torch.addcmul(x, (x * self.frequency).sin_().square_(), self.inverse_magnitude)
+        return x + torch.sin(x * self.frequency).square() * self.inverse_magnitude
 
 
 class ResidualUnit(nn.Module):
@@ -224,7 +212,7 @@ class ResidualUnit(nn.Module):
         self.act1 = Snake(width)
         self.conv1 = CausalConv(width, width, 7, dilation)
         self.act2 = Snake(width)
-        self.conv2 = PointwiseConv(width, width)
+        self.conv2 = nn.Conv1d(width, width, 1)
 
     def forward(self, x: Tensor, history: History) -> Tensor:
         """Apply the unit to x [streams, width, T]."""

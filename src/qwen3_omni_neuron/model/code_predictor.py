@@ -6,6 +6,7 @@ Its sampling has static shapes too, and takes its random numbers as an input.
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import TalkerConfig
@@ -119,7 +120,7 @@ class CodePredictor(nn.Module):
         Returns codes int64 [slots, 16], code 0 first, and the feedback [slots, hidden]: the sum
         of the 16 codes' embeddings.
         """
-        row = self.code0_embedding.weight.index_select(0, code0)
+        row = self.code0_embedding(code0)
         codes, embedded = [code0], [row]
         cache = FrameCache()
         rows = torch.stack((hidden, row), 1).flatten(0, 1)  # [slots * 2, hidden]
@@ -130,7 +131,7 @@ class CodePredictor(nn.Module):
             else:
                 draws = uniforms[:, step]
                 code = sample_top(logits, draws, top_k, top_p, running_sum, top_k_limits)
-            rows = self.embedding[step].index_select(0, code)
+            rows = F.embedding(code, self.embedding[step])
             codes.append(code)
             embedded.append(rows)
         # One sum that rounds once, as the reference's does, also in bfloat16.
@@ -149,4 +150,4 @@ class CodePredictor(nn.Module):
         else:
             rotation = self.rotary.span(step + 1, step + 2)
             x, _ = self.decoder(rows, rotation, cache, DECODE)
-        return torch.mm(self.decoder.norm(x), self.head[step].t())
+        return F.linear(self.decoder.norm(x), self.head[step])

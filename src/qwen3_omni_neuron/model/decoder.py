@@ -1,8 +1,8 @@
 """Decoder stack of the thinker, the talker and the code predictor.
 
 Hidden states are rows [slots * span, hidden], slot by slot: the `span` positions of a prompt in
-one slot, or one new position in each of several. A `Layout` says which of the two a graph fixes.
-The other follows from the number of rows, so one graph takes any number of slots, or any prompt.
+one slot, or one new position in each of several. A `Layout` says which of the two is fixed.
+The other follows from the number of rows.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import FeedForward, Linear, RmsNorm, cast, widen
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
@@ -35,72 +35,46 @@ class Attention(nn.Module):
     Source: transformers Qwen3OmniMoeThinkerTextAttention.forward.
     """
 
-    zero: Tensor
-
     def __init__(self, c: DecoderConfig):
         super().__init__()
-        self.register_buffer("zero", torch.zeros((), device="cpu"), persistent=False)
         self.scale = c.head_dim**-0.5
         self.heads, self.kv_heads, self.head_dim = c.heads, c.kv_heads, c.head_dim
         width = (c.heads + 2 * c.kv_heads) * c.head_dim
-        self.qkv = Linear(c.hidden_size, width)
-        self.out = Linear(c.heads * c.head_dim, c.hidden_size)
+        self.qkv = nn.Linear(c.hidden_size, width, bias=False)
+        self.out = nn.Linear(c.heads * c.head_dim, c.hidden_size, bias=False)
         self.qk_norm = RmsNorm(c.heads + c.kv_heads, c.head_dim, eps=c.norm_eps)
 
-    def add_to(
-        self,
-        residual: Tensor,
-        x: Tensor,
-        rotation: Rotation,
-        layout: Layout,
-        cache: Appendable,
-        layer: int,
+    def forward(
+        self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """Return residual + attention(x), both [slots * span, hidden].
+        """Let each row of x [slots * span, hidden] attend to its own slot.
 
-        Each row attends to its own slot. layer: index of the layer in the cache.
+        layer: index of the layer in the cache.
         """
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = cast(apply_rotary(widen(self.qk_norm(qk)), rotation), x.dtype)
+        qk = apply_rotary(widen(self.qk_norm(qk)), rotation).to(x.dtype)
         q, k = qk.split((self.heads, self.kv_heads), 1)
-        if layout == DECODE:
-            mixed = self._decode(q, k, v, cache, layer)
-        else:
-            mixed = self._prefill(q, k, v, layout, cache, layer)
-        return self.out.add_to(residual, mixed)
-
-    def _decode(self, q: Tensor, k: Tensor, v: Tensor, cache: Appendable, layer: int) -> Tensor:
-        """Attend from one new row a slot. Returns [slots, heads * head_dim].
-
-        In single operations: the fused attention costs several times as much on one row.
-        """
-        width = self.head_dim
-        keys, values = cache.append(layer, k.reshape(-1, 1, width), v.reshape(-1, 1, width))
-        # The query heads of one kv head together: [slots * kv_heads, group, head_dim]
-        q = q.reshape(-1, self.heads // self.kv_heads, width)
-        # With beta 0 `zero` does not count, but baddbmm wants it in the same precision.
-        zero = cast(self.zero, q.dtype)
-        scores = torch.baddbmm(zero, q, keys.transpose(1, 2), beta=0, alpha=self.scale)
-        if cache.mask is not None:
-            by_slot = scores.unflatten(0, (-1, self.kv_heads))  # [slots, kv_heads, group, window]
-            scores = by_slot.masked_fill(cache.mask, float("-inf")).flatten(0, 1)
-        weights = cast(torch.softmax(widen(scores), -1), v.dtype)
-        return torch.bmm(weights, values).view(-1, self.heads * width)
-
-    @staticmethod
-    def _prefill(
-        q: Tensor, k: Tensor, v: Tensor, layout: Layout, cache: Appendable, layer: int
-    ) -> Tensor:
-        """Attend causally among the first rows of each slot.
-
-        Returns [slots * span, heads * head_dim].
-        """
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
         q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
-        cache.append(layer, k.flatten(0, 1), v.flatten(0, 1))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return mixed.transpose(1, 2).flatten(2).flatten(0, 1)
+        keys, values = cache.append(layer, k, v)
+        if layout == DECODE:
+            mixed = self._decode(q, keys, values, cache.mask)
+        else:
+            mixed = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+        return self.out(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def _decode(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend from one new row a slot, q [slots, heads, 1, head_dim]. Returns the same shape.
+
+        The query heads that share a KV head are rows of one product, so that no keys are repeated.
+        """
+        q = q.squeeze(2).unflatten(1, (self.kv_heads, -1))  # [slots, kv_heads, group, head_dim]
+        scores = widen(q @ keys.transpose(2, 3)) * self.scale
+        if mask is not None:
+            scores = scores.masked_fill(mask, float("-inf"))
+        mixed = torch.softmax(scores, -1).to(values.dtype) @ values
+        return mixed.flatten(1, 2).unsqueeze(2)
 
 
 class DecoderLayer(nn.Module):
@@ -120,9 +94,9 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation, layout: Layout, cache: Appendable, layer: int
     ) -> Tensor:
-        """Apply the layer to x [slots * span, hidden]; see Attention.add_to."""
-        x = self.attention.add_to(x, self.attention_norm(x), rotation, layout, cache, layer)
-        return self.ffn.add_to(x, self.ffn_norm(x))
+        """Apply the layer to x [slots * span, hidden]; see Attention.forward."""
+        x = x + self.attention(self.attention_norm(x), rotation, layout, cache, layer)
+        return x + self.ffn(self.ffn_norm(x))
 
 
 class Decoder(nn.Module):

@@ -4,13 +4,12 @@ A slot is one row of a cache: the keys and values of one conversation. Decoder l
 as `Appendable`. Its classes differ in what a call fills and where the result goes: an engine on the
 CPU writes in place, a graph for Neuron takes its state as inputs and returns it as outputs.
 
-    class            one call is                    keys and values are     used by
-    PromptCache      prefill of one slot            a KvCache, in place     cpu.slots
-    SingleSlotCache  a decode step of one slot      a KvCache, in place     cpu.traced
-    SlotCache        a decode step of some slots    a KvCache, in place     cpu.traced
-    PromptState      prefill of one slot            inputs and outputs      graphs.decoders
-    StepState        a decode step of some slots    inputs and outputs      graphs.decoders
-    FrameCache       a code predictor step          its own, for one frame  model.code_predictor
+    class        one call is                  keys and values are     used by
+    PromptCache  prefill of one slot          a KvCache, in place     cpu.slots
+    SlotCache    a decode step of some slots  a KvCache, in place     cpu.slots
+    PromptState  prefill of one slot          inputs and outputs      graphs.decoders
+    StepState    a decode step of some slots  inputs and outputs      graphs.decoders
+    FrameCache   a code predictor step        its own, for one frame  model.code_predictor
 """
 
 from dataclasses import dataclass, field
@@ -34,7 +33,7 @@ class Appendable(Protocol):
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new positions' keys and values; return all that the new positions attend to.
 
-        keys, values: [slots * kv_heads, T, head_dim]. Returns [slots * kv_heads, window, head_dim]
+        keys, values: [slots, kv_heads, T, head_dim]. Returns [slots, kv_heads, window, head_dim]
         each.
         """
 
@@ -83,30 +82,10 @@ class PromptCache:
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Fill the first positions; see Appendable.append."""
-        rows = keys.shape[1]
-        self.cache.keys[layer, 0, :, :rows] = keys
-        self.cache.values[layer, 0, :, :rows] = values
+        rows = keys.shape[2]
+        self.cache.keys[layer, :, :, :rows] = keys
+        self.cache.values[layer, :, :, :rows] = values
         return keys, values
-
-
-class SingleSlotCache:
-    """Decode in one slot, in place: one row, written at its position.
-
-    cache: of that slot alone, the window that ends with the new row. length: int64 [1], the
-    position that the new row is written to.
-    """
-
-    mask = None
-
-    def __init__(self, cache: KvCache, length: Tensor):
-        self._cache, self._length = cache, length
-
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write the new position; see Appendable.append."""
-        all_keys, all_values = self._cache.keys[layer, 0], self._cache.values[layer, 0]
-        all_keys.index_copy_(1, self._length, keys)
-        all_values.index_copy_(1, self._length, values)
-        return all_keys, all_values
 
 
 class SlotCache:
@@ -129,12 +108,12 @@ class SlotCache:
         )
 
     def _put(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n * kv_heads, 1, head_dim] into held [slots, kv_heads, window, head_dim].
+        """Write rows [n, kv_heads, 1, head_dim] into held [slots, kv_heads, window, head_dim].
 
-        Returns [n * kv_heads, window, head_dim] of the slots in use.
+        Returns [n, kv_heads, window, head_dim] of the slots in use.
         """
-        held[self._slots, :, self._lengths] = rows.view(-1, held.shape[1], held.shape[3])
-        return held.index_select(0, self._slots).flatten(0, 1)
+        held[self._slots, :, self._lengths] = rows.squeeze(2)
+        return held.index_select(0, self._slots)
 
 
 KvTensors = tuple[Tensor, ...]
@@ -158,10 +137,10 @@ class PromptState:
         self.new_state: list[Tensor] = []
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill the slot; see Appendable.append. keys, values: [kv_heads, rows, head_dim]."""
+        """Fill the slot; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
         for held, new in zip(self._state[2 * layer :], (keys, values), strict=False):
-            filled = F.pad(new, (0, 0, 0, held.shape[2] - new.shape[1]))
-            self.new_state.append(held.index_copy(0, self._slot, filled.unsqueeze(0)))
+            filled = F.pad(new, (0, 0, 0, held.shape[2] - new.shape[2]))
+            self.new_state.append(held.index_copy(0, self._slot, filled))
         return keys, values
 
 
@@ -189,17 +168,16 @@ class StepState:
         return self._put(held_keys, keys), self._put(held_values, values)
 
     def _put(self, held: Tensor, rows: Tensor) -> Tensor:
-        """Write rows [n * kv_heads, 1, head_dim] into a copy of held, which joins the new state.
+        """Write rows [n, kv_heads, 1, head_dim] into a copy of held, which joins the new state.
 
-        Returns [n * kv_heads, window, head_dim] of the slots.
+        Returns [n, kv_heads, window, head_dim] of the slots.
         """
-        _, heads, _, width = held.shape
-        head = torch.arange(heads, device=held.device)[None]
+        head = torch.arange(held.shape[1], device=held.device)[None]
         where = self._slots[:, None], head, self._at[:, None]
-        new = torch.where(self._idle, held[where], rows.view(-1, heads, width))
+        new = torch.where(self._idle, held[where], rows.squeeze(2))
         written = held.index_put(where, new)
         self.new_state.append(written)
-        return written[:, :, : self._window].index_select(0, self._slots).flatten(0, 1)
+        return written[:, :, : self._window].index_select(0, self._slots)
 
 
 @dataclass
@@ -213,7 +191,7 @@ class FrameCache:
         """Add positions after those held; see Appendable.append."""
         if layer in self._held:
             held_keys, held_values = self._held[layer]
-            keys = torch.cat((held_keys, keys), 1)
-            values = torch.cat((held_values, values), 1)
+            keys = torch.cat((held_keys, keys), 2)
+            values = torch.cat((held_values, values), 2)
         self._held[layer] = keys, values
         return keys, values

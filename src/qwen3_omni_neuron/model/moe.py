@@ -1,13 +1,11 @@
 """Mixture of experts: the router's top k, and the talker's shared expert with a sigmoid gate."""
 
-import warnings
-from collections.abc import Callable
-
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import MoeConfig
-from qwen3_omni_neuron.model.layers import FeedForward, Linear, cast, gated, widen
+from qwen3_omni_neuron.model.layers import FeedForward, gated, widen
 
 FEW_ROWS = 16  # up to here a matrix product takes as long as reading the matrix
 
@@ -15,6 +13,8 @@ FEW_ROWS = 16  # up to here a matrix product takes as long as reading the matrix
 class MoeFeedForward(nn.Module):
     """Routed experts plus, where the config has one, the gated shared expert.
 
+    A loop over the chosen experts depends on data. A graph of static shapes (block_rows above 0)
+    computes the same sum in one of three other ways, by its number of rows.
     Source: transformers Qwen3OmniMoeThinkerTextSparseMoeBlock and
     Qwen3OmniMoeTalkerTextSparseMoeBlock.
     """
@@ -23,77 +23,66 @@ class MoeFeedForward(nn.Module):
         super().__init__()
         self.experts, self.experts_per_token = c.experts, c.experts_per_token
         self.normalize_weights, self.block_rows = c.normalize_weights, c.block_rows
-        self.router = Linear(hidden_size, c.experts)
+        self.router = nn.Linear(hidden_size, c.experts, bias=False)
         self.gate_up = nn.Parameter(torch.empty(c.experts, 2 * c.expert_width, hidden_size))
-        # [experts, width, hidden]: the chosen experts' matrices, stacked, are one matrix.
-        self.down = nn.Parameter(torch.empty(c.experts, c.expert_width, hidden_size))
+        self.down = nn.Parameter(torch.empty(c.experts, hidden_size, c.expert_width))
         self.shared: SharedExpert | None = None
         if c.shared_expert_width:
             self.shared = SharedExpert(hidden_size, c.shared_expert_width)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + experts(x), both [rows, hidden]."""
-        if self.shared is not None:
-            residual = self.shared.add_to(residual, x)
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden] to the same shape."""
         weights, chosen = self.route(x)
-        rows = int(x.shape[0])
-        if rows == 1:
-            return self._one_row(residual, x, weights, chosen[0])
-        if rows <= FEW_ROWS:
-            return self._by_every_expert(residual, x, weights, chosen)
-        if self.block_rows:
-            return self._by_block(residual, x, weights, chosen)
-        return self._by_expert(residual, x, weights, chosen)
+        if not self.block_rows:
+            out = self._by_expert(x, weights, chosen)
+        elif len(x) == 1:
+            out = self._one_row(x, weights, chosen[0])
+        elif len(x) <= FEW_ROWS:
+            out = self._by_every_expert(x, weights, chosen)
+        else:
+            out = self._by_block(x, weights, chosen)
+        return out if self.shared is None else out + self.shared(x)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose k experts a row: weights [rows, k] in x's dtype, and indices int64 [rows, k].
 
         The softmax is in float32.
         """
-        logits = widen(self.router(x))
+        probabilities = torch.softmax(widen(self.router(x)), -1)
+        weights, chosen = probabilities.topk(self.experts_per_token)
         if self.normalize_weights:
-            # The softmax over all, cut to its top k and normalised, is the softmax over the top k.
-            values, chosen = logits.topk(self.experts_per_token)
-            weights = torch.softmax(values, -1)
-        else:
-            weights, chosen = torch.softmax(logits, -1).topk(self.experts_per_token)
-        return cast(weights, x.dtype), chosen
+            weights = weights / weights.sum(-1, keepdim=True)
+        return weights.to(x.dtype), chosen
 
-    def _one_row(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply the experts to one row: side by side, the chosen are one wider feed-forward."""
+    def _by_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Apply each chosen expert once, to all rows that chose it."""
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            rows, rank = (chosen == expert).nonzero(as_tuple=True)
+            hidden = gated(F.linear(x[rows], self.gate_up[expert]))
+            given = F.linear(hidden, self.down[expert])
+            out.index_add_(0, rows, given * weights[rows, rank, None])
+        return out
+
+    def _one_row(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """Apply the chosen experts to one row."""
         gate_up = self.gate_up.index_select(0, chosen)  # [k, 2 width, hidden]
-        hidden = torch.mm(gate_up.flatten(0, 1), x.t()).view(gate_up.shape[:2])
-        hidden = gated(hidden) * weights.t()  # [k, width]
-        down = self.down.index_select(0, chosen).flatten(0, 1)  # [k * width, hidden]
-        return torch.addmm(residual, hidden.view(1, -1), down)
+        hidden = gated((gate_up @ x.t()).squeeze(2)) * weights.t()  # [k, width]
+        down = self.down.index_select(0, chosen)  # [k, hidden, width]
+        return torch.bmm(down, hidden.unsqueeze(2)).sum(0).t()
 
-    def _by_every_expert(
-        self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor
-    ) -> Tensor:
+    def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every row, with weight 0 where it was not chosen.
 
-        For a decode step of several slots. The operations are the same whichever experts are
-        chosen, so a graph can hold them, and a product with a few rows takes little longer than
-        with one: reading the matrix is what takes time.
+        For a decode step of several slots: a product with a few rows takes little longer than with
+        one, as reading the matrix is what takes time.
         """
-        hidden = torch.matmul(x, self.gate_up.transpose(1, 2))  # [experts, rows, 2 width]
-        by_expert = torch.zeros_like(x[:, :1]).repeat(1, self.experts)
-        by_expert = by_expert.scatter(1, chosen, weights)  # [rows, experts]
-        hidden = gated(hidden) * by_expert.t().unsqueeze(2)
-        # [experts, rows, width] -> [rows, experts * width]: all experts are one wide feed-forward
-        hidden = hidden.transpose(0, 1).flatten(1)
-        return torch.addmm(residual, hidden, self.down.flatten(0, 1))
+        hidden = gated(x @ self.gate_up.transpose(1, 2))  # [experts, rows, width]
+        by_expert = x.new_zeros(len(x), self.experts).scatter(1, chosen, weights)
+        hidden = hidden * by_expert.t().unsqueeze(2)
+        return torch.bmm(hidden, self.down.transpose(1, 2)).sum(0)
 
-    def _by_expert(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply each chosen expert once, to all rows that chose it: for many rows."""
-        by_expert = chosen.flatten().argsort(stable=True)  # (row, rank) pairs, expert by expert
-        rows = by_expert // self.experts_per_token
-        counts = torch.bincount(chosen.flatten(), minlength=self.experts)
-        out = run_experts(x[rows], counts, self.gate_up, self.down)
-        out = out * weights.flatten()[by_expert].unsqueeze(1)
-        return residual.index_add(0, rows, out)
-
-    def _by_block(self, residual: Tensor, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+    def _by_block(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply the experts to blocks of rows of one expert, padded: for many rows, static shapes.
 
         With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. Their number has
@@ -117,33 +106,10 @@ class MoeFeedForward(nn.Module):
         inputs = x.new_zeros(blocks * size, x.shape[1]).index_copy(0, place, copies)
         gate_up = self.gate_up.index_select(0, expert)  # [blocks, 2 width, hidden]
         hidden = gated(torch.bmm(inputs.unflatten(0, (blocks, size)), gate_up.transpose(1, 2)))
-        out = torch.bmm(hidden, self.down.index_select(0, expert)).flatten(0, 1)
+        down = self.down.index_select(0, expert)  # [blocks, hidden, width]
+        out = torch.bmm(hidden, down.transpose(1, 2)).flatten(0, 1)
         out = out.index_select(0, place).unflatten(0, (rows, k))
-        return residual + (out * weights.unsqueeze(2)).sum(1)
-
-
-def _scripted(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    with warnings.catch_warnings():
-        # PyTorch recommends torch.compile instead, which takes a minute to start.
-        warnings.simplefilter("ignore", category=DeprecationWarning)
-        return torch.jit.script(function)
-
-
-@_scripted
-def run_experts(x: Tensor, counts: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Apply expert e to the next counts[e] rows of x; [rows, hidden] in and out.
-
-    Scripted, because a traced graph can't hold a loop that depends on data, but can call a script.
-    """
-    outs = [x[:0]]
-    start = 0
-    for expert in range(gate_up.shape[0]):
-        count = int(counts[expert])
-        if count > 0:
-            hidden = torch.mm(x[start : start + count], gate_up[expert].t())
-            outs.append(torch.mm(gated(hidden), down[expert]))
-            start += count
-    return torch.cat(outs)
+        return (out * weights.unsqueeze(2)).sum(1)
 
 
 class SharedExpert(nn.Module):
@@ -152,8 +118,8 @@ class SharedExpert(nn.Module):
     def __init__(self, hidden_size: int, width: int):
         super().__init__()
         self.ffn = FeedForward(hidden_size, width)
-        self.gate = Linear(hidden_size, 1)
+        self.gate = nn.Linear(hidden_size, 1, bias=False)
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + sigmoid(gate(x)) * ffn(x), both [rows, hidden]."""
-        return torch.addcmul(residual, torch.sigmoid(self.gate(x)), self.ffn(x))
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden] to the same shape."""
+        return torch.sigmoid(self.gate(x)) * self.ffn(x)

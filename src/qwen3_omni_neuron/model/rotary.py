@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import RopeConfig
 
 Rotation = tuple[Tensor, Tensor]
-"""Cos and sin, float32 [rows, 1, head_dim]; sin has the sign of the swapped half."""
+"""Cos and sin, float32 [..., 1, head_dim]; sin has the sign of the swapped half."""
 
 
 class Rotary(nn.Module):
@@ -34,16 +34,16 @@ class Rotary(nn.Module):
         self.register_buffer("axis", axis.repeat(2), persistent=False)
 
     def at(self, positions: Tensor) -> Rotation:
-        """Return cos and sin where the three axes are equal. positions: float32 [rows]."""
-        return self._of_angles(positions[:, None] * self.frequencies)
+        """Return cos and sin where the three axes are equal. positions: float32 [...]."""
+        return self._of_angles(positions.unsqueeze(-1) * self.frequencies)
 
     def at_axes(self, positions: Tensor) -> Rotation:
         """Return cos and sin. positions: float32 [3, rows]: time, height, width."""
         return self._of_angles(positions.index_select(0, self.axis).t() * self.frequencies)
 
     def _of_angles(self, angles: Tensor) -> Rotation:
-        """Return cos and sin, [rows, 1, head_dim] each. angles: [rows, head_dim]."""
-        return angles.cos().unsqueeze(1), (angles.sin() * self.sign).unsqueeze(1)
+        """Return cos and sin, [..., 1, head_dim] each. angles: [..., head_dim]."""
+        return angles.cos().unsqueeze(-2), (angles.sin() * self.sign).unsqueeze(-2)
 
 
 class RotaryTable(nn.Module):
@@ -73,9 +73,8 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
     x: [..., rows, heads, head_dim]. The first half of `sin` has the sign of the rotation.
     """
     cos, sin = rotation
-    half = int(x.shape[-1]) // 2
-    first, second = x.split((half, half), -1)
-    return torch.addcmul(x * cos, torch.cat((second, first), -1), sin)
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat((second, first), -1) * sin
 
 
 def _axis_of_frequency(section: tuple[int, int, int] | None, frequencies: int) -> Tensor:

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-FEW_CHANNELS = 4
-
 
 class History:
     """Earlier inputs of the layers for one chunk, and what they keep for the next chunk.
@@ -50,35 +48,7 @@ class CausalConv(nn.Conv1d):
 
     def forward(self, x: Tensor, history: History) -> Tensor:  # type: ignore[override]
         """Convolve x [streams, into, T] to [streams, out, T]."""
-        x = history.extend(x, self.reach)
-        return super().forward(x) if self.out_channels > FEW_CHANNELS else self._by_tap(x)
-
-    def _by_tap(self, x: Tensor) -> Tensor:
-        """Convolve as one matrix product of all taps and the sum of their shifted results.
-
-        Several times faster for few output channels, which give a convolution kernel little work.
-        """
-        out, into, taps = self.weight.shape
-        by_tap = self.weight.permute(2, 0, 1).reshape(taps * out, into)
-        products = torch.matmul(by_tap, x).unflatten(1, (taps, out))
-        assert self.bias is not None
-        total = products[:, -1, :, self.reach :] + self.bias[:, None]
-        for tap in range(taps - 1):
-            start = tap * self.dilation[0]
-            total += products[:, tap, :, start : start - self.reach]
-        return total
-
-
-class PointwiseConv(nn.Conv1d):
-    """Convolution with kernel 1, as a matrix product, which is much faster on a CPU."""
-
-    def __init__(self, into: int, out: int):
-        super().__init__(into, out, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Convolve x [streams, into, T] to [streams, out, T]."""
-        assert self.bias is not None
-        return torch.matmul(self.weight[:, :, 0], x).add_(self.bias[:, None])
+        return super().forward(history.extend(x, self.reach))
 
 
 class TransposedConv(nn.ConvTranspose1d):

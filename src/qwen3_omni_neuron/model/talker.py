@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
 
@@ -85,7 +84,7 @@ class Talker(nn.Module):
         self.codec_embedding = nn.Embedding(text.vocab_size, text.hidden_size)
         self.decoder = Decoder(text)
         self.rotary = Rotary(text.rope, text.head_dim)
-        self.codec_head = Linear(text.hidden_size, text.vocab_size)
+        self.codec_head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
 
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable

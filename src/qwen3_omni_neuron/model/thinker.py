@@ -5,7 +5,6 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.model.config import ThinkerConfig
 from qwen3_omni_neuron.model.decoder import DECODE, PROMPT, Decoder
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import Linear
 from qwen3_omni_neuron.model.rotary import Rotary
 
 
@@ -24,7 +23,7 @@ class Thinker(nn.Module):
         self.embedding = nn.Embedding(text.vocab_size, text.hidden_size)
         self.decoder = Decoder(text)
         self.rotary = Rotary(text.rope, text.head_dim)
-        self.head = Linear(text.hidden_size, text.vocab_size)
+        self.head = nn.Linear(text.hidden_size, text.vocab_size, bias=False)
 
     def prefill(
         self,
@@ -54,6 +53,5 @@ class Thinker(nn.Module):
         token_ids: int64 [slots]; positions: float32 [slots], their rope positions. Returns logits
         [slots, vocab].
         """
-        rows = self.embedding.weight.index_select(0, token_ids)
-        x, _ = self.decoder(rows, self.rotary.at(positions), cache, DECODE)
+        x, _ = self.decoder(self.embedding(token_ids), self.rotary.at(positions), cache, DECODE)
         return self.head(self.decoder.norm(x))

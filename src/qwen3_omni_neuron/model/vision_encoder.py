@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import VisionEncoderConfig
-from qwen3_omni_neuron.model.layers import cast, widen
+from qwen3_omni_neuron.model.layers import widen
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 NORM_EPS = 1e-6
@@ -53,7 +53,7 @@ class VisionEncoder(nn.Module):
         """
         position = self._positions(places, grid)
         x = self.patch_embedding(patches)
-        x = x + cast(position, x.dtype)
+        x = x + position.to(x.dtype)
         rotation = self._rotation(places)
         mask = valid[None, None, None, :]
         stacked = []
@@ -109,7 +109,7 @@ class VisionLayer(nn.Module):
         """Apply the layer to x [frames, P, hidden]. mask: bool [1, 1, 1, P], real patches."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3 * self.heads, -1))
         qk, v = qkv.split((2 * self.heads, self.heads), 2)  # [frames, P, heads, head_dim]
-        qk = cast(apply_rotary(widen(qk), rotation), x.dtype)
+        qk = apply_rotary(widen(qk), rotation).to(x.dtype)
         q, k = qk.split((self.heads, self.heads), 2)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask

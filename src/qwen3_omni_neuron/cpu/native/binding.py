@@ -4,8 +4,9 @@ import ctypes
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from qwen3_omni_neuron.cpu.native.matrix import PANEL, TYPES, packed_shape
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.layers import FeedForward
@@ -27,11 +28,32 @@ class MismatchError(Exception):
 def declare_calls(library: ctypes.CDLL) -> None:
     """Set the argument types of the library's calls. Raises AttributeError where one is missing."""
     library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
-    library.prefill.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.prefill.argtypes = [
+        Pointer, *[Number] * 3, *[Pointer] * 3, Number, *[Pointer] * 3,
+    ]  # fmt: skip
     library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.multiply_rows.argtypes = [Pointer, Number, Pointer, Number, Pointer, Number]
+    library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 5]
+    library.grow_pool.argtypes = [Number]
+    library.grow_pool.restype = None
     library.run_wave.argtypes = [Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer]
     library.wave_state_size.argtypes = [Pointer]
     library.wave_state_size.restype = Number
+
+
+class Matrix(ctypes.Structure):
+    """Matrix of matrix.h."""
+
+    _fields_ = [
+        *((name, Pointer) for name in ("panels", "scale", "bias")),
+        *((name, Number) for name in ("into", "out", "type")),
+    ]
+
+
+class Table(ctypes.Structure):
+    """Table of matrix.h."""
+
+    _fields_ = [("rows", Pointer), *((name, Number) for name in ("count", "width", "type"))]
 
 
 class Weights:
@@ -50,6 +72,36 @@ class Weights:
         self._held.append(weight)
         return pointer
 
+    def matrix(
+        self, owner: nn.Module, name: str, *shape: int, bias: Tensor | None = None
+    ) -> Matrix:
+        """Describe a packed parameter of a module: see cpu.native.matrix.
+
+        shape: of the matrix [..., out, into] that was packed; of a stack the first one is
+        described, and the others follow. Raises UnsuitedError.
+        """
+        packed: Tensor = getattr(owner, name)
+        scale: Tensor | None = getattr(owner, f"{name}_scale", None)
+        if packed.dtype not in TYPES:
+            raise UnsuitedError(f"the C takes no weights of {packed.dtype}")
+        out, into = shape[-2:]
+        return Matrix(
+            panels=self(packed, *packed_shape(shape), dtype=packed.dtype),
+            scale=None if scale is None else self(scale, *shape[:-1]),
+            bias=None if bias is None else self(bias, out),
+            into=into,
+            out=out,
+            type=TYPES[packed.dtype],
+        )
+
+    def table(self, rows: Tensor, *shape: int) -> Table:
+        """Describe a table of rows [..., width]. Raises UnsuitedError."""
+        if rows.dtype not in (torch.float32, torch.bfloat16):
+            raise UnsuitedError(f"the C looks up no rows of {rows.dtype}")
+        pointer = self(rows, *shape, dtype=rows.dtype)
+        width = shape[-1]
+        return Table(pointer, rows.numel() // width, width, TYPES[rows.dtype])
+
 
 def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     """Return the address of a dense tensor. Raises ValueError for another type or shape."""
@@ -66,21 +118,21 @@ def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
 def check(status: int) -> None:
     """Raise MemoryError where a call could not allocate memory."""
     if status == NO_MEMORY:
-        raise MemoryError("no memory for the rows of a decode step")
-
-
-WIDTHS_ARE_MULTIPLES_OF = 8
+        raise MemoryError("no memory for the rows of a call")
 
 
 class _Layer(ctypes.Structure):
     """Layer of decoder.h."""
 
     _fields_ = [
-        (name, Pointer)
-        for name in (
-            "attention_norm", "qkv", "qk_norm", "out", "ffn_norm", "gate_up", "down", "router",
-            "shared_gate_up", "shared_down", "shared_gate",
-        )
+        ("attention_norm", Pointer),
+        ("qkv", Matrix),
+        ("qk_norm", Pointer),
+        ("out", Matrix),
+        ("ffn_norm", Pointer),
+        *((name, Matrix) for name in (
+            "gate_up", "down", "router", "shared_gate_up", "shared_down", "shared_gate",
+        )),
     ]  # fmt: skip
 
 
@@ -90,7 +142,7 @@ class NativeDecoder(ctypes.Structure):
     _fields_ = [
         *((name, Number) for name in (
             "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "experts", "chosen",
-            "shared_ffn",
+            "shared_ffn", "window",
         )),
         ("normalized", ctypes.c_int32),
         ("norm_eps", ctypes.c_float),
@@ -108,25 +160,25 @@ class NativeKvCache(ctypes.Structure):
     ]
 
 
-STRUCTS = {"Layer": _Layer, "Decoder": NativeDecoder, "KvCache": NativeKvCache}
+STRUCTS = {
+    "Matrix": Matrix,
+    "Table": Table,
+    "Layer": _Layer,
+    "Decoder": NativeDecoder,
+    "KvCache": NativeKvCache,
+}
+CONSTANTS = {
+    "NO_MEMORY": NO_MEMORY,
+    "NO_SUCH_CODE": NO_SUCH_CODE,
+    "PANEL": PANEL,
+    "FLOAT32": TYPES[torch.float32],
+    "BFLOAT16": TYPES[torch.bfloat16],
+    "INT8": TYPES[torch.int8],
+}
 
 
 def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> NativeDecoder:
-    """Describe a decoder with its weights. Raises UnsuitedError where the C can't take them."""
-    ffn_width = c.ffn_width if c.moe is None else c.moe.expert_width
-    shared_width = 0 if c.moe is None else c.moe.shared_expert_width
-    widths = {
-        "hidden size": c.hidden_size,
-        "head size": c.head_dim,
-        "feed-forward's width": ffn_width,
-        "shared expert's width": shared_width,
-    }
-    for name, width in widths.items():
-        if width % WIDTHS_ARE_MULTIPLES_OF:
-            raise UnsuitedError(
-                f"the C takes widths that are multiples of {WIDTHS_ARE_MULTIPLES_OF}, and the "
-                f"{name} is {width}"
-            )
+    """Describe a decoder with its packed weights. Raises UnsuitedError for what C can't take."""
     layers = [_layer(c, layer, weights) for layer in decoder.layers]
     return NativeDecoder(
         layers=len(layers),
@@ -134,10 +186,10 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Nati
         heads=c.heads,
         kv_heads=c.kv_heads,
         head_dim=c.head_dim,
-        ffn=ffn_width,
+        ffn=c.ffn_width if c.moe is None else c.moe.expert_width,
         experts=c.moe.experts if c.moe else 0,
         chosen=c.moe.experts_per_token if c.moe else 0,
-        shared_ffn=shared_width,
+        shared_ffn=c.moe.shared_expert_width if c.moe else 0,
         normalized=bool(c.moe and c.moe.normalize_weights),
         norm_eps=c.norm_eps,
         layer=(_Layer * len(layers))(*layers),
@@ -151,11 +203,12 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
     layer: a DecoderLayer; the items of a ModuleList have no more precise type than Any.
     """
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
+    qkv_width = (qk_heads + c.kv_heads) * c.head_dim
     return _Layer(
         attention_norm=weights(layer.attention_norm.weight, hidden),
-        qkv=weights(attention.qkv.weight, (qk_heads + c.kv_heads) * c.head_dim, hidden),
+        qkv=weights.matrix(attention.qkv, "weight", qkv_width, hidden),
         qk_norm=weights(attention.qk_norm.weight, qk_heads, c.head_dim),
-        out=weights(attention.out.weight, hidden, c.heads * c.head_dim),
+        out=weights.matrix(attention.out, "weight", hidden, c.heads * c.head_dim),
         ffn_norm=weights(layer.ffn_norm.weight, hidden),
         **_feed_forward(c, layer.ffn, weights),
     )
@@ -163,26 +216,26 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
 
 def _feed_forward(
     c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
-) -> dict[str, int]:
-    """Return the pointers of a layer's feed-forward by their names in _Layer."""
+) -> dict[str, Matrix]:
+    """Return the matrices of a layer's feed-forward by their names in _Layer."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {
-            "gate_up": weights(ffn.gate_up.weight, 2 * c.ffn_width, hidden),
-            "down": weights(ffn.down.weight, hidden, c.ffn_width),
+            "gate_up": weights.matrix(ffn.gate_up, "weight", 2, c.ffn_width, hidden),
+            "down": weights.matrix(ffn.down, "weight", hidden, c.ffn_width),
         }
     assert c.moe is not None
     experts, width, shared_width = c.moe.experts, c.moe.expert_width, c.moe.shared_expert_width
-    pointers = {
-        "gate_up": weights(ffn.gate_up, experts, 2 * width, hidden),
-        "down": weights(ffn.down, experts, width, hidden),
-        "router": weights(ffn.router.weight, experts, hidden),
+    matrices = {
+        "gate_up": weights.matrix(ffn, "gate_up", experts, 2, width, hidden),
+        "down": weights.matrix(ffn, "down", experts, hidden, width),
+        "router": weights.matrix(ffn.router, "weight", experts, hidden),
     }
     if ffn.shared is not None:
         shared = ffn.shared
-        pointers |= {
-            "shared_gate_up": weights(shared.ffn.gate_up.weight, 2 * shared_width, hidden),
-            "shared_down": weights(shared.ffn.down.weight, hidden, shared_width),
-            "shared_gate": weights(shared.gate.weight, 1, hidden),
+        matrices |= {
+            "shared_gate_up": weights.matrix(shared.ffn.gate_up, "weight", 2, shared_width, hidden),
+            "shared_down": weights.matrix(shared.ffn.down, "weight", hidden, shared_width),
+            "shared_gate": weights.matrix(shared.gate, "weight", 1, hidden),
         }
-    return pointers
+    return matrices

@@ -13,8 +13,7 @@ from typing import TypeVar
 
 from qwen3_omni_neuron.cpu.native import binding, predictor, steps, wave
 from qwen3_omni_neuron.cpu.native.binding import (
-    NO_MEMORY,
-    NO_SUCH_CODE,
+    CONSTANTS,
     MismatchError,
     UnsuitedError,
     declare_calls,
@@ -134,7 +133,7 @@ def _table(library: ctypes.CDLL, symbol: str) -> list[tuple[str, int]]:
 
 def _layout() -> dict[str, int]:
     """Return what C's tables must hold."""
-    numbers = {"NO_MEMORY": NO_MEMORY, "NO_SUCH_CODE": NO_SUCH_CODE}
+    numbers = dict(CONSTANTS)
     for name, struct in STRUCTS.items():
         numbers[name] = ctypes.sizeof(struct)
         for field, *_ in struct._fields_:
@@ -156,14 +155,25 @@ def _differences(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str
 Native = TypeVar("Native")
 
 
-def native_steps(c: DecoderConfig, model: Thinker | Talker, cache: KvCache) -> NativeSteps | None:
-    """Return a model's decode steps in C, or None where they must run in torch."""
-    return _native(type(model).__name__, lambda library: NativeSteps(c, model, cache, library))
+def native_steps(
+    c: DecoderConfig, model: Thinker | Talker, cache: KvCache, threads: int = 1
+) -> NativeSteps | None:
+    """Return a model's decode steps and prompts in C, or None where they must run in torch.
+
+    The model's matrices are packed (see cpu.weights). threads: that a call may use.
+    """
+    return _native(
+        type(model).__name__, lambda library: NativeSteps(c, model, cache, library, threads)
+    )
 
 
-def native_predictor(c: TalkerConfig, predictor: CodePredictor) -> NativePredictor | None:
-    """Return the code predictor in C, or None where it must run in torch."""
-    return _native("CodePredictor", lambda library: NativePredictor(c, predictor, library))
+def native_predictor(
+    c: TalkerConfig, predictor: CodePredictor, threads: int = 1
+) -> NativePredictor | None:
+    """Return the code predictor in C, or None where it must run in torch; see native_steps."""
+    return _native(
+        "CodePredictor", lambda library: NativePredictor(c, predictor, library, threads)
+    )
 
 
 def native_wave(code2wav: Code2Wav) -> NativeWave | None:

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_CODE,
+    Matrix,
     NativeDecoder,
     Number,
     Pointer,
+    Table,
     Weights,
     check,
     native_decoder,
@@ -24,8 +26,11 @@ class _Predictor(ctypes.Structure):
 
     _fields_ = [
         ("decoder", NativeDecoder),
-        *((name, Number) for name in ("steps", "vocab", "code0_vocab")),
-        *((name, Pointer) for name in ("cosine", "sine", "code0_embedding", "embedding", "head")),
+        ("steps", Number),
+        *((name, Pointer) for name in ("cosine", "sine")),
+        *((name, Table) for name in ("code0_embedding", "embedding")),
+        ("head", Matrix),
+        ("threads", Number),
     ]
 
 
@@ -42,7 +47,9 @@ class NativePredictor:
     Raises UnsuitedError where the C can't take the weights.
     """
 
-    def __init__(self, c: TalkerConfig, predictor: CodePredictor, library: ctypes.CDLL):
+    def __init__(
+        self, c: TalkerConfig, predictor: CodePredictor, library: ctypes.CDLL, threads: int = 1
+    ):
         p, self._steps = c.predictor, c.code_groups - 1
         self._hidden, self._vocab, self._code0_vocab = (
             p.hidden_size, p.vocab_size, c.text.vocab_size
@@ -54,15 +61,14 @@ class NativePredictor:
         self._predictor = _Predictor(
             decoder=native_decoder(p, predictor.decoder, weights),
             steps=self._steps,
-            vocab=p.vocab_size,
-            code0_vocab=self._code0_vocab,
             cosine=weights(cos[:, half:].contiguous(), c.code_groups, half),
             sine=weights(sin[:, half:].contiguous(), c.code_groups, half),
-            code0_embedding=weights(
+            code0_embedding=weights.table(
                 predictor.code0_embedding.weight, self._code0_vocab, p.hidden_size
             ),
-            embedding=weights(predictor.embedding, *tables),
-            head=weights(predictor.head, *tables),
+            embedding=weights.table(predictor.embedding, *tables),
+            head=weights.matrix(predictor, "head", *tables),
+            threads=threads,
         )
 
     def __call__(

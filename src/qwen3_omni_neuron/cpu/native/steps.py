@@ -1,4 +1,4 @@
-"""Decode steps and short prompts of thinker and talker in C.
+"""Decode steps and prompts of thinker and talker in C.
 
 Their keys and values are written to the KV cache by write_kv_row in decoder.c.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
+    Matrix,
     NativeDecoder,
     NativeKvCache,
     Number,
@@ -32,31 +33,47 @@ class _Stepper(ctypes.Structure):
     _fields_ = [
         ("decoder", NativeDecoder),
         ("kv", NativeKvCache),
-        ("vocab", Number),
-        *((name, Pointer) for name in ("head", "frequencies", "axis")),
+        ("head", Matrix),
+        *((name, Pointer) for name in ("frequencies", "axis")),
+        ("threads", Number),
     ]
 
 
-STRUCTS = {"Stepper": _Stepper}
+class _Deepstack(ctypes.Structure):
+    """Deepstack of decoder.h."""
+
+    _fields_ = [
+        *((name, Number) for name in ("layers", "count")),
+        *((name, Pointer) for name in ("rows", "features")),
+    ]
+
+
+STRUCTS = {"Stepper": _Stepper, "Deepstack": _Deepstack}
 
 
 class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
     The results differ from the module's only because float32 sums are added up in another order. A
-    slot's result does not depend on the other slots. Several threads may call it for different
-    slots.
-    Raises UnsuitedError where the C can't take the weights or the cache.
+    row's result depends neither on the other rows of the call nor on the number of threads: a prompt
+    in pieces gives what it gives whole. Several threads may call it for different slots.
+    threads: that a call may use. Raises UnsuitedError where the C can't take the weights or the
+    cache.
     """
 
     def __init__(
-        self, c: DecoderConfig, model: Thinker | Talker, cache: KvCache, library: ctypes.CDLL
+        self,
+        c: DecoderConfig,
+        model: Thinker | Talker,
+        cache: KvCache,
+        library: ctypes.CDLL,
+        threads: int = 1,
     ):
         self._decode, self._prefill = library.decode_step, library.prefill
         self._weights = weights = Weights()
         self._thinker = model if isinstance(model, Thinker) else None
         head = model.head if isinstance(model, Thinker) else model.codec_head
-        self._vocab, self._hidden = len(head.weight), c.hidden_size
+        self._vocab, self._hidden = head.out_features, c.hidden_size
         slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
         shape = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
         half = c.head_dim // 2
@@ -68,10 +85,10 @@ class NativeSteps:
                 slots=slots,
                 positions=self._positions,
             ),
-            vocab=self._vocab,
-            head=weights(head.weight, self._vocab, c.hidden_size),
+            head=weights.matrix(head, "weight", self._vocab, c.hidden_size),
             frequencies=weights(model.rotary.frequencies[:half], half),
             axis=weights(model.rotary.axis[:half], half, dtype=torch.int64),
+            threads=threads,
         )
 
     def decode(
@@ -81,11 +98,15 @@ class NativeSteps:
         positions: Sequence[float],
         inputs: Tensor,
     ) -> Any:
-        """Append one row to each slot; see cpu.slots.Decode."""
+        """Append one row to each of several slots.
+
+        slots: which ones; lengths: number of filled positions of each; positions: the new rows'
+        rope positions; inputs: as the model's `decode` takes them. Returns what `decode` returns.
+        """
         count = len(slots)
         rows = inputs
         if self._thinker is not None:
-            rows = self._thinker.embedding.weight.index_select(0, inputs)
+            rows = self._thinker.embedding.weight.index_select(0, inputs).float()
         self._check_slots(slots, max(lengths) + 1)
         logits, hidden = torch.empty(count, self._vocab), torch.empty(count, self._hidden)
         status = self._decode(
@@ -101,26 +122,46 @@ class NativeSteps:
         check(status)
         return (logits, hidden) if self._thinker is None else logits
 
-    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0 with a prompt without padding, images and videos.
+    def prefill(
+        self,
+        slot: int,
+        start: int,
+        rows: Tensor,
+        positions: Tensor,
+        visual: Tensor | None = None,
+        deepstack: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Append the rows of a prompt to the `start` rows that a slot holds.
 
-        rows: [S, hidden]; positions: float32 [3, S]. Returns what the model's `prefill` returns.
+        rows: [S, hidden]; positions: float32 [3, S]; visual, deepstack: see model.thinker. Returns
+        what the model's `prefill` returns.
         """
         count = len(rows)
-        self._check_slots((slot,), count)
-        # A reference, so that it lives until the call has returned.
+        self._check_slots((slot,), start + count)
+        # References, so that they live until the call has returned.
         positions = positions.contiguous()
         logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
         accept_layer, accepted = 0, torch.empty(0)
         if self._thinker is not None:
             accept_layer, accepted = self._thinker.accept_layer, torch.empty(count, self._hidden)
+        added = _Deepstack()
+        if visual is not None and deepstack is not None:
+            layers, places = len(deepstack), len(visual)
+            deepstack = deepstack.contiguous()
+            added = _Deepstack(
+                layers=layers,
+                count=places,
+                rows=pointer_to(visual, torch.int64, places),
+                features=pointer_to(deepstack, torch.float32, layers, places, self._hidden),
+            )
         status = self._prefill(
             ctypes.byref(self._stepper),
+            slot,
+            start,
             count,
-            (Number * count)(*[slot] * count),
-            (Number * count)(*range(count)),
             pointer_to(positions, torch.float32, 3, count),
             pointer_to(rows, torch.float32, count, self._hidden),
+            ctypes.byref(added),
             accept_layer,
             None if self._thinker is None else accepted.data_ptr(),
             logits.data_ptr(),

@@ -71,10 +71,6 @@ class RowParallel(nn.Module):
         y = self._group.sum(F.linear(x, self.weight))
         return y if self.bias is None else y + self.bias
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + forward(x)."""
-        return residual + self(x)
-
 
 class ParallelMoe(MoeFeedForward):
     """Mixture of experts with some columns of every expert at each rank.
@@ -87,6 +83,6 @@ class ParallelMoe(MoeFeedForward):
         super().__init__(hidden_size, c)
         self._group = group
 
-    def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """Return residual + experts(x)."""
-        return residual + self._group.sum(super().add_to(torch.zeros_like(residual), x))
+    def forward(self, x: Tensor) -> Tensor:
+        """Map x [rows, hidden] to the same shape, and sum over ranks."""
+        return self._group.sum(super().forward(x))

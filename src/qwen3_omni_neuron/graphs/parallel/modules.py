@@ -147,10 +147,10 @@ def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
 def _moe(
     layer: MoeFeedForward, tp: int, group: Group, multiple: int
 ) -> tuple[ParallelMoe, dict[str, Cut]]:
-    experts, width, hidden = layer.down.shape
+    experts, hidden, width = layer.down.shape
     cuts = {
         "gate_up": cut_width(1, [width, width], tp, multiple),
-        "down": cut_width(1, [width], tp, multiple),
+        "down": cut_width(2, [width], tp, multiple),
     }
     shared = 0
     if layer.shared is not None:

@@ -253,15 +253,9 @@ def _cut_parameters(
 
 
 def _transposed(piece: Piece) -> Piece:
-    """Return a piece of one of our stacks of experts as the same piece of NxDI's.
-
-    Ours are [experts, width, hidden], whose pieces are transposed already, and [experts, 2 width,
-    hidden]; NxDI's are [experts, hidden, ...].
-    """
-    if piece.convert is not None:
-        return piece
-    expert, columns = piece.region
-    return Piece(piece.name, (expert, slice(None), columns), torch.t)
+    """Return a piece of one of our stacks of experts as the same piece of NxDI's."""
+    expert, *rows = piece.region
+    return Piece(piece.name, (expert, slice(None), *rows), torch.t)
 
 
 def _expert(piece: Piece) -> object:

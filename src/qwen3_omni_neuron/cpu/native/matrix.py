@@ -1,0 +1,61 @@
+"""Matrices as the C takes them: in panels of 32 outputs, in float32, bfloat16 or int8.
+
+[..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A gate_up
+matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a float32
+scale for each output: the largest weight of a row is 127.
+"""
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PANEL = 32  # as in matrix.h
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in matrix.h
+LARGEST_INT8 = 127
+
+
+def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of a packed matrix [..., out, into]."""
+    *stack, out, into = shape
+    return (*stack, -(-out // PANEL), into, PANEL)
+
+
+def pack(matrix: Tensor, library: ctypes.CDLL | None, threads: int = 1) -> Tensor:
+    """Pack a matrix [..., out, into] of numbers of 1, 2 or 4 bytes. library: None: in torch."""
+    *stack, out, into = matrix.shape
+    if library is None:
+        padded = F.pad(matrix, (0, 0, 0, -out % PANEL))
+        return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
+    matrix = matrix.contiguous()
+    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=matrix.dtype)
+    count = matrix.numel() // (out * into)
+    status = library.pack_matrices(
+        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size(), threads
+    )
+    if status:
+        raise MemoryError("no memory for the packing of a matrix")
+    return packed
+
+
+def unpack(packed: Tensor, out: int) -> Tensor:
+    """Return the matrix [..., out, into] that was packed."""
+    return packed.transpose(-1, -2).flatten(-3, -2)[..., :out, :].contiguous()
+
+
+def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
+
+    Of a stack one matrix at a time, which bounds the memory.
+    """
+    rounded = torch.empty(matrix.shape, dtype=torch.int8)
+    scale = torch.empty(matrix.shape[:-1])
+    stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
+    flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
+    for one, to, by in zip(stack, *flat, strict=True):
+        wide = one.float()
+        by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
+        # A row of zeros stays one.
+        to.copy_(wide.div_(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+    return rounded, scale
