@@ -11,17 +11,17 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import TypeVar
 
-from qwen3_omni_neuron.cpu.native import binding, predictor, steps, wave
+from qwen3_omni_neuron.cpu.native import binding, code2wav, predictor, steps
 from qwen3_omni_neuron.cpu.native.binding import (
     CONSTANTS,
     MismatchError,
     UnsuitedError,
     declare_calls,
 )
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
-from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import DecoderConfig, TalkerConfig
@@ -39,11 +39,18 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     **binding.STRUCTS,
     **steps.STRUCTS,
     **predictor.STRUCTS,
-    **wave.STRUCTS,
+    **code2wav.STRUCTS,
 }
 """The ctypes structures of all C structs that cross the boundary, by their names in C."""
 
-TABLES = ("status_layout", "decoder_layout", "steps_layout", "predictor_layout", "wave_layout")
+TABLES = (
+    "status_layout",
+    "decoder_layout",
+    "steps_layout",
+    "predictor_layout",
+    "wave_layout",
+    "code2wav_layout",
+)
 MOST_DIFFERENCES = 4  # in a message
 
 
@@ -133,7 +140,7 @@ def _table(library: ctypes.CDLL, symbol: str) -> list[tuple[str, int]]:
 
 def _layout() -> dict[str, int]:
     """Return what C's tables must hold."""
-    numbers = dict(CONSTANTS)
+    numbers = CONSTANTS | code2wav.CONSTANTS
     for name, struct in STRUCTS.items():
         numbers[name] = ctypes.sizeof(struct)
         for field, *_ in struct._fields_:
@@ -176,9 +183,9 @@ def native_predictor(
     )
 
 
-def native_wave(code2wav: Code2Wav) -> NativeWave | None:
-    """Return code2wav's decoder blocks in C, or None where they must run in torch."""
-    return _native("Code2Wav", lambda library: NativeWave(code2wav, library))
+def native_code2wav(code2wav: Code2Wav, threads: int = 1) -> NativeCode2Wav | None:
+    """Return code2wav in C, or None where it must run in torch. threads: that a call may use."""
+    return _native("Code2Wav", lambda library: NativeCode2Wav(code2wav, library, threads))
 
 
 def _native(name: str, make: Callable[[ctypes.CDLL], Native]) -> Native | None:
