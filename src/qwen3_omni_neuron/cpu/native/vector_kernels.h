@@ -48,6 +48,23 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
 #endif
 }
 
+/* a * b + c. Left to the compiler, it is rounded once or twice by what is around it, and a row's
+ * result would depend on its tile. */
+INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
+{
+#if LANES == 16
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif LANES == 8
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++)
+        c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
+#else
+    return a * b + c; /* without such an instruction there is one way */
+#endif
+}
+
 /* Compute `rows` by `vectors` * LANES sums side by side: they don't depend on each other, so that the
  * processor overlaps them. Counts and type are constants after inlining: the sums are registers.
  * w: the first of the weights; a panel is `size` weights. */
@@ -80,11 +97,12 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
-            Vector result = total[r][v];
+            Vector factor = (Vector){0} + 1.0f, more = {0};
             if (scale != 0)
-                result *= READ(scale + v * LANES);
+                factor = READ(scale + v * LANES);
             if (bias != 0)
-                result += READ(bias + v * LANES);
+                more = READ(bias + v * LANES);
+            Vector result = KIND(fused)(total[r][v], factor, more);
             if (add)
                 result += READ(y + r * y_stride + v * LANES);
             AT(y + r * y_stride + v * LANES) = result;
@@ -208,6 +226,17 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
 
 /* ---- rows ---- */
 
+/* The first `count` floats at p, zeros after them. */
+INLINE Vector KIND(some)(const float *p, int64_t count)
+{
+    Vector x = {0};
+    if (count >= LANES)
+        return READ(p);
+    if (count > 0)
+        memcpy(&x, p, (size_t)count * sizeof(float));
+    return x;
+}
+
 /* Add the SUMS sums of a dot product, in one order on every processor. */
 INLINE float KIND(added)(const Vector *sums)
 {
@@ -238,13 +267,17 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
                 for (int q = 0; q < count; q++)
                     sums[q][k][v] += READ(queries[q] + i + v * LANES) * key;
             }
+    if (whole < width)
+        for (int v = 0; v < SUMS / LANES; v++)
+            for (int k = 0; k < key_count; k++) {
+                int64_t i = whole + v * LANES;
+                Vector key = KIND(some)(keys + k * width + i, width - i);
+                for (int q = 0; q < count; q++)
+                    sums[q][k][v] += KIND(some)(queries[q] + i, width - i) * key;
+            }
     for (int q = 0; q < count; q++)
-        for (int k = 0; k < key_count; k++) {
-            float total = KIND(added)(sums[q][k]);
-            for (int64_t i = whole; i < width; i++)
-                total += queries[q][i] * keys[k * width + i];
-            to[q][at + k] = total * scale;
-        }
+        for (int k = 0; k < key_count; k++)
+            to[q][at + k] = KIND(added)(sums[q][k]) * scale;
 }
 
 INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
@@ -300,14 +333,6 @@ INLINE Vector KIND(exp)(Vector x)
     return total * (Vector)(((Bits)shifted + 127) << 23);
 }
 
-/* The first `count` floats at p, zeros after them. */
-INLINE Vector KIND(some)(const float *p, int64_t count)
-{
-    Vector x = {0};
-    memcpy(&x, p, (size_t)count * sizeof(float));
-    return x;
-}
-
 /* Apply an expression of the vectors `x` and `z`, read at a and b, to `width` floats. */
 #define FOR_EACH(y, a, b, width, expression)                                                     \
     for (int64_t i = 0; i < (width); i += LANES) {                                               \
@@ -359,10 +384,11 @@ static void KIND(gelu)(float *y, const float *a, int64_t width)
 
 /* ---- attention ---- */
 
-/* Add `count` queries' weighted values to [vectors * LANES] of their results; counts are constants
- * after inlining. */
+/* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
+ * counts are constants after inlining. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, const float *values,
-                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors)
+                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors,
+                      int64_t left)
 {
     Vector sums[QUERIES][4];
     for (int q = 0; q < count; q++)
@@ -370,13 +396,13 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, con
             sums[q][v] = (Vector){0};
     for (int64_t t = from; t < to; t++)
         for (int v = 0; v < vectors; v++) {
-            Vector value = READ(values + t * width + at + v * LANES);
+            Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
             for (int q = 0; q < count; q++)
                 sums[q][v] += weights[q][t] * value;
         }
     for (int q = 0; q < count; q++)
-        for (int v = 0; v < vectors; v++)
-            AT(mixed[q] + at + v * LANES) = sums[q][v];
+        memcpy(mixed[q] + at, sums[q],
+               (size_t)smaller(left, vectors * LANES) * sizeof(float));
 }
 
 INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
@@ -415,16 +441,11 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
     }
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4);
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4, 4 * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1);
-    for (; at < width; at++)
-        for (int q = 0; q < count; q++) {
-            float sum = 0;
-            for (t = first; t < last; t++)
-                sum += weights[q][t] * values[t * width + at];
-            mixed[q][at] = sum;
-        }
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, LANES);
+    if (at < width)
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, width - at);
 }
 
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
