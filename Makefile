@@ -3,6 +3,7 @@
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
+# make test-wide        a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
@@ -27,7 +28,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     test_models test_speaking))
 
 .PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo lower docs
+.PHONY: speaking clean test-hlo lower docs test-wide
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -50,6 +51,9 @@ test-sanitized: $(VENV)/installed
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
+
+test-wide: $(VENV)/installed
+	TEST_WIDE=1 $(VENV)/bin/pytest test/wide
 
 # The rest is the same whichever transformers is installed.
 test-oracle: $(NXDI_VENV)/installed

@@ -10,11 +10,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
+from qwen3_omni_neuron.tiny.sizes import SIZES
 from qwen3_omni_neuron.tiny.write import random_weights, write_checkpoint
 from train.fit import device
-from train.shape import SHAPE
 from train.vocabulary import SAY, SPOKEN, SUM
 
+SIZE = SIZES["speaking"]
 # Words at the start of a reply or a request, in an order that makes each one token: a pair that is
 # merged early splits words that contain it ("sorry" contains the start of "red").
 _STARTS = (
@@ -33,7 +34,7 @@ def tokenizer_words() -> tuple[str, ...]:
 
 def write_skeleton(folder: Path, seed: int) -> None:
     """Write a checkpoint of the training shape and tokenizer with random weights."""
-    write_checkpoint(folder, SHAPE, random_weights(seed), "float32", tokenizer_words())
+    write_checkpoint(folder, SIZE, random_weights(seed), "float32", tokenizer_words())
 
 
 def load_model(folder: Path) -> Any:
@@ -50,10 +51,10 @@ def write_trained(model: Any, folder: Path) -> None:
         files = sorted(Path(saved).glob("*.safetensors"))
         trained = {name: tensor for file in files for name, tensor in load_file(file).items()}
 
-    def weights(config: Any, name: str, shape: tuple[int, ...]) -> Tensor:
-        return trained[name].reshape(shape)
+    def weights(config: Any, name: str, parameter: Tensor) -> None:
+        parameter.copy_(trained[name].reshape(parameter.shape))
 
-    write_checkpoint(folder, SHAPE, weights, "bfloat16", tokenizer_words())
+    write_checkpoint(folder, SIZE, weights, "bfloat16", tokenizer_words())
     sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in _made(folder)}
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")

@@ -12,14 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.events import SAMPLE_RATE
-from qwen3_omni_neuron.tiny.shapes import CODE_GROUPS
+from qwen3_omni_neuron.tiny.sizes import SIZES
 from train.espeak import VOICES, speak
-from train.shape import SHAPE
 from train.vocabulary import SPOKEN
 
 FRAME_SAMPLES = 1920
-GROUPS = CODE_GROUPS
-CODEBOOK = SHAPE.codebook_size
+GROUPS = 16
+CODEBOOK = SIZES["speaking"]["code2wav_config"]["codebook_size"]
 MOST_FRAMES = 9  # of one word; 25 words of 9 frames and the pause fit in one codebook
 PAUSE_FRAMES = 2  # after every word, including the last one
 LOUDNESS = 0.1  # RMS of every word

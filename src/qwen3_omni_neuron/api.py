@@ -69,12 +69,14 @@ class Qwen3Omni:
         compiled_path: str | Path | None = None,
         instance: str | None = None,
         cores: Mapping[str, str] | None = None,
+        threads: int | None = None,
         wrap_engines: Callable[[Engines], Engines] | None = None,
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
         model_path: a folder, or a hub id. target: one of targets.TARGETS; the tree's by default,
-        or else "cpu". dtype: "auto" (the checkpoint's), "float32", "bfloat16" or "float64".
+        or else "cpu". dtype: "auto" (on the CPU "mixed" for a bfloat16 checkpoint, else the
+        checkpoint's), or one that the target has: see docs/options.md.
         max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
@@ -86,6 +88,7 @@ class Qwen3Omni:
         instance, cores: for a target whose cores belong to one process each: see
         neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
         all stages have the same ones, with "split" each stage has its own.
+        threads: of the CPU, for all stages together; default: as many as torch has here.
         wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
         doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
@@ -95,6 +98,8 @@ class Qwen3Omni:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
         if max_queued < 0:
             raise OptionError(f"max_queued is 0 or more, got {max_queued}.")
+        if threads is not None and threads < 1:
+            raise OptionError(f"threads is 1 or more, got {threads}.")
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         tree = None if compiled_path is None else Path(compiled_path)
@@ -102,7 +107,7 @@ class Qwen3Omni:
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
-        engines = load_engines(find_target(plan.target), spec, placement, instance, cores)
+        engines = load_engines(find_target(plan.target), spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
         return Qwen3Omni(config, defaults, conversation, engines, max_queued)

@@ -194,6 +194,10 @@ class LoadArguments(TypedDict, total=False):
         Mapping[str, str] | None,
         OptionDoc("cores of each stage, for target neuron", default="the first ones"),
     ]
+    threads: Annotated[
+        int | None,
+        OptionDoc("CPU threads of all stages together", default="as many as torch has"),
+    ]
     wrap_engines: Annotated[
         Callable[[Engines], Engines] | None,
         OptionDoc("function that gets the engines and returns those to run"),

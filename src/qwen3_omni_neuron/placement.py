@@ -1,7 +1,8 @@
 """The placement of a model's engines: all in this process, or each stage in one of its own."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ def load_engines(
     placement: str,
     instance: str | None = None,
     cores: Mapping[str, str] | None = None,
+    threads: int | None = None,
 ) -> Engines:
     """Build the engines of a model where the placement says.
 
@@ -36,15 +38,31 @@ def load_engines(
     config = spec.config
     speaks = config.talker is not None and config.code2wav is not None
     stages = STAGES if speaks else STAGES[:1]
-    # Not all threads for each: stages run side by side, and OpenMP's threads spin while they wait
-    # for each other, which costs several times what they gain where there are more than cores.
-    threads = max(1, torch.get_num_threads() // len(stages))
+    total = torch.get_num_threads() if threads is None else threads
+    shares = stage_threads(total, stages, placement)
+    spec = replace(spec, threads=shares)
+    # torch's own threads spin while they wait for each other: with more of them than cores they
+    # cost several times what they gain.
+    torch_threads = max(1, total // len(stages))
     environments = target.environments(spec.plan, CoreRequest(placement, stages, instance, cores))
     if placement == "split":
-        return _start_processes(target.build_engines, spec, environments, threads)
+        return _start_processes(target.build_engines, spec, environments, torch_threads)
     set_environment(environments[stages[0]])  # "shared": the same for all stages
     built = target.build_engines(spec, stages)
-    return Engines.of(built, enter_thread=partial(torch.set_num_threads, threads))
+    return Engines.of(built, enter_thread=partial(torch.set_num_threads, torch_threads))
+
+
+def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
+    """Return how many CPU threads each stage may use at a time.
+
+    In one process they share a pool, from which a stage takes what the others leave idle: thinker
+    and talker up to all, the vocoder up to half. Processes have a pool each, so that the threads are
+    divided: two parts each for thinker and talker, one for the vocoder.
+    """
+    parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
+    if placement == "split":
+        return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
+    return {stage: (total * part + 1) // 2 for stage, part in parts.items()}
 
 
 def set_environment(variables: Mapping[str, str]) -> None:

@@ -1,6 +1,5 @@
 """Images, videos and sound against the reference: hidden states, and whole replies."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from qwen3_omni_neuron.cpu.thinker import CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.shapes import SHAPES
+from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.media_cases import CASES, Case, audio, text, user
 from testing.oracle import Reference, media_inputs
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
@@ -40,8 +39,10 @@ GRIDS = {
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its accept layer lies above those that deepstack adds to, as in the release. Where it does
     not, 4.57 hands out hidden states that deepstack was added to, and 5.x those before."""
-    shape = dataclasses.replace(SHAPES["tiny"], thinker_layers=5, accept_hidden_layer=4)
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=shape)
+    thinker = {"text_config": {"num_hidden_layers": 5}}
+    talker = {"accept_hidden_layer": 4}
+    size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=size)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Each model alone against the reference's, in float32 (and bfloat16 where it matters)."""
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import apply_rotary
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.shapes import SHAPES
+from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.oracle import Reference
 from testing.teacher_forcing import teacher_forced_logits
 
@@ -206,8 +205,10 @@ def test_projections_and_their_table(models: Models, reference: Reference) -> No
 @pytest.fixture(scope="module")
 def deep_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny one's code predictor has one layer; drift and a cache by layer show in more."""
-    shape = dataclasses.replace(SHAPES["tiny"], predictor_layers=3)
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("deep"), seed=5, size=shape)
+    predictor = {"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}
+    changes = {"talker_config": {"code_predictor_config": predictor}}
+    size = resized(SIZES["tiny"], changes)
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deep"), seed=5, size=size)
 
 
 @torch.no_grad()

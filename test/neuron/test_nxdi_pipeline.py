@@ -1,6 +1,5 @@
 """Whole replies over NxDI's CPU mode, against the CPU engines' and the reference's."""
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.shapes import SHAPES
+from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec
@@ -25,8 +24,10 @@ TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its accept layer lies above those that deepstack adds to, as in the release. Where it does
     not, 4.57 hands out hidden states that deepstack was added to."""
-    shape = dataclasses.replace(SHAPES["tiny"], thinker_layers=5, accept_hidden_layer=4)
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=shape)
+    thinker = {"text_config": {"num_hidden_layers": 5}}
+    talker = {"accept_hidden_layer": 4}
+    size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=size)
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The files of each core's weights against those that NxDI's own builder makes."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.shapes import SHAPES
+from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.released import RELEASED
 
 
@@ -74,10 +73,14 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     from testing.neuron.cpu_mode_decoder import WholeWeights
 
     tp, padded = 2, 2 * 256
-    shape = dataclasses.replace(
-        SHAPES["tiny"], thinker_hidden=512, thinker_layers=2, accept_hidden_layer=1
-    )
-    folder = write_tiny_checkpoint(tmp_path / "wide", size=shape)
+    thinker = {
+        "text_config": {"hidden_size": 512, "num_hidden_layers": 2},
+        "audio_config": {"output_dim": 512},
+        "vision_config": {"out_hidden_size": 512},
+    }
+    talker = {"thinker_hidden_size": 512, "accept_hidden_layer": 1}
+    size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
+    folder = write_tiny_checkpoint(tmp_path / "wide", size=size)
     config = read_config(folder)
     spec = DecoderSpec("thinker", config, plan_of(tp, torch.float32, profile="fast"))
     theirs = WholeWeights(spec, Checkpoint(folder))
@@ -87,7 +90,7 @@ def test_the_kernels_padding_is_that_of_nxdis_own_model(
     def padded_whole(mmap: bool = False) -> dict[str, torch.Tensor]:
         state = whole()
         for name, tensor in state.items():
-            extra = padded - shape.thinker_expert_width
+            extra = padded - config.thinker.text.moe.expert_width
             if name.endswith(f"{experts}.gate_up_proj.weight"):
                 state[name] = F.pad(tensor.unflatten(2, (2, -1)), (0, extra)).flatten(2)
             if name.endswith(f"{experts}.down_proj.weight"):

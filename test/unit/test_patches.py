@@ -17,14 +17,14 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.tiny.tokenizer import PREPROCESSOR_CONFIG
+from qwen3_omni_neuron.tiny.data import read_text
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
 VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 
 
 def folder_with(folder: Path, **changed: Any) -> Path:
-    config = PREPROCESSOR_CONFIG | changed
+    config = json.loads(read_text("preprocessor_config.json")) | changed
     (folder / "preprocessor_config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
 

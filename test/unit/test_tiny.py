@@ -1,6 +1,7 @@
 """Tiny checkpoints keep to the released layout."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,15 +10,21 @@ import transformers
 from conftest import CheckpointMaker
 from packaging.version import Version
 from safetensors.torch import load_file
-from transformers import Qwen2TokenizerFast, Qwen3OmniMoeForConditionalGeneration
+from transformers import (
+    Qwen2TokenizerFast,
+    Qwen3OmniMoeConfig,
+    Qwen3OmniMoeForConditionalGeneration,
+)
 
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.shapes import SHAPES, config_dict
+from qwen3_omni_neuron.tiny.sizes import SIZES, config_dict, resized
 from qwen3_omni_neuron.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
-from qwen3_omni_neuron.tiny.weights import parameter_shapes
+from qwen3_omni_neuron.tiny.weights import fill_random, parameter_shapes
+from testing.released import RELEASED
 
 FILES = {
     "chat_template.json",
@@ -69,15 +76,85 @@ def test_the_same_seed_gives_the_same_bytes_and_another_others(tmp_path: Path) -
     assert (one / shard).read_bytes() != (other / shard).read_bytes()
 
 
-@pytest.mark.parametrize(("size", "least", "most"), [("tiny", 1e6, 2e6), ("small", 1e8, 3e8)])
+@pytest.mark.parametrize(
+    ("size", "least", "most"), [("tiny", 1e6, 2e6), ("small", 1e8, 3e8), ("wide", 2e9, 3e9)]
+)
 def test_sizes(tmp_path: Path, size: str, least: float, most: float) -> None:
-    shapes = parameter_shapes(config_dict(SHAPES[size], write_tokenizer(tmp_path), "bfloat16"))
+    """2 to 3 G parameters are 4 to 6 GB in bfloat16."""
+    shapes = parameter_shapes(config_dict(SIZES[size], write_tokenizer(tmp_path), "bfloat16"))
     parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     assert least < parameters < most
 
 
+def test_wide_is_the_released_model_with_fewer_layers(tmp_path: Path) -> None:
+    """All settings but depth, and the ids of the tokenizer, which has fewer tokens."""
+    token_ids = write_tokenizer(tmp_path)
+    raw = config_dict(SIZES["wide"], token_ids, "bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    wide = read_config(tmp_path)
+    of_tokens = {name: getattr(wide, name) for name in vars(RELEASED) if name.endswith("_id")}
+    media_tokens = {
+        name: getattr(wide.thinker, name) for name in vars(RELEASED.thinker) if name.endswith("_id")
+    }
+    assert RELEASED.talker is not None and RELEASED.code2wav is not None
+    assert wide == replace(
+        RELEASED,
+        **of_tokens,
+        thinker=replace(
+            RELEASED.thinker,
+            **media_tokens,
+            text=replace(RELEASED.thinker.text, layers=2),
+            audio=replace(RELEASED.thinker.audio, layers=2),
+            vision=replace(RELEASED.thinker.vision, layers=2, deepstack_layers=(0, 1)),
+        ),
+        talker=replace(
+            RELEASED.talker,
+            text=replace(RELEASED.talker.text, layers=2),
+            accept_hidden_layer=1,
+        ),
+        code2wav=replace(RELEASED.code2wav, layers=4),
+    )
+    assert max(token_ids.values()) < wide.thinker.text.vocab_size
+
+
+def test_wide_has_the_parameters_of_transformers(tmp_path: Path) -> None:
+    """Names as in the release, shapes from modules without memory, expert by expert or stacked."""
+    raw = config_dict(SIZES["wide"], write_tokenizer(tmp_path), "bfloat16")
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with torch.device("meta"):
+        model = Qwen3OmniMoeForConditionalGeneration(Qwen3OmniMoeConfig.from_pretrained(tmp_path))
+    theirs = sum(parameter.numel() for parameter in model.parameters())
+    assert sum(torch.Size(shape).numel() for shape in parameter_shapes(raw).values()) == theirs
+
+
+def test_the_speaking_size_is_that_of_the_checkpoint_that_ships() -> None:
+    """Training writes its config.json from this size, with a tokenizer of its own."""
+    vocab = json.loads((SPEAKING_CHECKPOINT / "vocab.json").read_text())
+    added = json.loads((SPEAKING_CHECKPOINT / "tokenizer_config.json").read_text())
+    special = {t["content"]: int(i) for i, t in added["added_tokens_decoder"].items()}
+    raw = json.loads((SPEAKING_CHECKPOINT / "config.json").read_text())
+    assert config_dict(SIZES["speaking"], {**vocab, **special}, "bfloat16") == raw
+
+
+def test_a_setting_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(OptionError, match="no setting 'num_layers'"):
+        resized(SIZES["tiny"], {"code2wav_config": {"num_layers": 3}})
+
+
+def test_a_parameter_filled_in_blocks_has_the_values_of_one_filled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also the row that ends a reply, in whichever block it lies."""
+    at_once, in_blocks = torch.empty(2, 10, 48)
+    fill_random(at_once, "thinker.lm_head.weight", seed=1, end_row=9)
+    monkeypatch.setattr("qwen3_omni_neuron.tiny.weights.BLOCK_VALUES", 4 * 48)
+    fill_random(in_blocks, "thinker.lm_head.weight", seed=1, end_row=9)
+    assert torch.equal(at_once, in_blocks)
+    assert at_once[9].std() < 0.5 * at_once[8].std()
+
+
 def test_small_has_the_released_head_sizes(tmp_path: Path) -> None:
-    raw = config_dict(SHAPES["small"], write_tokenizer(tmp_path), "bfloat16")
+    raw = config_dict(SIZES["small"], write_tokenizer(tmp_path), "bfloat16")
     audio, vision = raw["thinker_config"]["audio_config"], raw["thinker_config"]["vision_config"]
     vocoder = raw["code2wav_config"]
     assert raw["thinker_config"]["text_config"]["head_dim"] == 128

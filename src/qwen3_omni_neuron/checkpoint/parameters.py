@@ -3,7 +3,7 @@
 Which stored tensors fill a parameter is in checkpoint.names.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,19 +44,21 @@ def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype
 
 
 def converted(
-    part: Part, checkpoint: Checkpoint, dtype: torch.dtype
+    part: Part, checkpoint: Checkpoint, dtype: torch.dtype | Callable[[str], torch.dtype]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    Raises CheckpointError for a tensor of another shape than config.json says.
+    dtype: of all, or a function of a parameter's name. Raises CheckpointError for a tensor of another
+    shape than config.json says.
     """
     parameters = dict(part.module.named_parameters())
-    for target, pieces in part.pieces:
-        tensor = torch.empty(parameters[target].shape, dtype=dtype)
-        with checkpoint.reader() as reader:
+    with checkpoint.reader() as reader:
+        for target, pieces in part.pieces:
+            kept = dtype if isinstance(dtype, torch.dtype) else dtype(target)
+            tensor = torch.empty(parameters[target].shape, dtype=kept)
             for piece in pieces:
                 copy_piece(tensor, piece, reader.tensor(piece.name))
-        yield target, tensor
+            yield target, tensor
 
 
 def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:

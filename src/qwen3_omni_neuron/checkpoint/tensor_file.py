@@ -18,6 +18,7 @@ _DTYPE_NAMES = {
     torch.bfloat16: "BF16",
     torch.float64: "F64",
     torch.int32: "I32",
+    torch.int8: "I8",
 }
 # A reader maps the file into memory: the data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
@@ -25,7 +26,7 @@ _ALIGNMENT = 64
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
 """Shape and dtype of each tensor of a file by its name, in the file's order.
 
-The dtype is float32, bfloat16, float64 or int32.
+The dtype is float32, bfloat16, float64, int32 or int8.
 """
 
 
@@ -34,17 +35,8 @@ def layout_bytes(layout: Layout) -> int:
     return sum(prod(shape) * dtype.itemsize for shape, dtype in layout.values())
 
 
-def write_tensors(
-    path: Path,
-    shapes: Mapping[str, Sequence[int]],
-    dtype: torch.dtype,
-    tensors: Iterable[tuple[str, Tensor]],
-) -> None:
-    """Write a new file of tensors that are all of one dtype.
-
-    tensors: each with its name, in the order of `shapes`. Raises OSError.
-    """
-    layout = {name: (shape, dtype) for name, shape in shapes.items()}
+def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a new file. tensors: each with its name, in the order of the layout. Raises OSError."""
     write_tensor_files([path], layout, ((name, [tensor]) for name, tensor in tensors))
 
 

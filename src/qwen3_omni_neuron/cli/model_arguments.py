@@ -6,13 +6,16 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.targets import TARGETS
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _NO_DEFAULT = "an error"
 
+DTYPES = f"auto, {', '.join(TARGETS['cpu'].limits.dtypes)}"
+
 
 def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model, --compiled, --dtype, --placement, --instance and --cores.
+    """Add --model, --compiled, --dtype, --placement, --threads, --instance and --cores.
 
     otherwise: see add_checkpoint_argument.
     """
@@ -22,9 +25,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
         metavar="DIR",
         help="folder that `compile` wrote for this checkpoint; default: none",
     )
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float64")
+    parser.add_argument("--dtype", default="auto", help=DTYPES)
     parser.add_argument(
         "--placement", default="shared", help="shared, or split: each stage in its own process"
+    )
+    parser.add_argument(
+        "--threads", type=int, help="CPU threads of all stages together; default: the cores here"
     )
     parser.add_argument(
         "--instance",
@@ -72,6 +78,7 @@ def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
         "compiled_path": parsed.compiled,
         "instance": parsed.instance,
         "cores": parsed.cores,
+        "threads": parsed.threads,
         "max_concurrency": None if parsed.compiled else slots,
     }
 

@@ -8,7 +8,8 @@ def add_tiny(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_tiny)
     parser.add_argument("folder", metavar="DIR")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--size", default="tiny", help="tiny (1.4 M parameters) or small (155 M)")
+    sizes = "tiny (1.4 M parameters), small (155 M), wide (2.7 G) or speaking (6 M)"
+    parser.add_argument("--size", default="tiny", help=sizes)
     parser.add_argument("--dtype", default="bfloat16", help="bfloat16 or float32")
 
 

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,8 @@ class Limits:
     """The settings that a target allows, and its defaults: the first of each.
 
     target: its name. degrees: of tensor parallelism. profiles: by name, the numbers of physical
-    cores a logical one that it runs with. predictor_top_k: the default; 0: any. sizes: defaults by
+    cores a logical one that it runs with. auto: the dtype that "auto" is for a checkpoint's dtype,
+    where it is another. predictor_top_k: the default; 0: any. sizes: defaults by
     the name of a list in CompilePlan; a list that is not named here may have any size.
     """
 
@@ -134,6 +135,7 @@ class Limits:
     dtypes: tuple[str, ...]
     predictor_top_k: int
     sizes: Mapping[str, tuple[int, ...]]
+    auto: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def core_sizes(self) -> tuple[int, ...]:
@@ -164,8 +166,8 @@ def make_plan(
 ) -> CompilePlan:
     """Make the plan of a caller's settings, a target's limits and a checkpoint's config.
 
-    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's),
-    or one of the limits'. context_length: by default 8192, or the model's own limit where that is
+    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's, or
+    what the limits have for it), or one of the limits'. context_length: by default 8192, or the model's own limit where that is
     less. talker_context_length: by default context_length, plus the assistant's rows, plus 4096
     frames. Sizes ascend; where there are any, the last prompt bucket and the last decode bucket are
     the context length, and the last batch is max_concurrency, whether named or not.
@@ -235,12 +237,15 @@ def _dtype(limits: Limits, config: OmniConfig, dtype: str) -> str:
             f"dtype is auto or one of {', '.join(limits.dtypes)} for target {limits.target}, got "
             f"{dtype!r}."
         )
-    if dtype == "auto" and config.dtype not in limits.dtypes:
+    if dtype != "auto":
+        return dtype
+    chosen = limits.auto.get(config.dtype, config.dtype)
+    if chosen not in limits.dtypes:
         raise OptionError(
             f"this checkpoint is in {config.dtype}, which is not run; load it with dtype "
             f"{', '.join(limits.dtypes)}."
         )
-    return config.dtype if dtype == "auto" else dtype
+    return chosen
 
 
 def _context_length(config: OmniConfig, given: int | None) -> int:

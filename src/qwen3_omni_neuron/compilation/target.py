@@ -5,7 +5,7 @@
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,20 +25,23 @@ class EngineSpec:
     """Inputs from which engines are built. Small, so that it can be sent to another process.
 
     newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
-    None: the weights are read from the checkpoint.
+    None: the weights are read from the checkpoint. threads: of the CPU, that a stage may use at a
+    time, by its name.
     """
 
     plan: CompilePlan
     config: OmniConfig
     newline_id: int
     compiled: Path | None = None
+    threads: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The type of weights and activations."""
+        """The type of activations."""
         import torch
 
-        return getattr(torch, self.plan.dtype)
+        in_float32 = self.plan.dtype in ("mixed", "int8")  # see cpu.precision
+        return torch.float32 if in_float32 else getattr(torch, self.plan.dtype)
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,18 @@
 from collections.abc import Sequence
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
 from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.precision import library_for
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuThinker, CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
-from qwen3_omni_neuron.cpu.weights import load_compiled_models
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
-from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
+from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 
 
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
@@ -21,6 +23,9 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
     stages: of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
     Raises CheckpointError (see checkpoint.parameters.load_parts), ArtifactError (see cpu.weights).
     """
+    library = library_for(spec.plan.dtype)
+    if library is not None:
+        library.grow_pool(max(spec.threads.values(), default=1))
     models, built = _models(spec, stages), StageEngines()
     if models.thinker is not None:
         built["thinker"] = _thinker(models, spec)
@@ -32,9 +37,10 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
 
 
 def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
+    dtype = spec.plan.dtype
     if spec.compiled is not None:
-        return load_compiled_models(spec.compiled, spec.config, spec.dtype, stages)
-    return load_models(Checkpoint(spec.plan.model), spec.config, spec.dtype, stages)
+        return load_compiled_models(spec.compiled, spec.config, dtype, stages)
+    return load_checkpoint_models(Checkpoint(spec.plan.model), spec.config, dtype, stages)
 
 
 def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
@@ -46,12 +52,16 @@ def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
         spec.plan.max_concurrency,
         spec.plan.context_length,
         spec.plan.prompt_buckets,
+        library_for(spec.plan.dtype),
+        spec.threads.get("thinker", 1),
     )
 
 
 def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
     """Build the thinker's audio and vision encoder."""
     assert models.audio_encoder and models.vision_encoder
+    for encoder in (models.audio_encoder, models.vision_encoder):
+        use_native_linears(encoder, library_for(spec.plan.dtype), spec.threads.get("thinker", 1))
     audio = CpuAudio(models.audio_encoder)
     vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
@@ -66,6 +76,8 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
         spec.plan.talker_context_length,
         spec.dtype,
         spec.plan.prompt_buckets,
+        library_for(spec.plan.dtype),
+        spec.threads.get("talker", 1),
     )
     return talker_engine(models, spec, decoder)
 
@@ -75,12 +87,16 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
     assert models.text_projection and models.hidden_projection
+    library, threads = library_for(spec.plan.dtype), spec.threads.get("talker", 1)
+    for projection in (models.text_projection, models.hidden_projection):
+        use_native_linears(projection, library, threads)
+    width = spec.config.talker.text.hidden_size
     return TalkerEngine(
         spec.config,
         decoder,
-        CpuPredictor(spec.config.talker, models.code_predictor),
-        models.codec_embedding.weight,
-        text_row_table(models.embedding.weight, models.text_projection),
+        CpuPredictor(spec.config.talker, models.code_predictor, library, threads),
+        models.codec_embedding.weight.detach().to(spec.dtype),
+        TextRows(models.embedding.weight.detach(), models.text_projection, width, spec.dtype),
         models.hidden_projection,
         spec.newline_id,
     )
@@ -89,4 +105,10 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
 def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
     """Build the vocoder."""
     assert models.code2wav
-    return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)
+    return CpuVocoder(
+        models.code2wav,
+        spec.plan.max_concurrency,
+        spec.plan.chunk_frames,
+        library_for(spec.plan.dtype),
+        spec.threads.get("vocoder", 1),
+    )

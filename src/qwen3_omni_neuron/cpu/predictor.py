@@ -1,11 +1,12 @@
 """The code predictor on the CPU."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.installed import native_predictor
+from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -13,12 +14,22 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class CpuPredictor:
-    """Code predictor over model.code_predictor; see engines.protocols.Predictor. In C if it can."""
+    """Code predictor over model.code_predictor; see engines.protocols.Predictor.
 
-    def __init__(self, c: TalkerConfig, predictor: CodePredictor):
-        self._codes = c.code_groups
-        run: Callable[..., tuple[Tensor, Tensor]] = native_predictor(c, predictor) or predictor
-        self._run = run
+    library: in which it runs, by up to so many threads; None: in torch.
+    """
+
+    def __init__(
+        self,
+        c: TalkerConfig,
+        predictor: CodePredictor,
+        library: ctypes.CDLL | None = None,
+        threads: int = 1,
+    ):
+        self._code_groups = c.code_groups
+        self._run: Callable[..., tuple[Tensor, Tensor]] = predictor
+        if library is not None:
+            self._run = NativePredictor(c, predictor, library, threads)
 
     @torch.inference_mode()
     def predict(
@@ -33,7 +44,7 @@ class CpuPredictor:
             rows_by_top_k.setdefault(_top_k(frame), []).append(row)
         if len(rows_by_top_k) == 1:
             return self._predict_uniform(hidden, code0, sampling)
-        codes = code0.new_empty(len(sampling), self._codes)
+        codes = code0.new_empty(len(sampling), self._code_groups)
         feedback = torch.empty_like(hidden)
         for rows in rows_by_top_k.values():
             codes[rows], feedback[rows] = self._predict_uniform(

@@ -3,10 +3,11 @@
 A slot is one row of the KV cache: the keys and values of one request. Slots decides which code runs
 and for which position. That code computes new keys and values and writes them to the cache:
 
-- in C, in decode_rows of cpu/native/decoder.c, which cpu.native.steps.NativeSteps calls, or
+- in C, in write_kv_row of cpu/native/decoder.c, which cpu.native.steps.NativeSteps calls, or
 - in torch, in `append` of the caches of model.kv_cache.
 """
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,23 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.installed import native_steps
+from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
-SHORT_PROMPT = 48
-"""Rows of the longest prompt that C prefills faster than torch's matrix products do."""
-
-
 class Slots:
     """KV cache of a decoder, with each slot's length and next rope position.
 
-    model: its `prefill` and `decode` run in C where that is possible and faster, else in torch.
-    context_length: positions of a slot. prompt_buckets: row counts that torch's prompts are padded
-    to, ascending; if empty, nothing is padded.
+    context_length: positions of a slot. dtype: of the KV cache. prompt_buckets: row counts that
+    torch's prompts are padded to, ascending; if empty, nothing is padded. library: in which the
+    model's `prefill` and `decode` run, by up to so many threads; None: in torch.
     """
 
     def __init__(
@@ -41,13 +38,17 @@ class Slots:
         context_length: int,
         dtype: torch.dtype,
         prompt_buckets: Sequence[int] = (),
+        library: ctypes.CDLL | None = None,
+        threads: int = 1,
     ):
         self.slots, self.context_length = slots, context_length
         self._model, self._buckets = model, tuple(prompt_buckets)
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots
-        self._native = native_steps(config, model, self._cache)
+        self._native: NativeSteps | None = None
+        if library is not None:
+            self._native = NativeSteps(config, model, self._cache, library, threads)
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
@@ -59,8 +60,8 @@ class Slots:
         padding.
         """
         length = len(rows)
-        if self._native and length <= SHORT_PROMPT and not any(map(torch.numel, extra)):
-            outputs = self._native.prefill(slot, rows, positions)
+        if self._native:
+            outputs = self._native.prefill(slot, 0, rows, positions, *extra)
         else:
             outputs = self._padded_prefill(slot, rows, positions, *extra)
         self._lengths[slot] = length

@@ -11,7 +11,8 @@ LIMITS = Limits(
     target="cpu",
     degrees=(1,),
     profiles={"safe": (1,)},
-    dtypes=("float32", "bfloat16", "float64"),
+    dtypes=("mixed", "float32", "int8", "bfloat16", "float64"),
+    auto={"bfloat16": "mixed"},
     predictor_top_k=0,
     sizes={"prompt_buckets": (), "patch_buckets": (), "chunk_frames": CHUNK_FRAMES},
 )

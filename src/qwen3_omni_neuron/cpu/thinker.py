@@ -1,5 +1,6 @@
 """Thinker engine on the CPU, with the audio and vision encoders."""
 
+import ctypes
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
@@ -27,14 +28,14 @@ class CpuAudio:
     """Audio encoder over model.audio_encoder."""
 
     def __init__(self, encoder: AudioEncoder):
-        self._encoder = encoder
+        self._encoder, self._dtype = encoder, encoder.norm.weight.dtype
 
     def encode(self, clips: Sequence[Tensor]) -> Tensor:
         """Encode audio clips.
 
         clips: float32 [mel_bins, frames] each. Returns [tokens, hidden] of all clips, in order.
         """
-        c, dtype = self._encoder.config, self._encoder.fc2.weight.dtype
+        c, dtype = self._encoder.config, self._dtype
         tokens = sum(c.tokens(clip.shape[1]) for clip in clips)
         rows = torch.empty(tokens, c.output_size, dtype=dtype)
         end = 0
@@ -54,6 +55,7 @@ class CpuVision:
 
     def __init__(self, encoder: VisionEncoder, patch_buckets: Sequence[int] = ()):
         self._encoder, self._buckets = encoder, patch_buckets
+        self._dtype = encoder.merger.norm.weight.dtype
 
     def encode(self, visuals: Iterable[Patches]) -> Tensor:
         """Encode images and videos. Returns [1 + deepstack, rows, hidden] of all, in order."""
@@ -67,9 +69,8 @@ class CpuVision:
         size = height * width
         bucket = bucket_of(size, self._buckets, "patches in a frame")
         places, grid = patch_places(height, width, c.merge_size), torch.tensor((height, width))
-        dtype = self._encoder.patch_embedding.weight.dtype
         for some in visual.values.view(frames, size, -1).split(max(1, PATCHES_AT_ONCE // bucket)):
-            patches, padded_places, valid = pad_patches(some.to(dtype), places, bucket)
+            patches, padded_places, valid = pad_patches(some.to(self._dtype), places, bucket)
             rows = self._encoder(patches, padded_places, grid, valid)
             yield rows[:, :, : size // c.merge_size**2].flatten(1, 2)
 
@@ -85,24 +86,29 @@ class CpuThinker:
         slots: int,
         context_length: int,
         prompt_buckets: Sequence[int] = (),
+        library: ctypes.CDLL | None = None,
+        threads: int = 1,
     ):
         self.slots, self.context_length = slots, context_length
         self._config, self._thinker, self._media = config, thinker, media
+        self._dtype = thinker.decoder.norm.weight.dtype
         self._number = Numbers(config.thinker.text.vocab_size)
         self._slots = Slots(
             config.thinker.text,
             thinker,
             slots,
             context_length,
-            thinker.embedding.weight.dtype,
+            self._dtype,
             prompt_buckets,
+            library,
+            threads,
         )
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0; see engines.protocols.Thinker.prefill."""
         ids = prompt.token_ids
-        rows = self._thinker.embedding(ids)
+        rows = self._thinker.embedding(ids).to(self._dtype)
         visual: tuple[Tensor, ...] = ()
         media = self._media.encode(prompt)
         if media is not None:

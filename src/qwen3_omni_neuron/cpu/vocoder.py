@@ -1,5 +1,6 @@
 """Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.cpu.native.installed import native_code2wav
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
 
@@ -17,7 +18,7 @@ class CpuVocoder:
     """Vocoder over model.code2wav; see engines.protocols.Vocoder.
 
     A slot whose chunk was padded keeps no state, because the state would include padding.
-    chunk_frames: ascending. threads, plain: see code2wav_calls.
+    chunk_frames: ascending. library, threads: see code2wav_calls.
     """
 
     def __init__(
@@ -25,15 +26,15 @@ class CpuVocoder:
         code2wav: Code2Wav,
         slots: int,
         chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
+        library: ctypes.CDLL | None = None,
         threads: int = 1,
-        plain: bool = False,
     ):
         self.slots = slots
         self.chunk_frames = chunk_frames
         self.frame_samples = code2wav.config.frame_samples
         self.latency_samples = code2wav.config.latency_samples
         self._states: dict[int, State] = {}
-        self._start, self._step = code2wav_calls(code2wav, threads, plain)
+        self._start, self._step = code2wav_calls(code2wav, library, threads)
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
@@ -88,15 +89,18 @@ Start = Callable[[Tensor], tuple[Tensor, State]]
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
-def code2wav_calls(code2wav: Code2Wav, threads: int = 1, plain: bool = False) -> tuple[Start, Step]:
-    """Return functions that compute Code2Wav.start and Code2Wav.step, in C where that is possible.
+def code2wav_calls(
+    code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
+) -> tuple[Start, Step]:
+    """Return functions that compute Code2Wav.start and Code2Wav.step.
 
     A state fits only the functions of its own pair. Its tensors have the streams as first axis.
-    threads: that a call in C may use. plain: True for torch, which computes in the weights' dtype;
-    the C computes in float32.
+    library: in which they run, by up to so many threads; None: in torch.
     """
-    native = None if plain else native_code2wav(code2wav, threads)
-    return (code2wav.start, code2wav.step) if native is None else (native.start, native.step)
+    if library is None:
+        return code2wav.start, code2wav.step
+    native = NativeCode2Wav(code2wav, library, threads)
+    return native.start, native.step
 
 
 def _join(states: list[State]) -> State:

@@ -1,26 +1,35 @@
-"""Write and load the weights of a compiled tree: one file a graph, of our modules' parameters.
+"""Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-They are converted when they are written. A loaded file is mapped into memory, without a copy: pages
-are read from the disk when they are first used, and all processes of one tree share them.
+A tree has one file a graph, of our modules' parameters in the forms of cpu.precision. A loaded file
+is mapped into memory, without a copy: pages are read from the disk when they are first used, and all
+processes of one tree share them.
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.checkpoint.parameters import Part, check_names, converted, put_parameter
-from qwen3_omni_neuron.checkpoint.tensor_file import write_tensors
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensors
 from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.cpu.precision import (
+    PRECISIONS,
+    SCALE,
+    Precision,
+    WeightForm,
+    library_for,
+    weight_form,
+)
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -28,31 +37,71 @@ from qwen3_omni_neuron.model.config import OmniConfig
 WEIGHTS_FILE = "weights.safetensors"
 
 
+def load_checkpoint_models(
+    checkpoint: Checkpoint, config: OmniConfig, dtype: str, stages: Collection[str]
+) -> Models:
+    """Read the modules of some stages from a checkpoint, one parameter at a time.
+
+    dtype: of cpu.precision.PRECISIONS. Raises CheckpointError (see checkpoint.parameters.load_parts).
+    """
+    models, parts = lay_out(config, stages)
+    check_names(list(parts.values()), checkpoint)
+    widened = PRECISIONS[dtype].packed and library_for(dtype) is None
+    with _one_torch_thread():
+        for name, part in parts.items():
+            forms = _forms(PRECISIONS[dtype], name, part)
+            for target, tensor in converted(part, checkpoint, lambda target: forms[target].read_as):
+                form = forms[target]
+                kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
+                _put(part, target, kept)
+    return models
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Let torch copy on this thread alone: its threads wait for each other more than they copy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def load_compiled_models(
-    tree: Path, config: OmniConfig, dtype: torch.dtype, stages: Collection[str]
+    tree: Path, config: OmniConfig, dtype: str, stages: Collection[str]
 ) -> Models:
     """Load the modules of some stages from a tree.
 
-    The talker also gets the token embedding, from the thinker's file, for its text rows.
-    Raises ArtifactError for a file that can't be read, or whose tensors are not the modules'.
+    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype: of
+    cpu.precision.PRECISIONS. Raises ArtifactError for a file that can't be read, or whose tensors
+    are not the modules'.
     """
     models, parts = lay_out(config, stages)
     for graph, names in GRAPH_PARTS.items():
-        modules = {name: parts[name].module for name in names if name in parts}
-        if modules:
+        wanted = {name: parts[name] for name in names if name in parts}
+        if wanted:
             with _open_weights(tree / graph) as file:
-                wanted = {
-                    f"{name}.{target}": (name, target)
-                    for name in modules
-                    for target, _ in parts[name].pieces
-                }
-                _fill(tree / graph, file, wanted, modules, dtype, whole=True)
+                _fill(tree / graph, file, wanted, dtype)
     if "embedding" in parts:
-        wanted = {"thinker.embedding.weight": ("embedding", "weight")}
         with _open_weights(tree / "thinker") as file:
-            modules = {"embedding": parts["embedding"].module}
-            _fill(tree / "thinker", file, wanted, modules, dtype, whole=False)
+            wanted = {"embedding": parts["embedding"]}
+            _fill(tree / "thinker", file, wanted, dtype, "thinker.embedding.")
     return models
+
+
+def _forms(precision: Precision, name: str, part: Part) -> dict[str, WeightForm]:
+    """Return the form of each parameter of a part."""
+    return {t: weight_form(precision, name, part.module, t) for t, _ in part.pieces}
+
+
+def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:
+    """Give a module what is kept of a parameter."""
+    put_parameter(part.module, target, kept[target])
+    if target + SCALE in kept:
+        owner, _, name = target.rpartition(".")
+        scale = kept[target + SCALE]
+        part.module.get_submodule(owner).register_buffer(name + SCALE, scale, persistent=False)
 
 
 @contextmanager
@@ -69,33 +118,47 @@ def _open_weights(folder: Path) -> Iterator[Any]:
 
 
 def _fill(
-    folder: Path,
-    file: Any,
-    wanted: dict[str, tuple[str, str]],
-    modules: dict[str, nn.Module],
-    dtype: torch.dtype,
-    whole: bool,
+    folder: Path, file: Any, parts: Mapping[str, Part], dtype: str, alone: str = ""
 ) -> None:
-    """Make tensors of a file the parameters of modules.
+    """Fill the modules of parts from a file.
 
-    wanted: module and parameter name of each tensor. whole: the file must have no other tensors.
+    alone: the file has other tensors, too, and these begin with this prefix instead of the part's
+    name.
     """
+    precision = PRECISIONS[dtype]
+    widened = precision.packed and library_for(dtype) is None
+    layout = {name: _layout(precision, name, part) for name, part in parts.items()}
+    wanted = {
+        (alone or f"{name}.") + kept: expected
+        for name, kept_by_target in layout.items()
+        for expected_by_name in kept_by_target.values()
+        for kept, expected in expected_by_name.items()
+    }
     stored = set(file.keys())
-    different = sorted(wanted.keys() - stored) or (sorted(stored - wanted.keys()) if whole else [])
+    different = sorted(wanted.keys() - stored) or ([] if alone else sorted(stored - wanted.keys()))
     if different:
         raise ArtifactError(
             f"{folder / WEIGHTS_FILE} does not have the tensors of this version's modules "
             f"({len(different)} differ, {different[0]} first). Delete {folder} and compile again."
         )
-    for name, (module, target) in wanted.items():
-        tensor = file.get_tensor(name)
-        shape = modules[module].get_parameter(target).shape
+
+    def tensor_of(name: str) -> Tensor:
+        tensor, (shape, dtype) = file.get_tensor(name), wanted[name]
         if tensor.shape != shape or tensor.dtype != dtype:
             raise ArtifactError(
                 f"{name} in {folder / WEIGHTS_FILE} is {tensor.dtype} {list(tensor.shape)}, and "
                 f"{dtype} {list(shape)} was expected. Delete {folder} and compile again."
             )
-        put_parameter(modules[module], target, tensor)
+        return tensor
+
+    for name, part in parts.items():
+        forms = _forms(precision, name, part)
+        for target, kept in layout[name].items():
+            tensors = {k: tensor_of((alone or f"{name}.") + k) for k in kept}
+            if widened:
+                shape = part.module.get_parameter(target).shape
+                tensors = {target: forms[target].widen(tensors, target, shape)}
+            _put(part, target, tensors)
 
 
 def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
@@ -105,27 +168,27 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     of the other graphs of its stage.
     """
     started = time.monotonic()
-    config, dtype = read_config(plan.model), getattr(torch, plan.dtype)
+    config, precision = read_config(plan.model), PRECISIONS[plan.dtype]
     checkpoint = Checkpoint(plan.model)
     parts = _stage_parts(plan, graph)
     check_names(list(parts.values()), checkpoint)
-    chosen = {name: parts[name] for name in GRAPH_PARTS[graph]}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
-        for name, part in chosen.items():
-            for target, tensor in converted(part, checkpoint, dtype):
-                yield f"{name}.{target}", tensor
+        for name in GRAPH_PARTS[graph]:
+            forms = _forms(precision, name, parts[name])
+            read = converted(parts[name], checkpoint, lambda target: forms[target].read_as)
+            for target, tensor in read:
+                for kept, part_of_it in forms[target].keep(target, tensor).items():
+                    yield f"{name}.{kept}", part_of_it
 
-    write_tensors(folder / WEIGHTS_FILE, _shapes(chosen), dtype, tensors())
+    write_tensors(folder / WEIGHTS_FILE, _file_layout(plan, graph), tensors())
     calls, files = graph_calls(config, plan, graph), record_files(folder)
     return GraphRecord(calls, files, round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:
     """Return the size in bytes of a graph's weights in the plan's dtype."""
-    parts = _stage_parts(plan, graph)
-    shapes = _shapes({name: parts[name] for name in GRAPH_PARTS[graph]})
-    return sum(shape.numel() for shape in shapes.values()) * getattr(torch, plan.dtype).itemsize
+    return layout_bytes(_file_layout(plan, graph))
 
 
 def _stage_parts(plan: CompilePlan, graph: str) -> dict[str, Part]:
@@ -133,10 +196,21 @@ def _stage_parts(plan: CompilePlan, graph: str) -> dict[str, Part]:
     return lay_out(read_config(plan.model), (GRAPH_STAGES[graph],))[1]
 
 
-def _shapes(parts: dict[str, Part]) -> dict[str, torch.Size]:
-    """Return the shape of every tensor in a graph's file by name."""
+def _file_layout(plan: CompilePlan, graph: str) -> Layout:
+    """Return shape and dtype of every tensor in a graph's file by name."""
+    parts = _stage_parts(plan, graph)
     return {
-        f"{name}.{target}": part.module.get_parameter(target).shape
-        for name, part in parts.items()
-        for target, _ in part.pieces
+        f"{name}.{kept}": expected
+        for name in GRAPH_PARTS[graph]
+        for by_name in _layout(PRECISIONS[plan.dtype], name, parts[name]).values()
+        for kept, expected in by_name.items()
+    }
+
+
+def _layout(precision: Precision, name: str, part: Part) -> dict[str, dict[str, Any]]:
+    """Return shape and dtype of what is kept of each parameter of a part, by its name."""
+    forms = _forms(precision, name, part)
+    return {
+        target: form.layout(target, part.module.get_parameter(target).shape)
+        for target, form in forms.items()
     }

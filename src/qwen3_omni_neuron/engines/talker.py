@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,16 +13,17 @@ from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.protocols import DecoderSlots, Predictor, PredictorSampling
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.kv_cache import lazy_zeros
 from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
 
-ROWS_AT_ONCE = 4096  # of text_row_table: bounds the projection's memory beside its result
+ROWS_AT_ONCE = 4096  # of TextRows.fill: bounds the projection's memory beside its result
 
 
 class TalkerEngine:
     """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
-    codec_rows: the codec's table [codec vocab, hidden]. text_rows: the text tokens' table [vocab,
-    hidden], see text_row_table. project_hidden: projects the accept layer's rows to the talker's.
+    codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
+    text tokens int64 [n], see TextRows. project_hidden: projects the accept layer's rows to the talker's.
     newline_id: the token of the line break after a role. release: called by `close`, frees what the
     parts hold beside memory.
     """
@@ -32,7 +34,7 @@ class TalkerEngine:
         decoder: DecoderSlots,
         predictor: Predictor,
         codec_rows: Tensor,
-        text_rows: Tensor,
+        text_rows: Callable[[Tensor], Tensor],
         project_hidden: Callable[[Tensor], Tensor],
         newline_id: int,
         release: Callable[[], None] = lambda: None,
@@ -44,7 +46,9 @@ class TalkerEngine:
         self._codec_rows, self._text_rows = codec_rows, text_rows
         self._project_hidden, self._release = project_hidden, release
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
-        self._number = Numbers(config.talker.text.vocab_size)
+        self._number = Numbers(
+            max(config.talker.text.vocab_size, config.thinker.text.vocab_size)
+        )
         self._incomplete: dict[int, _IncompletePrompt] = {}
         row = codec_rows[:1]
         # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor
@@ -60,9 +64,9 @@ class TalkerEngine:
                 f"the talker's prompt has {len(prompt)} rows and its KV cache "
                 f"{self.context_length} positions. Shorten the conversation."
             )
-        assistant = self._text_rows[self._text_prefix]
+        assistant = self._text_rows(self._text_prefix)
         assistant[3:] += self._codec_prefix(speaker_id)[:-1]
-        rows = torch.cat((self._text_rows[prompt.token_ids], assistant))
+        rows = torch.cat((self._text_rows(prompt.token_ids), assistant))
         media = media_mask(prompt.token_ids, self._config)
         if media.any():
             mask = F.pad(media, (0, len(assistant)))
@@ -75,7 +79,7 @@ class TalkerEngine:
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete a slot's prompt; see Talker.prefill."""
         codec_bos = self._codec_rows[self._codec_bos]
-        last = self._text_rows[first_token : first_token + 1] + codec_bos
+        last = self._text_rows(self._number(first_token)) + codec_bos
         prompt = self._incomplete.pop(slot, None)
         if prompt is None:
             return self._advance((slot,), last)
@@ -104,9 +108,9 @@ class TalkerEngine:
         """Append one row to each slot; see Talker.step."""
         if len(slots) == 1:
             token = token_ids[0]
-            return self._advance(slots, self._feedback[slots[0]] + self._text_rows[token])
+            return self._advance(slots, self._feedback[slots[0]] + self._text_rows(self._number(token)))
         feedback = torch.cat([self._feedback[slot] for slot in slots])
-        text = self._text_rows.index_select(0, torch.tensor(token_ids))
+        text = self._text_rows(torch.tensor(token_ids))
         return self._advance(slots, feedback + text)
 
     def close(self) -> None:
@@ -132,19 +136,42 @@ class TalkerEngine:
         return self._codec_rows[torch.tensor(ids)]
 
 
-@torch.inference_mode()
-def text_row_table(embedding: Tensor, project: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the talker's rows [vocab, talker hidden] of all text tokens.
+class TextRows:
+    """Rows of the text tokens [vocab, talker hidden], each projected when it is first asked for.
 
-    embedding: the thinker's table [vocab, thinker hidden]. project: the text projection.
+    embedding: the thinker's table [vocab, thinker hidden]. project: the text projection. width: the
+    talker's hidden size. dtype: of the rows. Memory is used for the rows that were asked for.
     """
-    first = project(embedding[:ROWS_AT_ONCE])
-    table = first.new_empty(len(embedding), first.shape[1])
-    table[:ROWS_AT_ONCE] = first
-    for start in range(ROWS_AT_ONCE, len(embedding), ROWS_AT_ONCE):
-        stop = start + ROWS_AT_ONCE
-        table[start:stop] = project(embedding[start:stop])
-    return table
+
+    def __init__(
+        self,
+        embedding: Tensor,
+        project: Callable[[Tensor], Tensor],
+        width: int,
+        dtype: torch.dtype,
+    ):
+        self._embedding, self._project = embedding, project
+        self._rows = lazy_zeros((len(embedding), width), dtype)
+        self._known = np.zeros(len(embedding), dtype=bool)
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """Return the rows [n, talker hidden] of token ids int64 [n]."""
+        known = self._known[token_ids.numpy()]
+        if not known.all():
+            self._fill(token_ids[torch.from_numpy(~known)].unique())
+        return self._rows.index_select(0, token_ids)
+
+    @torch.inference_mode()
+    def fill(self) -> "TextRows":
+        """Project all rows now, where no frame should wait for one. Returns itself."""
+        for ids in torch.arange(len(self._embedding)).split(ROWS_AT_ONCE):
+            self._fill(ids)
+        return self
+
+    def _fill(self, token_ids: Tensor) -> None:
+        rows = self._embedding.index_select(0, token_ids).to(self._rows.dtype)
+        self._rows[token_ids] = self._project(rows)
+        self._known[token_ids.numpy()] = True
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
     FrameCache   a code predictor step        its own, for one frame  model.code_predictor
 """
 
+import math
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -52,7 +54,7 @@ class KvCache:
     def zeros(config: DecoderConfig, slots: int, positions: int, dtype: torch.dtype) -> "KvCache":
         """Create an empty cache, of zeros: a masked position's values still count, times 0."""
         shape = (config.layers, slots, config.kv_heads, positions, config.head_dim)
-        return KvCache(_lazy_zeros(shape, dtype), _lazy_zeros(shape, dtype))
+        return KvCache(lazy_zeros(shape, dtype), lazy_zeros(shape, dtype))
 
     def slots(self, start: int, stop: int) -> "KvCache":
         """Return the slots from `start` up to `stop`."""
@@ -63,11 +65,15 @@ class KvCache:
         return KvCache(self.keys[..., :positions, :], self.values[..., :positions, :])
 
 
-def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    # numpy takes zeroed pages from the system as they are touched, torch.zeros touches all now: a
-    # cache for long conversations costs memory only where it is used.
-    raw = np.zeros((*shape[:-1], shape[-1] * dtype.itemsize), dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype)
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return zeros that take memory only where they are written, a small page at a time."""
+    # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB: the first row of each
+    # head would take one, and the time to fill it.
+    memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
+        with suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
 
 
 @dataclass(frozen=True)

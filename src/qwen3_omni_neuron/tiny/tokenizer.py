@@ -10,6 +10,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from qwen3_omni_neuron.tiny.data import read_text
+
 # Not skipped when special tokens are skipped in decoding, as in the released tokenizer.
 _NOT_SPECIAL = (
     "<tool_call>",
@@ -80,55 +82,6 @@ WORDS = (
     " blue",
 )
 
-CHAT_TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message.role + '\\n' -}}
-{%- if message.content is string -%}
-{{- message.content -}}
-{%- else -%}
-{%- for item in message.content -%}
-{%- if item.type == 'audio' or 'audio' in item -%}
-{{- '<|audio_start|><|audio_pad|><|audio_end|>' -}}
-{%- elif item.type == 'image' or 'image' in item -%}
-{{- '<|vision_start|><|image_pad|><|vision_end|>' -}}
-{%- elif item.type == 'video' or 'video' in item -%}
-{{- '<|vision_start|><|video_pad|><|vision_end|>' -}}
-{%- else -%}
-{{- item.text -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endif -%}
-{{- '<|im_end|>\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{- '<|im_start|>assistant\\n' -}}
-{%- endif -%}
-"""
-
-PREPROCESSOR_CONFIG = {
-    "chunk_length": 300,
-    "dither": 0.0,
-    "feature_extractor_type": "WhisperFeatureExtractor",
-    "feature_size": 128,
-    "hop_length": 160,
-    "image_mean": [0.5, 0.5, 0.5],
-    "image_processor_type": "Qwen2VLImageProcessor",
-    "image_std": [0.5, 0.5, 0.5],
-    "max_pixels": 12845056,
-    "merge_size": 2,
-    "min_pixels": 3136,
-    "n_fft": 400,
-    "n_samples": 4800000,
-    "nb_max_frames": 30000,
-    "padding_side": "right",
-    "padding_value": 0.0,
-    "patch_size": 16,
-    "processor_class": "Qwen3OmniMoeProcessor",
-    "return_attention_mask": True,
-    "sampling_rate": 16000,
-    "temporal_patch_size": 2,
-}
-
 
 def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int]:
     """Write the tokenizer, chat template and preprocessor files into `folder`.
@@ -147,8 +100,9 @@ def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int
     merge_lines = "".join(f"{a} {b}\n" for a, b in merges)
     (folder / "merges.txt").write_text("#version: 0.2\n" + merge_lines, encoding="utf-8")
     write_json(folder / "tokenizer_config.json", _tokenizer_config(special_ids))
-    write_json(folder / "chat_template.json", {"chat_template": CHAT_TEMPLATE})
-    write_json(folder / "preprocessor_config.json", PREPROCESSOR_CONFIG)
+    write_json(folder / "chat_template.json", {"chat_template": read_text("chat_template.jinja")})
+    preprocessor_config = json.loads(read_text("preprocessor_config.json"))
+    write_json(folder / "preprocessor_config.json", preprocessor_config)
     return {**vocab, **special_ids}
 
 

@@ -21,6 +21,7 @@ _AUDIO_GAINS = {"conv2": 0.3, "code2wav.decoder.6.conv.weight": 0.05}
 # Gain of a head's end-of-reply row: with 1, a reply would end after about as many tokens as the
 # vocabulary has.
 EOS_SCALE = 0.2
+BLOCK_VALUES = 2**24  # more than the largest parameter of `tiny` and `small` has
 
 
 def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -36,28 +37,41 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     )
 
 
-def random_parameter(name: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
-    """Return the float32 parameter `name` of the checkpoint with this seed.
+def fill_random(parameter: torch.Tensor, name: str, seed: int, end_row: int | None = None) -> None:
+    """Fill the parameter `name` of the checkpoint with this seed, in its own dtype.
 
     Each parameter has a generator of its own, so that its values don't depend on the order in which
-    parameters are made.
+    parameters are made. Values are drawn in float32, a block of rows at a time: a released
+    vocabulary's whole table would take 1.2 GB. end_row: row of a head that ends a reply.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed * 0x9E3779B1)
-    noise = torch.randn(shape, generator=generator)
+    mean, deviation = _mean_and_deviation(name, parameter.shape)
+    start = 0
+    for block in parameter.split(max(1, BLOCK_VALUES // parameter[0].numel())):
+        values = torch.randn(block.shape, generator=generator).mul_(deviation)
+        if mean:
+            values += mean
+        if end_row is not None and start <= end_row < start + len(block):
+            values[end_row - start] *= EOS_SCALE
+        block.copy_(values)
+        start += len(block)
+
+
+def _mean_and_deviation(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     if _is_norm_weight(name):
-        return 1 + 0.1 * noise
+        return 1, 0.1
     if name.endswith((".alpha", ".beta", ".bias")):
-        return 0.1 * noise
+        return 0, 0.1
     if name.endswith((".scale", ".gamma")):
-        return 0.3 + 0.1 * noise
+        return 0.3, 0.1
     if "embed" in name or "embedding" in name:
-        return noise
+        return 0, 1
     if name.endswith(".mlp.gate.weight"):
-        return noise * (2.0 / math.sqrt(shape[1]))
+        return 0, 2.0 / math.sqrt(shape[1])
     if name.endswith(("lm_head.weight", "codec_head.weight")) or ".lm_head." in name:
-        return noise * (LOGIT_SCALE / math.sqrt(shape[1]))
+        return 0, LOGIT_SCALE / math.sqrt(shape[1])
     gain = _AUDIO_GAINS.get(name.rsplit(".", 4)[-3] if ".block." in name else name, 1.0)
-    return noise * (gain / math.sqrt(_fan_in(name, shape)))
+    return 0, gain / math.sqrt(_fan_in(name, shape))
 
 
 def _is_norm_weight(name: str) -> bool:

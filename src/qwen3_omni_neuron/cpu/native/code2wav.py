@@ -103,9 +103,9 @@ CONSTANTS = {"CHANNELS": CHANNELS}
 class NativeCode2Wav:
     """Code2Wav in C, in float32 over float32 or bfloat16 weights.
 
-    The results are the module's except for rounding. A stream's samples depend neither on the other
-    streams, nor on the number of threads, nor on how its frames are cut into chunks. Several threads
-    may call it at once. The weights are packed copies: the module is not needed any more.
+    The results are the module's except for rounding. A stream's samples depend neither on the
+    other streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
+    threads may call it at once. The weights are packed copies, so the module need not be kept.
     threads: that a call may use. Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -116,7 +116,7 @@ class NativeCode2Wav:
                 f"the C needs samples from a first frame, and its {c.frame_inputs} inputs give none"
             )
         self._run, self._weights = library.run_code2wav, Weights()
-        self._described = _Packing(library, threads, self._weights).code2wav(code2wav)
+        self._described = _Packing(library, self._weights).code2wav(code2wav, threads)
         self._state_size = library.code2wav_state_size(ctypes.byref(self._described))
 
     def start(self, codes: Tensor) -> tuple[Tensor, State]:
@@ -133,7 +133,7 @@ class NativeCode2Wav:
 
     def _advance(self, codes: Tensor, state: State | None) -> tuple[Tensor, State]:
         c, size = self._config, self._state_size
-        streams, groups, frames = codes.shape
+        streams, _, frames = codes.shape
         missing = c.latency_samples if state is None else 0
         samples = torch.empty(streams, frames * c.frame_samples - missing)
         new_state = torch.empty(streams, size)
@@ -163,14 +163,13 @@ class NativeCode2Wav:
 class _Packing:
     """Descriptions of code2wav's parts, over packed weights that `weights` holds."""
 
-    def __init__(self, library: ctypes.CDLL, threads: int, weights: Weights):
-        self._library, self._threads, self._weights = library, threads, weights
+    def __init__(self, library: ctypes.CDLL, weights: Weights):
+        self._library, self._weights = library, weights
 
-    def code2wav(self, model: Code2Wav) -> _Code2Wav:
+    def code2wav(self, model: Code2Wav, threads: int) -> _Code2Wav:
         c, half = model.config, model.config.head_dim // 2
         stages = [self._stage(stage, c.hidden_size) for stage in model.upsample]
-        into, bias = model.conv_in, model.conv_in.bias
-        up = model.blocks[0].upsample
+        into, first_block = model.conv_in, model.blocks[0]
         return _Code2Wav(
             decoder=self._decoder(c, model),
             embedding=self._table(model.embedding.weight),
@@ -180,14 +179,10 @@ class _Packing:
             stages=len(stages),
             stage=(_Stage * len(stages))(*stages),
             # Inputs are rows side by side: [out, in, taps] -> [out, taps * in].
-            conv_in=self._matrix(into.weight.transpose(1, 2).flatten(1), bias=bias),
-            # [out, rate, in, 2] -> [rate * out, 2 * in]: samples one after the other.
-            up=self._matrix(
-                _by_phase(up).permute(1, 0, 3, 2).flatten(2).flatten(0, 1),
-                bias=up.bias.repeat(up.stride[0]),
-            ),
+            conv_in=self._matrix(into.weight.transpose(1, 2).flatten(1), bias=into.bias),
+            up=self._up(first_block),
             wave=self._wave(model),
-            threads=self._threads,
+            threads=threads,
         )
 
     def _decoder(self, c: Code2WavConfig, model: Code2Wav) -> NativeDecoder:
@@ -263,11 +258,16 @@ class _Packing:
             rate=rate,
             act=self._snake(block.act, into),
             up=None if first else self._conv(_by_phase(up).flatten(0, 1)),
-            up_bias=None
-            if first
-            else self._vector(up.bias.repeat_interleave(rate), out * rate),
+            up_bias=None if first else self._vector(up.bias.repeat_interleave(rate), out * rate),
             units=(_Unit * len(units))(*units),
         )
+
+    def _up(self, block: Any) -> Matrix:
+        """Describe a DecoderBlock's upsampling: rows of two inputs to rows of `rate` samples."""
+        by_phase, bias = _by_phase(block.upsample), block.upsample.bias
+        # [out, rate, in, 2] -> [rate * out, 2 * in]
+        matrix = by_phase.permute(1, 0, 3, 2).flatten(2).flatten(0, 1)
+        return self._matrix(matrix, bias=bias.repeat(block.upsample.stride[0]))
 
     def _unit(self, unit: Any, width: int) -> _Unit:
         """Describe a ResidualUnit."""
@@ -283,7 +283,8 @@ class _Packing:
 
     def _snake(self, act: Snake, width: int) -> _Snake:
         return _Snake(
-            self._vector(act.frequency[:, 0], width), self._vector(act.inverse_magnitude[:, 0], width)
+            self._vector(act.frequency[:, 0], width),
+            self._vector(act.inverse_magnitude[:, 0], width),
         )
 
     def _vector(self, weight: Tensor, *shape: int) -> int:
@@ -298,7 +299,7 @@ class _Packing:
     ) -> Matrix:
         """Describe a matrix [..., out, into], packed. scale, bias: [out]."""
         out, into = matrix.shape[-2:]
-        packed = pack(_taken(matrix), self._library, self._threads)
+        packed = pack(_taken(matrix), self._library)
         return Matrix(
             panels=self._weights(packed, *packed.shape, dtype=packed.dtype),
             scale=None if scale is None else self._vector(scale, out),
@@ -331,8 +332,8 @@ def _taken(weight: Tensor) -> Tensor:
 def _by_phase(up: Any) -> Tensor:
     """Return the weight of a TransposedConv of two strides as [out, rate, in, 2].
 
-    Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase; the
-    last axis has the input before first.
+    Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase.
+    The last axis has the input before first.
     """
     weight: Tensor = up.weight
     return weight.unflatten(2, (2, up.stride[0])).flip(2).permute(1, 3, 0, 2)

@@ -1,33 +1,22 @@
-"""The compiled library of this installation: checked, and offered for the models that it can run.
+"""The compiled library of this installation, checked against its sources and the Python beside it.
 
 The ctypes structures mirror C structs by hand, so a library of other sources would corrupt memory.
 """
 
 import ctypes
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TypeVar
 
 from qwen3_omni_neuron.cpu.native import binding, code2wav, predictor, steps
 from qwen3_omni_neuron.cpu.native.binding import (
     CONSTANTS,
     MismatchError,
-    UnsuitedError,
     declare_calls,
 )
-from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
-from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
-from qwen3_omni_neuron.cpu.native.steps import NativeSteps
-from qwen3_omni_neuron.model.code2wav import Code2Wav
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.config import DecoderConfig, TalkerConfig
-from qwen3_omni_neuron.model.kv_cache import KvCache
-from qwen3_omni_neuron.model.talker import Talker
-from qwen3_omni_neuron.model.thinker import Thinker
 
 logger = logging.getLogger(__name__)
 
@@ -157,45 +146,3 @@ def _differences(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str
         for name in names
         if ours.get(name) != theirs.get(name)
     ]
-
-
-Native = TypeVar("Native")
-
-
-def native_steps(
-    c: DecoderConfig, model: Thinker | Talker, cache: KvCache, threads: int = 1
-) -> NativeSteps | None:
-    """Return a model's decode steps and prompts in C, or None where they must run in torch.
-
-    The model's matrices are packed (see cpu.weights). threads: that a call may use.
-    """
-    return _native(
-        type(model).__name__, lambda library: NativeSteps(c, model, cache, library, threads)
-    )
-
-
-def native_predictor(
-    c: TalkerConfig, predictor: CodePredictor, threads: int = 1
-) -> NativePredictor | None:
-    """Return the code predictor in C, or None where it must run in torch; see native_steps."""
-    return _native(
-        "CodePredictor", lambda library: NativePredictor(c, predictor, library, threads)
-    )
-
-
-def native_code2wav(code2wav: Code2Wav, threads: int = 1) -> NativeCode2Wav | None:
-    """Return code2wav in C, or None where it must run in torch. threads: that a call may use."""
-    return _native("Code2Wav", lambda library: NativeCode2Wav(code2wav, library, threads))
-
-
-def _native(name: str, make: Callable[[ctypes.CDLL], Native]) -> Native | None:
-    """Make a function of C, or log why it can't be had and return None."""
-    library = find_library()
-    if library is None:
-        logger.info("%s: torch's operations, as the C was not compiled or does not fit", name)
-        return None
-    try:
-        return make(library)
-    except UnsuitedError as why:
-        logger.info("%s: torch's operations, as %s", name, why)
-        return None

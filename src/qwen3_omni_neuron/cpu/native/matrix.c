@@ -36,12 +36,12 @@ static void pack_panel(void *work, int64_t task, float *unused)
         PACK(uint8_t)
 }
 
-/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes. */
+/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes, with all threads of the pool. */
 int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
-                  int64_t bytes, int64_t threads)
+                  int64_t bytes)
 {
     Packing packing = {to, from, out, into, bytes};
-    Team *team = open_team(threads);
+    Team *team = open_team(INT64_MAX);
     int done = run_tasks(team, pack_panel, &packing, count * panels_of(out), count * out * into, 1);
     close_team(team);
     return done ? DONE : NO_MEMORY;

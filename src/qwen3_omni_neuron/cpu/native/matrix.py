@@ -22,7 +22,7 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*stack, -(-out // PANEL), into, PANEL)
 
 
-def pack(matrix: Tensor, library: ctypes.CDLL | None, threads: int = 1) -> Tensor:
+def pack(matrix: Tensor, library: ctypes.CDLL | None) -> Tensor:
     """Pack a matrix [..., out, into] of numbers of 1, 2 or 4 bytes. library: None: in torch."""
     *stack, out, into = matrix.shape
     if library is None:
@@ -32,7 +32,7 @@ def pack(matrix: Tensor, library: ctypes.CDLL | None, threads: int = 1) -> Tenso
     packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=matrix.dtype)
     count = matrix.numel() // (out * into)
     status = library.pack_matrices(
-        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size(), threads
+        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size()
     )
     if status:
         raise MemoryError("no memory for the packing of a matrix")

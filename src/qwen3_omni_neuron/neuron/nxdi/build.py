@@ -12,7 +12,7 @@ from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
-from qwen3_omni_neuron.engines.talker import TalkerEngine, text_row_table
+from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
@@ -127,7 +127,9 @@ def _talker(spec: EngineSpec, loader: _Loader) -> TalkerEngine:
         with ExitStack() as for_the_table:
             text = loader.part("text_projection", for_the_table)
             project_text = NeuronProjection(text, "text_projection")
-            text_rows = text_row_table(tables.embedding.weight, project_text)
+            width = config.talker.text.hidden_size
+            table = tables.embedding.weight.detach()
+            text_rows = TextRows(table, project_text, width, spec.dtype).fill()
         graphs = loader.decoder("talker", loaded)
         predictor = loader.part("code_predictor", loaded)
         hidden = loader.part("hidden_projection", loaded)

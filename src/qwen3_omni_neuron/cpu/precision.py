@@ -1,0 +1,132 @@
+"""The dtypes of the CPU: which type each weight is kept in, and how it lies in memory.
+
+    dtype      weights                                            arithmetic  computed by
+    mixed      matrices and tables bfloat16, the others float32   float32     C
+    float32    float32                                            float32     C
+    int8       as mixed; thinker's and talker's matrices int8     float32     C
+    bfloat16   bfloat16                                           bfloat16    torch
+    float64    float64                                            float64     torch
+
+Weights for the C are packed (see cpu.native.matrix). Without the compiled library torch computes all
+of them: packed weights are unpacked and widened to float32 when they are loaded.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.native.matrix import pack, packed_shape, quantise, unpack
+from qwen3_omni_neuron.model.code_predictor import CodePredictor
+from qwen3_omni_neuron.model.moe import MoeFeedForward
+
+SCALE = "_scale"
+"""Ending of the name of an int8 parameter's scale."""
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Types of a dtype's weights.
+
+    matrices: of matrices and of tables of rows. decoders: of the matrices of thinker and talker.
+    others: of norms, biases and convolutions, and of all arithmetic. packed: for the C.
+    """
+
+    matrices: torch.dtype
+    decoders: torch.dtype
+    others: torch.dtype
+    packed: bool
+
+
+PRECISIONS = {
+    "mixed": Precision(torch.bfloat16, torch.bfloat16, torch.float32, packed=True),
+    "float32": Precision(torch.float32, torch.float32, torch.float32, packed=True),
+    "int8": Precision(torch.bfloat16, torch.int8, torch.float32, packed=True),
+    "bfloat16": Precision(torch.bfloat16, torch.bfloat16, torch.bfloat16, packed=False),
+    "float64": Precision(torch.float64, torch.float64, torch.float64, packed=False),
+}
+
+
+@dataclass(frozen=True)
+class WeightForm:
+    """Form of one parameter.
+
+    read_as: type that the checkpoint's values are rounded to when they are read. kept_as: type in
+    memory. matrix: shape [..., out, into] of what is packed; None: kept as the module has it.
+    """
+
+    read_as: torch.dtype
+    kept_as: torch.dtype
+    matrix: tuple[int, ...] | None
+
+    def layout(self, target: str, shape: torch.Size) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return shape and type of what is kept of a parameter, by name."""
+        if self.matrix is None:
+            return {target: (tuple(shape), self.kept_as)}
+        kept = {target: (packed_shape(self.matrix), self.kept_as)}
+        if self.kept_as == torch.int8:
+            kept[target + SCALE] = (self.matrix[:-1], torch.float32)
+        return kept
+
+    def keep(self, target: str, tensor: Tensor) -> dict[str, Tensor]:
+        """Return what is kept of a parameter, by name. tensor: as it was read."""
+        if self.matrix is None:
+            return {target: tensor}
+        matrix, library = tensor.view(self.matrix), find_library()
+        if self.kept_as != torch.int8:
+            return {target: pack(matrix, library)}
+        rounded, scale = quantise(matrix)
+        return {target: pack(rounded, library), target + SCALE: scale}
+
+    def rounded(self, tensor: Tensor) -> Tensor:
+        """Return what `keep` rounds a parameter to, in float32."""
+        if self.matrix is None or self.kept_as != torch.int8:
+            return tensor.float()
+        whole, scale = quantise(tensor.view(self.matrix))
+        return whole.float().mul_(scale.unsqueeze(-1)).view(tensor.shape)
+
+    def widen(self, kept: Mapping[str, Tensor], target: str, shape: torch.Size) -> Tensor:
+        """Return a parameter in float32 as the module has it, from what was kept of it."""
+        if self.matrix is None:
+            return kept[target].float()
+        wide = unpack(kept[target], self.matrix[-2]).float()
+        if target + SCALE in kept:
+            wide *= kept[target + SCALE].unsqueeze(-1)
+        return wide.view(shape)
+
+
+def library_for(dtype: str) -> ctypes.CDLL | None:
+    """Return the compiled library where it computes this dtype, None where torch does."""
+    return find_library() if PRECISIONS[dtype].packed else None
+
+
+def weight_form(precision: Precision, part: str, module: nn.Module, target: str) -> WeightForm:
+    """Return the form of a parameter. part: the module's name in checkpoint.modules.Models."""
+    owner_name, _, name = target.rpartition(".")
+    owner = module.get_submodule(owner_name)
+    shape = tuple(module.get_parameter(target).shape)
+    if _is_matrix(owner, name) and part != "code2wav":
+        if "gate_up" in target:
+            *stack, out, into = shape
+            shape = (*stack, 2, out // 2, into)
+        kept_as = precision.matrices
+        routes = "router" in target or shape[-2] == 1  # a router, or a shared expert's gate
+        if part in ("thinker", "talker") and not routes:
+            kept_as = precision.decoders
+        read_as = precision.matrices
+        return WeightForm(read_as, kept_as, shape if precision.packed else None)
+    is_table = isinstance(owner, nn.Embedding) or name == "embedding"
+    is_row_table = is_table and part not in ("code2wav", "vision_encoder")
+    kept_as = precision.matrices if is_row_table else precision.others
+    return WeightForm(kept_as, kept_as, None)
+
+
+def _is_matrix(owner: nn.Module, name: str) -> bool:
+    if isinstance(owner, MoeFeedForward):
+        return name in ("gate_up", "down")
+    if isinstance(owner, CodePredictor):
+        return name == "head"
+    return isinstance(owner, nn.Linear) and name == "weight"
