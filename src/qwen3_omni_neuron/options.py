@@ -168,7 +168,7 @@ class LoadArguments(TypedDict, total=False):
         str | None, OptionDoc("cpu or neuron", default="the compiled tree's, else cpu")
     ]
     dtype: Annotated[
-        str, OptionDoc("auto (the checkpoint's or the tree's), float32, bfloat16 or float64")
+        str, OptionDoc("auto, or one that the target has: for the CPU see below")
     ]
     max_concurrency: Annotated[
         int | None, OptionDoc("requests that run at a time", default="the tree's, else 8")
