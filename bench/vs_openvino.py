@@ -24,7 +24,8 @@ A reply has --text-tokens tokens and --frames frames. Figures:
     loaded_mb        memory of the process after loading
     peak_mb          its peak, all replies included
 
-A row is one process, its figures the medians of its rounds; the summary has the medians of the
+A row is one process, its figures the medians of its rounds, and the machine's load average before
+the pair of processes (about --threads when nothing else runs); the summary has the medians of the
 rows, and OpenVINO's over ours.
 """
 
@@ -121,6 +122,7 @@ def measure(options: argparse.Namespace) -> Figures:
         ours = replace(job, dtype=dtype)
         theirs = replace(ours, model=str(exports[dtype]))
         for number in range(options.processes):
+            about = {"dtype": dtype, "process": number, "load_average": os.getloadavg()[0]}
             answers = {
                 "ours": answer_of(Path(sys.executable), "ours", ours),
                 "openvino": answer_of(environment / "bin" / "python", "openvino", theirs),
@@ -128,7 +130,7 @@ def measure(options: argparse.Namespace) -> Figures:
             check_same_work(answers, ours, turn_ids)
             for side, answer in answers.items():
                 versions[side] = answer["version"]
-                rows.append({"dtype": dtype, "side": side, "process": number, **medians(answer)})
+                rows.append({**about, "side": side, **medians(answer)})
     return rows, {
         "openvino_genai_version": versions["openvino"],
         **{dtype: compared([r for r in rows if r["dtype"] == dtype]) for dtype in options.dtypes},

@@ -46,7 +46,7 @@ def test_both_sides_are_measured_in_processes_of_their_own(tmp_path: Path) -> No
         ("float32", "openvino"),
     ]
     for row in found.rows:
-        assert row.keys() == {"dtype", "side", "process"} | FIGURES
+        assert row.keys() == {"dtype", "side", "process", "load_average"} | FIGURES
         assert all(row[figure] > 0 for figure in FIGURES)
         assert row["first_text_s"] < row["reply_s"]
         assert row["loaded_mb"] <= row["peak_mb"]
