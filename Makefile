@@ -110,7 +110,7 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 # Not $(INSTALLED_FROM): what runs in C has no part in it.
 $(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
 	$(PYTHON) -m venv $(HLO_VENV)
-	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla pytest
+	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest
 	touch $@
 
 nxdi-sources:

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.tiny.tokenizer import CHAT_TEMPLATE
 from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
@@ -110,7 +111,7 @@ def test_prompts_are_the_references(conversation: Conversation, processor: Any, 
     messages = CONVERSATIONS[name]
     prompt = conversation.prompt(messages)
     text = processor.tokenizer.apply_chat_template(
-        messages, chat_template=conversation._template, tokenize=False, add_generation_prompt=True
+        messages, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
     )
     waveforms = [load_waveform(item, 16000, "clip") for item in of_kind(messages, "audio")]
     theirs = processor(text=text, audio=waveforms or None, return_tensors="pt")
@@ -138,7 +139,7 @@ def test_prompts_with_media_are_the_references(
     prompt = conversation.prompt(case.messages, case.use_audio_in_video)
     bare = [{**m, "content": bare_content(m["content"])} for m in case.messages]
     text = processor.tokenizer.apply_chat_template(
-        bare, chat_template=conversation._template, tokenize=False, add_generation_prompt=True
+        bare, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
     )
     heard = "video" if case.use_audio_in_video else "audio"
     sounds = [
