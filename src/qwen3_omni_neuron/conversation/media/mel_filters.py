@@ -13,7 +13,7 @@ def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
     """Compute triangular filters of equal area, float64 [mel_bins, bins].
 
     bins: frequencies of the transform, from 0 to rate / 2.
-    Source: transformers audio_utils.mel_filter_bank with norm and mel_scale "slaney".
+    Source: transformers audio_utils.mel_filter_bank, with the norm and the scale of Slaney.
     """
     top_mels = _KNEE_MELS + np.log(MAX_HZ / _KNEE_HZ) / _LOG_STEP
     corners = _hertz(np.linspace(0.0, top_mels, mel_bins + 2))
