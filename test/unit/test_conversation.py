@@ -1,5 +1,6 @@
 """Messages to prompts, held against the reference's own processor."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.tiny.tokenizer import CHAT_TEMPLATE
 from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 
@@ -54,6 +54,12 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
     return Conversation(checkpoint, config)
+
+
+@pytest.fixture(scope="module")
+def chat_template(checkpoint: Path) -> str:
+    file = checkpoint / "chat_template.json"
+    return json.loads(file.read_text(encoding="utf-8"))["chat_template"]
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +113,13 @@ def of_kind(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[st
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_prompts_are_the_references(conversation: Conversation, processor: Any, name: str) -> None:
+def test_prompts_are_the_references(
+    conversation: Conversation, processor: Any, chat_template: str, name: str
+) -> None:
     messages = CONVERSATIONS[name]
     prompt = conversation.prompt(messages)
     text = processor.tokenizer.apply_chat_template(
-        messages, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
+        messages, chat_template=chat_template, tokenize=False, add_generation_prompt=True
     )
     waveforms = [load_waveform(item, 16000, "clip") for item in of_kind(messages, "audio")]
     theirs = processor(text=text, audio=waveforms or None, return_tensors="pt")
@@ -128,7 +136,7 @@ def test_prompts_are_the_references(conversation: Conversation, processor: Any, 
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_with_media_are_the_references(
-    conversation: Conversation, processor: Any, name: str
+    conversation: Conversation, processor: Any, chat_template: str, name: str
 ) -> None:
     """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
     case = CASES[name]
@@ -139,7 +147,7 @@ def test_prompts_with_media_are_the_references(
     prompt = conversation.prompt(case.messages, case.use_audio_in_video)
     bare = [{**m, "content": bare_content(m["content"])} for m in case.messages]
     text = processor.tokenizer.apply_chat_template(
-        bare, chat_template=CHAT_TEMPLATE, tokenize=False, add_generation_prompt=True
+        bare, chat_template=chat_template, tokenize=False, add_generation_prompt=True
     )
     heard = "video" if case.use_audio_in_video else "audio"
     sounds = [
