@@ -212,7 +212,7 @@ def _file_layout(plan: CompilePlan, graph: str) -> Layout:
     }
 
 
-def _layout(precision: Precision, name: str, part: Part) -> dict[str, dict[str, Any]]:
+def _layout(precision: Precision, name: str, part: Part) -> dict[str, Layout]:
     """Return shape and dtype of what is kept of each parameter of a part, by its name."""
     forms = _forms(precision, name, part)
     return {
