@@ -48,6 +48,20 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
 #endif
 }
 
+/* x * by + base, fused or not for every number of rows: left to itself a compiler fuses some. */
+INLINE Vector KIND(scaled)(Vector x, Vector by, Vector base)
+{
+#if LANES == 16
+    return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)by, (__m512)base);
+#elif LANES == 8
+    return (Vector)_mm256_fmadd_ps((__m256)x, (__m256)by, (__m256)base);
+#else
+    x *= by;
+    __asm__("" : "+m"(x));
+    return x + base;
+#endif
+}
+
 /* Compute `rows` by `vectors` * LANES sums side by side: they don't depend on each other, so that the
  * processor overlaps them. Counts and type are constants after inlining: the sums are registers.
  * w: the first of the weights; a panel is `size` weights. */
@@ -80,14 +94,14 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
-            Vector result = total[r][v];
+            Vector by = (Vector){0} + 1.0f, base = {0};
             if (scale != 0)
-                result *= READ(scale + v * LANES);
+                by = READ(scale + v * LANES);
             if (bias != 0)
-                result += READ(bias + v * LANES);
+                base = READ(bias + v * LANES);
             if (add)
-                result += READ(y + r * y_stride + v * LANES);
-            AT(y + r * y_stride + v * LANES) = result;
+                base += READ(y + r * y_stride + v * LANES);
+            AT(y + r * y_stride + v * LANES) = KIND(scaled)(total[r][v], by, base);
         }
 }
 
@@ -184,29 +198,37 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
-    Matrix last = {.panels = (const char *)w->panels +
-                             (first + whole) * w->into * PANEL * bytes_of(w->type),
-                   .into = w->into, .out = PANEL, .type = w->type};
-    float some[FEW_ROWS * PANEL];
+    float some[FEW_ROWS * PANEL], scale[PANEL] = {0}, bias[PANEL] = {0};
     outs -= whole * PANEL;
     y += whole * PANEL;
-    first = (first + whole) * PANEL;
+    first += whole;
+    Matrix last = {.panels = (const char *)w->panels + first * w->into * PANEL * bytes_of(w->type),
+                   .into = w->into, .out = PANEL, .type = w->type};
+    size_t size = (size_t)outs * sizeof(float);
+    if (w->scale != 0)
+        last.scale = memcpy(scale, w->scale + first * PANEL, size);
+    if (w->bias != 0)
+        last.bias = memcpy(bias, w->bias + first * PANEL, size);
     for (int64_t done = 0; done < rows; done += FEW_ROWS) {
         int64_t now = smaller(rows - done, FEW_ROWS);
-        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0, 0);
+        memset(some, 0, sizeof some);
+        for (int64_t r = 0; r < now && add; r++)
+            memcpy(some + r * PANEL, y + (done + r) * y_stride, size);
+        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, add, 0);
         for (int64_t r = 0; r < now; r++)
-            for (int64_t o = 0; o < outs; o++) {
-                float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
-                if (w->scale != 0)
-                    result *= w->scale[first + o];
-                if (w->bias != 0)
-                    result += w->bias[first + o];
-                *to = add ? result + *to : result;
-            }
+            memcpy(y + (done + r) * y_stride, some + r * PANEL, size);
     }
 }
 
 /* ---- rows ---- */
+
+/* The first `count` floats at p, zeros after them. */
+INLINE Vector KIND(some)(const float *p, int64_t count)
+{
+    Vector x = {0};
+    memcpy(&x, p, (size_t)count * sizeof(float));
+    return x;
+}
 
 /* Add the SUMS sums of a dot product, in one order on every processor. */
 INLINE float KIND(added)(const Vector *sums)
@@ -238,13 +260,18 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
                 for (int q = 0; q < count; q++)
                     sums[q][k][v] += READ(queries[q] + i + v * LANES) * key;
             }
-    for (int q = 0; q < count; q++)
-        for (int k = 0; k < key_count; k++) {
-            float total = KIND(added)(sums[q][k]);
-            for (int64_t i = whole; i < width; i++)
-                total += queries[q][i] * keys[k * width + i];
-            to[q][at + k] = total * scale;
+    /* The rest in vectors, too: scalar sums would be fused for some counts and not for others. */
+    for (int v = 0; v < SUMS / LANES; v++) {
+        int64_t i = whole + v * LANES, left = smaller(width - i, LANES);
+        for (int k = 0; k < key_count && left > 0; k++) {
+            Vector key = KIND(some)(keys + k * width + i, left);
+            for (int q = 0; q < count; q++)
+                sums[q][k][v] += KIND(some)(queries[q] + i, left) * key;
         }
+    }
+    for (int q = 0; q < count; q++)
+        for (int k = 0; k < key_count; k++)
+            to[q][at + k] = KIND(added)(sums[q][k]) * scale;
 }
 
 INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
@@ -298,14 +325,6 @@ INLINE Vector KIND(exp)(Vector x)
     total = total * rest + 1.0f;
     total = total * rest + 1.0f;
     return total * (Vector)(((Bits)shifted + 127) << 23);
-}
-
-/* The first `count` floats at p, zeros after them. */
-INLINE Vector KIND(some)(const float *p, int64_t count)
-{
-    Vector x = {0};
-    memcpy(&x, p, (size_t)count * sizeof(float));
-    return x;
 }
 
 /* Apply an expression of the vectors `x` and `z`, read at a and b, to `width` floats. */
@@ -418,13 +437,19 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
         KIND(mix)(mixed, weights, count, values, first, last, width, at, 4);
     for (; at + LANES <= width; at += LANES)
         KIND(mix)(mixed, weights, count, values, first, last, width, at, 1);
-    for (; at < width; at++)
-        for (int q = 0; q < count; q++) {
-            float sum = 0;
-            for (t = first; t < last; t++)
-                sum += weights[q][t] * values[t * width + at];
-            mixed[q][at] = sum;
+    if (at < width) { /* in vectors, too: see dots */
+        size_t left = (size_t)(width - at);
+        Vector sums[QUERIES];
+        for (int q = 0; q < count; q++)
+            sums[q] = (Vector){0};
+        for (t = first; t < last; t++) {
+            Vector value = KIND(some)(values + t * width + at, (int64_t)left);
+            for (int q = 0; q < count; q++)
+                sums[q] += weights[q][t] * value;
         }
+        for (int q = 0; q < count; q++)
+            memcpy(mixed[q] + at, &sums[q], left * sizeof(float));
+    }
 }
 
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
