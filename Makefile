@@ -6,6 +6,8 @@
 # make test-wide        a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
+# make bench-openvino    OpenVINO's Qwen3-Omni beside ours: .venv/bench/vs_openvino-*.json. An
+#                        environment of its own, which keeps its exports (4 GB of disk)
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
@@ -15,6 +17,7 @@ PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 HLO_VENV := .venv-hlo
+OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
@@ -28,7 +31,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     test_models test_speaking))
 
 .PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo lower docs test-wide
+.PHONY: speaking clean test-hlo lower docs test-wide bench-openvino
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -94,12 +97,17 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
 	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 
+bench-openvino: $(VENV)/installed $(OPENVINO_VENV)/installed
+	mkdir -p $(BENCH_RESULTS)
+	$(VENV)/bin/python -m bench.vs_openvino --size tiny --json $(BENCH_RESULTS)/vs_openvino-tiny.json
+	$(VENV)/bin/python -m bench.vs_openvino --size small --json $(BENCH_RESULTS)/vs_openvino-small.json
+
 speaking: $(VENV)/installed
 	$(VENV)/bin/python -m train.train --work $(VENV)/train --out $(VENV)/speaking_checkpoint
 	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) build demo.wav $(NATIVE)/*.so
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -110,6 +118,14 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 $(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
 	$(PYTHON) -m venv $(HLO_VENV)
 	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla pytest
+	touch $@
+
+# optimum-intel without its dependencies: torchvision, which exporting does not import, would replace
+# torch by the CUDA build that it is made for. The others are named.
+$(OPENVINO_VENV)/installed: requirements/openvino.txt
+	$(PYTHON) -m venv $(OPENVINO_VENV)
+	$(OPENVINO_VENV)/bin/pip install --quiet -c $< torch transformers nncf openvino-genai requests
+	$(OPENVINO_VENV)/bin/pip install --quiet --no-deps -c $< optimum optimum-intel
 	touch $@
 
 nxdi-sources:

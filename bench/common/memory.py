@@ -3,8 +3,6 @@
 import gc
 from pathlib import Path
 
-import torch
-
 
 def peak_mb() -> float:
     """Return the peak of this process's memory so far."""
@@ -23,6 +21,8 @@ def total_mb() -> float:
 
 def live_tensor_bytes() -> int:
     """Return the bytes of all tensors that Python holds, each piece of memory once."""
+    import torch  # here: what measures a process without torch must not load it
+
     gc.collect()
     # type() rather than isinstance(), which asks lazy modules for their class and loads them.
     # Other subclasses are tensors of a trace, without memory.

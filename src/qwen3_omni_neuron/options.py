@@ -168,11 +168,7 @@ class LoadArguments(TypedDict, total=False):
         str | None, OptionDoc("cpu or neuron", default="the compiled tree's, else cpu")
     ]
     dtype: Annotated[
-        str,
-        OptionDoc(
-            "auto (the tree's or the checkpoint's; on the CPU mixed for bfloat16), or one that the "
-            "target has: mixed, float32, int8, bfloat16, float64 on the CPU"
-        ),
+        str, OptionDoc("auto, or one that the target has: for the CPU see below")
     ]
     max_concurrency: Annotated[
         int | None, OptionDoc("requests that run at a time", default="the tree's, else 8")

@@ -16,6 +16,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, code2wav_calls
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
@@ -60,6 +61,14 @@ def cpu_vocoder(single: Code2Wav) -> CpuVocoder:
     return CpuVocoder(single, slots=4)
 
 
+@pytest.fixture(scope="module")
+def c_vocoder(single: Code2Wav) -> CpuVocoder:
+    library = find_library()
+    if library is None:
+        pytest.skip("the C was not compiled")
+    return CpuVocoder(single, slots=4, library=library, threads=2)
+
+
 def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> NeuronVocoder:
     c = single.config
     graphs = [
@@ -69,10 +78,13 @@ def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) 
     return NeuronVocoder(EagerPart(single, graphs), c)
 
 
-@pytest.fixture(scope="module", params=["cpu", "neuron"])
+@pytest.fixture(scope="module", params=["cpu", "c", "neuron"])
 def vocoder(request: pytest.FixtureRequest, single: Code2Wav, cpu_vocoder: CpuVocoder) -> Vocoder:
     if request.param == "cpu":
         return cpu_vocoder
+    if request.param == "c":
+        made: CpuVocoder = request.getfixturevalue("c_vocoder")
+        return made
     return neuron_vocoder(single, 4, CHUNK_FRAMES)
 
 
@@ -368,8 +380,12 @@ def test_vocoder_in_one_slot(vocoder: Vocoder, single: Code2Wav, split: list[int
     assert_same(as_chunks(sound), single(codes), 1e-5)
 
 
-def test_calls_take_every_size(single: Code2Wav) -> None:
-    start, step = code2wav_calls(single)
+@pytest.mark.parametrize("in_c", [False, True], ids=["torch", "c"])
+def test_calls_take_every_size(single: Code2Wav, in_c: bool) -> None:
+    library = find_library() if in_c else None
+    if in_c and library is None:
+        pytest.skip("the C was not compiled")
+    start, step = code2wav_calls(single, library)
     for streams, frames in product([1, 2, 5], [1, 3, 30]):
         codes = random_codes(frames, streams)
         (samples, state), (expected, expected_state) = start(codes), single.start(codes)

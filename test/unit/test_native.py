@@ -20,22 +20,20 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron import Qwen3Omni, cli
-from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear, use_native_linears
 from qwen3_omni_neuron.cpu.native.matrix import pack
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
-from qwen3_omni_neuron.cpu.native.wave import NativeWave
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
-from qwen3_omni_neuron.model.streaming_conv import History
 from qwen3_omni_neuron.model.talker import ResizeMlp, Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 from testing.packed import packed_and_widened, randomize
@@ -809,84 +807,6 @@ def test_the_weights_outlive_the_module(config: OmniConfig, library: CDLL) -> No
     assert torch.equal(native(hidden, code0)[0], expected)
 
 
-# ---- code2wav
-
-
-def code2wav_of(config: OmniConfig) -> Code2Wav:
-    assert config.code2wav is not None
-    code2wav = Code2Wav(config.code2wav)
-    randomize(code2wav)
-    with torch.no_grad():
-        for weight in code2wav.conv_out.parameters():
-            weight.mul_(0.03)  # or the samples are clipped
-    return code2wav
-
-
-def wave_inputs(code2wav: Code2Wav, streams: int, count: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(streams, code2wav.config.decoder_dim, count, generator=generator)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    "split", [[73], [4] * 18 + [1], [5, 1, 40, 2, 25], [17, 16, 15, 25], [8, 65]], ids=str
-)
-def test_waves_of_every_split_are_the_modules(
-    models: Models, library: CDLL, split: list[int]
-) -> None:
-    """Within and beyond what is worked off at a time, of three streams."""
-    code2wav = models.code2wav
-    assert code2wav is not None
-    x, wave = wave_inputs(code2wav, 3, sum(split)), NativeWave(code2wav, library)
-    expected = code2wav.wave(x, History(None))
-    chunks = [part.contiguous() for part in x.split(split, 2)]
-    samples, state = wave.start(chunks[0])
-    heard = [samples]
-    for chunk in chunks[1:]:
-        before = state.clone()
-        samples, after = wave.step(chunk, state)
-        assert torch.equal(state, before), "the state is a value"
-        assert after.shape == state.shape
-        heard.append(samples)
-        state = after
-    assert 0.01 < float(expected.abs().mean()) < 0.9, "silent, or clipped throughout"
-    torch.testing.assert_close(torch.cat(heard, 1), expected, atol=1e-5, rtol=0)
-
-
-@torch.no_grad()
-def test_a_batch_of_waves_is_each_alone_bit_for_bit(config: OmniConfig, library: CDLL) -> None:
-    code2wav = code2wav_of(config)
-    wave, x, y = (
-        NativeWave(code2wav, library),
-        wave_inputs(code2wav, 3, 8),
-        wave_inputs(code2wav, 3, 20, seed=1),
-    )
-    samples, state = wave.start(x)
-    later, _ = wave.step(y, state)
-    for stream in range(3):
-        own = slice(stream, stream + 1)
-        alone, held = wave.start(x[own])
-        assert torch.equal(alone, samples[own])
-        assert torch.equal(wave.step(y[own], held)[0], later[own])
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("size", [1.0, 100.0, 3000.0])
-def test_waves_are_as_exact_as_the_modules(config: OmniConfig, library: CDLL, size: float) -> None:
-    """By float64, over weights that amplify each rounding; also where frequencies are so large that
-    the sines' angles leave the first period far behind."""
-    code2wav = code2wav_of(config)
-    for name, weight in code2wav.named_parameters():
-        if name.endswith("frequency"):
-            weight.mul_(size)
-    x = wave_inputs(code2wav, 1, 16)
-    got, _ = NativeWave(code2wav, library).start(x)
-    single = code2wav.wave(x, History(None))
-    exact = code2wav.double().wave(x.double(), History(None))
-    theirs = float((single - exact).abs().mean())
-    assert float((got - exact).abs().mean()) < 3 * theirs + 1e-6
-
-
 # ---- what it refuses, and what stands in for it
 
 
@@ -956,8 +876,6 @@ def test_weights_in_other_forms_are_refused(config: OmniConfig, library: CDLL) -
     m.packed.codec_head.weight_scale = m.packed.codec_head.weight_scale[:-1]
     with pytest.raises(UnsuitedError, match="float32"):
         m.native(library)
-    with pytest.raises(UnsuitedError, match="float32"):
-        NativeWave(code2wav_of(config).double(), library)
 
 
 def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: CDLL) -> None:
@@ -1005,7 +923,9 @@ def allocated_bytes() -> int:
     return info.uordblks + info.hblkhd
 
 
-CALLS = ["decode_step", "prefill", "predict_frame", "multiply_rows", "pack_matrices", "run_wave"]
+CALLS = [
+    "decode_step", "prefill", "predict_frame", "multiply_rows", "pack_matrices", "run_code2wav",
+]  # fmt: skip
 
 
 def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], object]]:
@@ -1017,16 +937,17 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
     steps, tokens, (rows, at) = m.native(library, 4), torch.tensor([5, 6]), prompt_rows(m.c, 21)
     visual, features = torch.tensor([1, 3]), torch.randn(2, 2, m.c.hidden_size)
     layer = NativeLinear(packed_and_widened(nn.Linear(64, 99), "talker", "mixed")[0], library, 4)
-    code2wav = code2wav_of(config)
-    wave, x = NativeWave(code2wav, library), wave_inputs(code2wav, 1, 4)
-    _, state = wave.start(x)
+    assert config.code2wav is not None
+    code2wav, codes = Code2Wav(config.code2wav), torch.zeros(1, 16, 2, dtype=torch.int64)
+    vocoder = NativeCode2Wav(code2wav, library)
+    _, state = vocoder.start(codes)
     return {
         "decode_step": lambda: steps.decode([0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
         "multiply_rows": lambda: layer(rows),
         "pack_matrices": lambda: pack(hidden, library),
-        "run_wave": lambda: (wave.start(x), wave.step(x, state)),
+        "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
     }
 
 
@@ -1114,7 +1035,7 @@ def of_another_layout(sources: Path) -> Path:
 
 def of_fields_in_another_order(sources: Path) -> Path:
     """All sizes are the same."""
-    change(sources / "wave.c", "int64_t count, inputs;", "int64_t inputs, count;")
+    change(sources / "wave.h", "int64_t into, out, rate;", "int64_t out, into, rate;")
     return compile_library(sources)
 
 
@@ -1124,7 +1045,7 @@ def of_another_constant(sources: Path) -> Path:
 
 
 def without_a_call(sources: Path) -> Path:
-    change(sources / "wave.c", "int run_wave(", "int run_waves(")
+    change(sources / "code2wav.c", "int run_code2wav(", "int run_code2wavs(")
     return compile_library(sources)
 
 
@@ -1150,9 +1071,9 @@ def not_a_library(sources: Path) -> Path:
 
 MISMATCHES: dict[Callable[[Path], Path], str] = {
     of_another_layout: "Stepper is 216 in the library and 208 here, Stepper.threads is 208 in",
-    of_fields_in_another_order: "Wave.count is 8 in the library and 0 here, Wave.inputs is 0 in",
+    of_fields_in_another_order: "Block.into is 8 in the library and 0 here, Block.out is 0 in",
     of_another_constant: "NO_SUCH_CODE is 3 in the library and 2 here",
-    without_a_call: "another version .*run_wave",
+    without_a_call: "another version .*run_code2wav",
     of_older_sources: "sources of hash [0-9a-f]{16}, and those beside it have [0-9a-f]{16};",
     without_a_hash: "another version .*source_hash",
     not_a_library: "can't be loaded",
@@ -1254,8 +1175,7 @@ def test_a_reply_runs_in_c(
 ) -> None:
     """Every step, prompt, frame and chunk of a reply is one call of the library."""
     counted = CountedLibrary(library)
-    for module in (installed, precision):
-        monkeypatch.setattr(module, "find_library", lambda: counted)
+    monkeypatch.setattr(precision, "find_library", lambda: counted)
     with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         counted.calls.clear()
         reply = omni.generate_audio(
@@ -1268,7 +1188,7 @@ def test_a_reply_runs_in_c(
         "prefill": 2,
         "decode_step": steps_made,
         "predict_frame": len(reply.codes),
-        "run_wave": len(reply.codes),  # a chunk a frame
+        "run_code2wav": len(reply.codes),  # a chunk a frame
         # Two layers project the rows of the talker's prompt, and each text token that is new.
         "multiply_rows": 2 * 7,
     }

@@ -105,4 +105,10 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
 def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
     """Build the vocoder."""
     assert models.code2wav
-    return CpuVocoder(models.code2wav, spec.plan.max_concurrency, spec.plan.chunk_frames)
+    return CpuVocoder(
+        models.code2wav,
+        spec.plan.max_concurrency,
+        spec.plan.chunk_frames,
+        library_for(spec.plan.dtype),
+        spec.threads.get("vocoder", 1),
+    )

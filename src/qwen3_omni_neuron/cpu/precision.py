@@ -119,8 +119,9 @@ def weight_form(precision: Precision, part: str, module: nn.Module, target: str)
         read_as = precision.matrices
         return WeightForm(read_as, kept_as, shape if precision.packed else None)
     is_table = isinstance(owner, nn.Embedding) or name == "embedding"
-    is_row_table = is_table and part not in ("code2wav", "vision_encoder")
-    kept_as = precision.matrices if is_row_table else precision.others
+    # The vision encoder's table is interpolated by torch; code2wav packs its matrices by itself.
+    small = (is_table and part != "vision_encoder") or _is_matrix(owner, name)
+    kept_as = precision.matrices if small else precision.others
     return WeightForm(kept_as, kept_as, None)
 
 

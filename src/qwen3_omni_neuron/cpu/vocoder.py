@@ -1,5 +1,6 @@
 """Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
+import ctypes
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -8,29 +9,32 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.cpu.native.installed import native_wave
-from qwen3_omni_neuron.cpu.native.wave import NativeWave
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State
-from qwen3_omni_neuron.model.streaming_conv import History
 
 
 class CpuVocoder:
     """Vocoder over model.code2wav; see engines.protocols.Vocoder.
 
     A slot whose chunk was padded keeps no state, because the state would include padding.
-    chunk_frames: ascending.
+    chunk_frames: ascending. library, threads: see code2wav_calls.
     """
 
     def __init__(
-        self, code2wav: Code2Wav, slots: int, chunk_frames: tuple[int, ...] = CHUNK_FRAMES
+        self,
+        code2wav: Code2Wav,
+        slots: int,
+        chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
+        library: ctypes.CDLL | None = None,
+        threads: int = 1,
     ):
         self.slots = slots
         self.chunk_frames = chunk_frames
         self.frame_samples = code2wav.config.frame_samples
         self.latency_samples = code2wav.config.latency_samples
         self._states: dict[int, State] = {}
-        self._start, self._step = code2wav_calls(code2wav)
+        self._start, self._step = code2wav_calls(code2wav, library, threads)
 
     @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
@@ -85,32 +89,18 @@ Start = Callable[[Tensor], tuple[Tensor, State]]
 Step = Callable[[Tensor, State], tuple[Tensor, State]]
 
 
-def code2wav_calls(code2wav: Code2Wav) -> tuple[Start, Step]:
-    """Return functions that compute Code2Wav.start and Code2Wav.step, in C where that is possible.
+def code2wav_calls(
+    code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
+) -> tuple[Start, Step]:
+    """Return functions that compute Code2Wav.start and Code2Wav.step.
 
     A state fits only the functions of its own pair. Its tensors have the streams as first axis.
+    library: in which they run, by up to so many threads; None: in torch.
     """
-    wave = native_wave(code2wav)
-    return (code2wav.start, code2wav.step) if wave is None else _with_native_wave(code2wav, wave)
-
-
-def _with_native_wave(code2wav: Code2Wav, wave: NativeWave) -> tuple[Start, Step]:
-    """Return calls whose waveform part runs in C.
-
-    Its state is the last tensor of the whole state.
-    """
-
-    def start(codes: Tensor) -> tuple[Tensor, State]:
-        position, history = torch.zeros_like(codes[:, 0, 0]), History(None)
-        samples, wave_state = wave.start(code2wav.transform(codes, position, history))
-        return samples, (position + codes.shape[2], *history.new_state, wave_state)
-
-    def step(codes: Tensor, state: State) -> tuple[Tensor, State]:
-        position, history = state[0], History(state[1:-1])
-        samples, wave_state = wave.step(code2wav.transform(codes, position, history), state[-1])
-        return samples, (position + codes.shape[2], *history.new_state, wave_state)
-
-    return start, step
+    if library is None:
+        return code2wav.start, code2wav.step
+    native = NativeCode2Wav(code2wav, library, threads)
+    return native.start, native.step
 
 
 def _join(states: list[State]) -> State:

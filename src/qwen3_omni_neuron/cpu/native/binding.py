@@ -36,9 +36,9 @@ def declare_calls(library: ctypes.CDLL) -> None:
     library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 4]
     library.grow_pool.argtypes = [Number]
     library.grow_pool.restype = None
-    library.run_wave.argtypes = [Pointer, Number, Pointer, Number, ctypes.c_int, Pointer, Pointer]
-    library.wave_state_size.argtypes = [Pointer]
-    library.wave_state_size.restype = Number
+    library.run_code2wav.argtypes = [Pointer, Number, Pointer, Number, *[Pointer] * 4]
+    library.code2wav_state_size.argtypes = [Pointer]
+    library.code2wav_state_size.restype = Number
 
 
 class Matrix(ctypes.Structure):
@@ -121,7 +121,7 @@ def check(status: int) -> None:
         raise MemoryError("no memory for the rows of a call")
 
 
-class _Layer(ctypes.Structure):
+class Layer(ctypes.Structure):
     """Layer of decoder.h."""
 
     _fields_ = [
@@ -146,7 +146,7 @@ class NativeDecoder(ctypes.Structure):
         )),
         ("normalized", ctypes.c_int32),
         ("norm_eps", ctypes.c_float),
-        ("layer", ctypes.POINTER(_Layer)),
+        ("layer", ctypes.POINTER(Layer)),
         ("norm", Pointer),
     ]  # fmt: skip
 
@@ -163,7 +163,7 @@ class NativeKvCache(ctypes.Structure):
 STRUCTS = {
     "Matrix": Matrix,
     "Table": Table,
-    "Layer": _Layer,
+    "Layer": Layer,
     "Decoder": NativeDecoder,
     "KvCache": NativeKvCache,
 }
@@ -192,19 +192,19 @@ def native_decoder(c: DecoderConfig, decoder: Decoder, weights: Weights) -> Nati
         shared_ffn=c.moe.shared_expert_width if c.moe else 0,
         normalized=bool(c.moe and c.moe.normalize_weights),
         norm_eps=c.norm_eps,
-        layer=(_Layer * len(layers))(*layers),
+        layer=(Layer * len(layers))(*layers),
         norm=weights(decoder.norm.weight, c.hidden_size),
     )
 
 
-def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
+def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> Layer:
     """Describe a layer.
 
     layer: a DecoderLayer; the items of a ModuleList have no more precise type than Any.
     """
     attention, hidden, qk_heads = layer.attention, c.hidden_size, c.heads + c.kv_heads
     qkv_width = (qk_heads + c.kv_heads) * c.head_dim
-    return _Layer(
+    return Layer(
         attention_norm=weights(layer.attention_norm.weight, hidden),
         qkv=weights.matrix(attention.qkv, "weight", qkv_width, hidden),
         qk_norm=weights(attention.qk_norm.weight, qk_heads, c.head_dim),
@@ -217,7 +217,7 @@ def _layer(c: DecoderConfig, layer: Any, weights: Weights) -> _Layer:
 def _feed_forward(
     c: DecoderConfig, ffn: FeedForward | MoeFeedForward, weights: Weights
 ) -> dict[str, Matrix]:
-    """Return the matrices of a layer's feed-forward by their names in _Layer."""
+    """Return the matrices of a layer's feed-forward by their names in Layer."""
     hidden = c.hidden_size
     if not isinstance(ffn, MoeFeedForward):
         return {

@@ -1,26 +1,22 @@
-"""The compiled library of this installation: checked, and offered for the models that it can run.
+"""The compiled library of this installation, checked against its sources and the Python beside it.
 
 The ctypes structures mirror C structs by hand, so a library of other sources would corrupt memory.
 """
 
 import ctypes
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import TypeVar
 
-from qwen3_omni_neuron.cpu.native import binding, predictor, steps, wave
+from qwen3_omni_neuron.cpu.native import binding, code2wav, predictor, steps
 from qwen3_omni_neuron.cpu.native.binding import (
     CONSTANTS,
     MismatchError,
-    UnsuitedError,
     declare_calls,
 )
 from qwen3_omni_neuron.cpu.native.sources import source_hash
-from qwen3_omni_neuron.cpu.native.wave import NativeWave
-from qwen3_omni_neuron.model.code2wav import Code2Wav
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +28,18 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     **binding.STRUCTS,
     **steps.STRUCTS,
     **predictor.STRUCTS,
-    **wave.STRUCTS,
+    **code2wav.STRUCTS,
 }
 """The ctypes structures of all C structs that cross the boundary, by their names in C."""
 
-TABLES = ("status_layout", "decoder_layout", "steps_layout", "predictor_layout", "wave_layout")
+TABLES = (
+    "status_layout",
+    "decoder_layout",
+    "steps_layout",
+    "predictor_layout",
+    "wave_layout",
+    "code2wav_layout",
+)
 MOST_DIFFERENCES = 4  # in a message
 
 
@@ -127,7 +130,7 @@ def _table(library: ctypes.CDLL, symbol: str) -> list[tuple[str, int]]:
 
 def _layout() -> dict[str, int]:
     """Return what C's tables must hold."""
-    numbers = dict(CONSTANTS)
+    numbers = CONSTANTS | code2wav.CONSTANTS
     for name, struct in STRUCTS.items():
         numbers[name] = ctypes.sizeof(struct)
         for field, *_ in struct._fields_:
@@ -144,24 +147,3 @@ def _differences(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str
         for name in names
         if ours.get(name) != theirs.get(name)
     ]
-
-
-Native = TypeVar("Native")
-
-
-def native_wave(code2wav: Code2Wav) -> NativeWave | None:
-    """Return code2wav's decoder blocks in C, or None where they must run in torch."""
-    return _native("Code2Wav", lambda library: NativeWave(code2wav, library))
-
-
-def _native(name: str, make: Callable[[ctypes.CDLL], Native]) -> Native | None:
-    """Make a function of C, or log why it can't be had and return None."""
-    library = find_library()
-    if library is None:
-        logger.info("%s: torch's operations, as the C was not compiled or does not fit", name)
-        return None
-    try:
-        return make(library)
-    except UnsuitedError as why:
-        logger.info("%s: torch's operations, as %s", name, why)
-        return None

@@ -38,6 +38,8 @@ enum { QUERIES = 4 };
 /* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
  * after a channel's last sample are read and written, too. */
 enum { MORE_SAMPLES = 64 };
+/* Output channels whose weights lie side by side: see convolve. */
+enum { CHANNELS = 12 };
 
 typedef struct {
     const char *name;
@@ -62,15 +64,18 @@ typedef struct {
     void (*attend)(float *const *mixed, const float *const *queries, const int64_t *from,
                    const int64_t *to, int64_t count, const float *keys, const float *values,
                    int64_t width, float *scratch);
-    /* y[o][t] = bias[o] + the sum over i and k of weight[o][i][k] * x[i][t + k * dilation], or y +=
-     * where add, for outputs first up to last. x [into channels, samples + (taps - 1) * dilation],
-     * y [out channels, samples]. */
+    /* y[o][t] = bias[o] + the sum over i and k of weight of o, i, k times x[i][t + k * dilation], or
+     * y += where add, for outputs first up to last. x [into channels, samples + (taps - 1) *
+     * dilation], y [out channels, samples]; weight [ceil(out / CHANNELS), into, taps, CHANNELS]. */
     void (*convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                      const float *weight, const float *bias, int64_t into, int64_t first,
                      int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add);
     /* y = x + inverse_magnitude * sin(frequency * x)^2 in one channel; y may be x. */
     void (*snake)(float *y, const float *x, float frequency, float inverse_magnitude,
                   int64_t samples);
+    /* The same for one sample of every channel; y may be x. */
+    void (*snake_row)(float *y, const float *x, const float *frequency,
+                      const float *inverse_magnitude, int64_t width);
 } Kernels;
 
 /* Those of this processor. */

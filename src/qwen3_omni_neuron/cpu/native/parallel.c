@@ -5,12 +5,17 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
+#include <time.h>
 
 /* Fewer multiplications than this are done before a helper has looked up: some microseconds. */
 enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64 };
 /* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
 enum { PATIENCE = 2000 };
+/* Where other processes keep the cores busy, a helper loses its core in the middle of a task, and the
+ * team waits for it longer than it would have worked. A call that has waited so much of its time, and
+ * those after it, work alone for a while, twice as long each time. */
+enum { MOST_WAITED_PERCENT = 20, WAITED_NS = 1000000, ALONE_NS = 20000000, MOST_STALLS = 6 };
 
 struct Team {
     _Atomic int64_t open;
@@ -21,6 +26,7 @@ struct Team {
     Task task;
     void *work;
     int64_t scratch_floats;
+    int64_t opened_ns, waited_ns;
 };
 
 /* A team is not memory of its caller: a helper may look at one that was closed while it had no core. */
@@ -31,6 +37,8 @@ static struct {
     _Atomic int64_t size;   /* threads that may work at once */
     _Atomic int64_t asleep; /* helpers that wait for `wake` */
     _Atomic int64_t calls;  /* between open_team and close_team */
+    _Atomic int64_t stalls; /* waits for a helper without a core, since the last good one */
+    _Atomic int64_t alone_until; /* ns */
     Team teams[MOST_TEAMS];
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .size = 1};
 
@@ -83,6 +91,13 @@ static float *scratch_of(int64_t count)
         mine->floats = malloc((size_t)(count + 16) * sizeof(float));
     }
     return mine->floats;
+}
+
+static int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 static void pause_briefly(void)
@@ -156,13 +171,10 @@ static void *help(void *unused)
     (void)unused;
     for (;;) {
         pthread_mutex_lock(&pool.lock);
+        pool.asleep++;
+        pthread_cond_wait(&pool.wake, &pool.lock);
+        pool.asleep--;
         Team *team = join_team();
-        if (team == NULL) {
-            pool.asleep++;
-            pthread_cond_wait(&pool.wake, &pool.lock);
-            pool.asleep--;
-            team = join_team();
-        }
         pthread_mutex_unlock(&pool.lock);
         if (team != NULL)
             serve(team);
@@ -205,11 +217,42 @@ Team *open_team(int64_t most)
     if (team != NULL) {
         team->most = most;
         team->ticket = 0;
-        team->failed = 0;
+        team->failed = team->waited_ns = 0;
+        team->opened_ns = now_ns();
         team->open = 1;
     }
     pthread_mutex_unlock(&pool.lock);
     return team;
+}
+
+/* Wake helpers up to the team's share. */
+static void wake_helpers(const Team *team)
+{
+    int64_t lacking = fair_share(team) - team->helpers;
+    if (pool.asleep == 0 || lacking <= 0)
+        return;
+    pthread_mutex_lock(&pool.lock);
+    while (lacking-- > 0)
+        pthread_cond_signal(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+static void wait_for_helpers(Team *team, int64_t tasks)
+{
+    int64_t from = now_ns(), now;
+    for (int spins = 0; atomic_load_explicit(&team->done, memory_order_acquire) < tasks; spins++) {
+        if (spins < PATIENCE)
+            pause_briefly();
+        else
+            sched_yield();
+    }
+    now = now_ns();
+    team->waited_ns += now - from;
+    if (team->waited_ns > WAITED_NS &&
+        team->waited_ns * 100 > (now - team->opened_ns) * MOST_WAITED_PERCENT) {
+        pool.stalls = pool.stalls < MOST_STALLS ? pool.stalls + 1 : MOST_STALLS;
+        pool.alone_until = now + (ALONE_NS << pool.stalls);
+    }
 }
 
 int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
@@ -218,7 +261,8 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     float *scratch = scratch_of(scratch_floats);
     if (scratch == NULL)
         return 0;
-    if (team == NULL || tasks < 2 || cost < SHARED_FROM) {
+    int alone = team == NULL || tasks < 2 || cost < SHARED_FROM || now_ns() < pool.alone_until;
+    if (alone) {
         for (int64_t i = 0; i < tasks; i++)
             task(work, i, scratch);
         return 1;
@@ -228,27 +272,19 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     team->scratch_floats = scratch_floats;
     atomic_store_explicit(&team->done, 0, memory_order_relaxed);
     atomic_store_explicit(&team->ticket, (uint64_t)tasks << 32, memory_order_release);
-    int64_t lacking = fair_share(team) - team->helpers;
-    if (pool.asleep > 0 && lacking > 0) {
-        pthread_mutex_lock(&pool.lock);
-        while (lacking-- > 0)
-            pthread_cond_signal(&pool.wake);
-        pthread_mutex_unlock(&pool.lock);
-    }
+    wake_helpers(team);
     while (run_one(team))
         ;
-    for (int spins = 0; atomic_load_explicit(&team->done, memory_order_acquire) < tasks; spins++) {
-        if (spins < PATIENCE)
-            pause_briefly();
-        else
-            sched_yield(); /* a helper lost its core in the middle of a task */
-    }
+    wait_for_helpers(team, tasks);
     return !team->failed;
 }
 
 void close_team(Team *team)
 {
     pool.calls--;
-    if (team != NULL)
-        team->open = 0;
+    if (team == NULL)
+        return;
+    if (team->waited_ns < WAITED_NS && now_ns() > pool.alone_until)
+        pool.stalls = 0;
+    team->open = 0;
 }

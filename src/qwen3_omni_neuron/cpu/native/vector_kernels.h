@@ -48,17 +48,20 @@ INLINE Vector KIND(widened)(const void *w, int64_t i, int type)
 #endif
 }
 
-/* x * by + base, fused or not for every number of rows: left to itself a compiler fuses some. */
-INLINE Vector KIND(scaled)(Vector x, Vector by, Vector base)
+/* a * b + c. Left to the compiler, it is rounded once or twice by what is around it, and a row's
+ * result would depend on its tile. */
+INLINE Vector KIND(fused)(Vector a, Vector b, Vector c)
 {
 #if LANES == 16
-    return (Vector)_mm512_fmadd_ps((__m512)x, (__m512)by, (__m512)base);
+    return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif LANES == 8
-    return (Vector)_mm256_fmadd_ps((__m256)x, (__m256)by, (__m256)base);
+    return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FP_FAST_FMAF)
+    for (int i = 0; i < LANES; i++)
+        c[i] = __builtin_fmaf(a[i], b[i], c[i]);
+    return c;
 #else
-    x *= by;
-    __asm__("" : "+m"(x));
-    return x + base;
+    return a * b + c; /* without such an instruction there is one way */
 #endif
 }
 
@@ -94,14 +97,15 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
     }
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
-            Vector by = (Vector){0} + 1.0f, base = {0};
+            Vector factor = (Vector){0} + 1.0f, more = {0};
             if (scale != 0)
-                by = READ(scale + v * LANES);
+                factor = READ(scale + v * LANES);
             if (bias != 0)
-                base = READ(bias + v * LANES);
+                more = READ(bias + v * LANES);
+            Vector result = KIND(fused)(total[r][v], factor, more);
             if (add)
-                base += READ(y + r * y_stride + v * LANES);
-            AT(y + r * y_stride + v * LANES) = KIND(scaled)(total[r][v], by, base);
+                result += READ(y + r * y_stride + v * LANES);
+            AT(y + r * y_stride + v * LANES) = result;
         }
 }
 
@@ -198,25 +202,25 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
     if (whole == panels)
         return;
     /* The last panel is longer than what is left of y, of scale and of bias. */
-    float some[FEW_ROWS * PANEL], scale[PANEL] = {0}, bias[PANEL] = {0};
+    Matrix last = {.panels = (const char *)w->panels +
+                             (first + whole) * w->into * PANEL * bytes_of(w->type),
+                   .into = w->into, .out = PANEL, .type = w->type};
+    float some[FEW_ROWS * PANEL];
     outs -= whole * PANEL;
     y += whole * PANEL;
-    first += whole;
-    Matrix last = {.panels = (const char *)w->panels + first * w->into * PANEL * bytes_of(w->type),
-                   .into = w->into, .out = PANEL, .type = w->type};
-    size_t size = (size_t)outs * sizeof(float);
-    if (w->scale != 0)
-        last.scale = memcpy(scale, w->scale + first * PANEL, size);
-    if (w->bias != 0)
-        last.bias = memcpy(bias, w->bias + first * PANEL, size);
+    first = (first + whole) * PANEL;
     for (int64_t done = 0; done < rows; done += FEW_ROWS) {
         int64_t now = smaller(rows - done, FEW_ROWS);
-        memset(some, 0, sizeof some);
-        for (int64_t r = 0; r < now && add; r++)
-            memcpy(some + r * PANEL, y + (done + r) * y_stride, size);
-        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, add, 0);
+        KIND(multiply_whole)(some, PANEL, x + done * x_stride, x_stride, now, &last, 0, 1, 0, 0);
         for (int64_t r = 0; r < now; r++)
-            memcpy(y + (done + r) * y_stride, some + r * PANEL, size);
+            for (int64_t o = 0; o < outs; o++) {
+                float result = some[r * PANEL + o], *to = y + (done + r) * y_stride + o;
+                if (w->scale != 0)
+                    result *= w->scale[first + o];
+                if (w->bias != 0)
+                    result += w->bias[first + o];
+                *to = add ? result + *to : result;
+            }
     }
 }
 
@@ -226,7 +230,10 @@ static void KIND(multiply)(float *y, int64_t y_stride, const float *x, int64_t x
 INLINE Vector KIND(some)(const float *p, int64_t count)
 {
     Vector x = {0};
-    memcpy(&x, p, (size_t)count * sizeof(float));
+    if (count >= LANES)
+        return READ(p);
+    if (count > 0)
+        memcpy(&x, p, (size_t)count * sizeof(float));
     return x;
 }
 
@@ -260,15 +267,14 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
                 for (int q = 0; q < count; q++)
                     sums[q][k][v] += READ(queries[q] + i + v * LANES) * key;
             }
-    /* The rest in vectors, too: scalar sums would be fused for some counts and not for others. */
-    for (int v = 0; v < SUMS / LANES; v++) {
-        int64_t i = whole + v * LANES, left = smaller(width - i, LANES);
-        for (int k = 0; k < key_count && left > 0; k++) {
-            Vector key = KIND(some)(keys + k * width + i, left);
-            for (int q = 0; q < count; q++)
-                sums[q][k][v] += KIND(some)(queries[q] + i, left) * key;
-        }
-    }
+    if (whole < width)
+        for (int v = 0; v < SUMS / LANES; v++)
+            for (int k = 0; k < key_count; k++) {
+                int64_t i = whole + v * LANES;
+                Vector key = KIND(some)(keys + k * width + i, width - i);
+                for (int q = 0; q < count; q++)
+                    sums[q][k][v] += KIND(some)(queries[q] + i, width - i) * key;
+            }
     for (int q = 0; q < count; q++)
         for (int k = 0; k < key_count; k++)
             to[q][at + k] = KIND(added)(sums[q][k]) * scale;
@@ -378,10 +384,11 @@ static void KIND(gelu)(float *y, const float *a, int64_t width)
 
 /* ---- attention ---- */
 
-/* Add `count` queries' weighted values to [vectors * LANES] of their results; counts are constants
- * after inlining. */
+/* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
+ * counts are constants after inlining. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, const float *values,
-                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors)
+                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors,
+                      int64_t left)
 {
     Vector sums[QUERIES][4];
     for (int q = 0; q < count; q++)
@@ -389,13 +396,13 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, con
             sums[q][v] = (Vector){0};
     for (int64_t t = from; t < to; t++)
         for (int v = 0; v < vectors; v++) {
-            Vector value = READ(values + t * width + at + v * LANES);
+            Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
             for (int q = 0; q < count; q++)
                 sums[q][v] += weights[q][t] * value;
         }
     for (int q = 0; q < count; q++)
-        for (int v = 0; v < vectors; v++)
-            AT(mixed[q] + at + v * LANES) = sums[q][v];
+        memcpy(mixed[q] + at, sums[q],
+               (size_t)smaller(left, vectors * LANES) * sizeof(float));
 }
 
 INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
@@ -434,22 +441,11 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
     }
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4);
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4, 4 * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1);
-    if (at < width) { /* in vectors, too: see dots */
-        size_t left = (size_t)(width - at);
-        Vector sums[QUERIES];
-        for (int q = 0; q < count; q++)
-            sums[q] = (Vector){0};
-        for (t = first; t < last; t++) {
-            Vector value = KIND(some)(values + t * width + at, (int64_t)left);
-            for (int q = 0; q < count; q++)
-                sums[q] += weights[q][t] * value;
-        }
-        for (int q = 0; q < count; q++)
-            memcpy(mixed[q] + at, &sums[q], left * sizeof(float));
-    }
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, LANES);
+    if (at < width)
+        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, width - at);
 }
 
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
@@ -468,22 +464,27 @@ static void KIND(attend)(float *const *mixed, const float *const *queries, const
 
 /* ---- audio ---- */
 
-/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. */
+/* Compute `outs` channels by `vectors` * LANES samples; both are constants, see tile. weight: of the
+ * first of the channels in their panel. */
 INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                 const float *weight, const float *bias, int outs, int vectors,
                                 int64_t into, int64_t taps, int64_t dilation, int add)
 {
-    Vector sums[4][4];
+    Vector sums[CHANNELS][4];
     for (int o = 0; o < outs; o++)
         for (int v = 0; v < vectors; v++)
             sums[o][v] = (Vector){0} + bias[o];
-    for (int64_t i = 0; i < into; i++)
-        for (int64_t k = 0; k < taps; k++)
-            for (int v = 0; v < vectors; v++) {
-                Vector from = READ(x + i * x_stride + k * dilation + v * LANES);
-                for (int o = 0; o < outs; o++)
-                    sums[o][v] += from * weight[(o * into + i) * taps + k];
-            }
+    for (int64_t i = 0; i < into; i++) {
+        const float *at = x + i * x_stride;
+        for (int64_t k = 0; k < taps; k++, at += dilation, weight += CHANNELS) {
+            Vector from[4];
+            for (int v = 0; v < vectors; v++)
+                from[v] = READ(at + v * LANES);
+            for (int o = 0; o < outs; o++)
+                for (int v = 0; v < vectors; v++)
+                    sums[o][v] += from[v] * weight[o];
+        }
+    }
     for (int o = 0; o < outs; o++)
         for (int v = 0; v < vectors; v++) {
             float *to = y + o * y_stride + v * LANES;
@@ -493,19 +494,30 @@ INLINE void KIND(convolve_tile)(float *y, int64_t y_stride, const float *x, int6
         }
 }
 
+/* Channels of a tile of two vectors of samples, so that the sums fill the registers. */
+#define TILE_CHANNELS (LANES == 16 ? CHANNELS : CHANNELS / 2)
+
 static void KIND(convolve)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                            const float *weight, const float *bias, int64_t into, int64_t first,
                            int64_t last, int64_t taps, int64_t dilation, int64_t samples, int add)
 {
-    int64_t o = first, size = into * taps;
+    int64_t o = first, t = 0;
 #define TILE(outs, vectors)                                                                      \
-    for (int64_t t = 0; t < samples; t += (vectors) * LANES)                                     \
-        KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride, weight + o * size,  \
-                            bias + o, outs, vectors, into, taps, dilation, add)
-    for (; o + 4 <= last; o += 4)
-        TILE(4, 2);
+    KIND(convolve_tile)(y + o * y_stride + t, y_stride, x + t, x_stride,                         \
+                        weight + o / CHANNELS * CHANNELS * into * taps + o % CHANNELS, bias + o, \
+                        outs, vectors, into, taps, dilation, add)
+    for (; o + TILE_CHANNELS <= last; o += TILE_CHANNELS) {
+        for (t = 0; t + LANES < samples; t += 2 * LANES)
+            TILE(TILE_CHANNELS, 2);
+        if (t < samples)
+            TILE(TILE_CHANNELS, 1);
+    }
+    for (; o + 4 <= last && o % CHANNELS <= CHANNELS - 4; o += 4)
+        for (t = 0; t < samples; t += 2 * LANES)
+            TILE(4, 2);
     for (; o < last; o++)
-        TILE(1, 4);
+        for (t = 0; t < samples; t += 4 * LANES)
+            TILE(1, 4);
 #undef TILE
 }
 
@@ -532,6 +544,20 @@ static void KIND(snake)(float *y, const float *x, float frequency, float inverse
     }
 }
 
+static void KIND(snake_row)(float *y, const float *a, const float *frequency,
+                            const float *inverse_magnitude, int64_t width)
+{
+    int64_t i = 0;
+    for (; i + LANES <= width; i += LANES)
+        AT(y + i) = READ(a + i) + KIND(squared_sines)(READ(a + i) * READ(frequency + i)) *
+                                      READ(inverse_magnitude + i);
+    if (i < width) {
+        Vector x = KIND(some)(a + i, width - i), f = KIND(some)(frequency + i, width - i);
+        x += KIND(squared_sines)(x * f) * KIND(some)(inverse_magnitude + i, width - i);
+        memcpy(y + i, &x, (size_t)(width - i) * sizeof(float));
+    }
+}
+
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
 static const Kernels KIND(kernels) = {
@@ -545,12 +571,14 @@ static const Kernels KIND(kernels) = {
     .attend = KIND(attend),
     .convolve = KIND(convolve),
     .snake = KIND(snake),
+    .snake_row = KIND(snake_row),
 };
 
 #undef NAME
 #undef NAME_OF
 #undef FOR_EACH
 #undef MOST_VECTORS
+#undef TILE_CHANNELS
 #undef VECTORS_A_PANEL
 #undef CHUNK
 #undef SUMS

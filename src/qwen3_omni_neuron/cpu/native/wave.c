@@ -1,45 +1,27 @@
-/* The decoder blocks, last activation and last convolution of code2wav, where most of its time
- * goes: model.code2wav.Code2Wav.wave. Called by wave.py only.
+/* See wave.h.
  *
  * A stream is computed a few inputs at a time, with a state between them, so that intermediate
- * results stay in the processor's cache. The released checkpoint has blocks of 1536, 768, 384 and
- * 192 input channels, half as many output channels, and rates 8, 5, 4 and 3.
+ * results stay in the processor's cache. Arrays are [channels, samples]. The released checkpoint has
+ * blocks of 768, 384, 192 and 96 output channels, and rates 8, 5, 4 and 3.
  */
+
+#include "wave.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "kernels.h"
 #include "layout.h"
-#include "status.h"
 
-enum { UNITS = 3, UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
-
-typedef struct {
-    const float *frequency, *inverse_magnitude; /* [width] */
-} Snake;
-
-typedef struct {
-    int64_t dilation;
-    Snake first, second;
-    const float *conv, *conv_bias;   /* [width, width, 7], [width] */
-    const float *point, *point_bias; /* [width, width], [width] */
-} Unit;
-
-typedef struct {
-    int64_t into, out, rate;
-    Snake act;
-    const float *up, *up_bias; /* [out * rate, into, 2]: of the input before, of the input; [out *
-                                  rate] */
-    Unit units[UNITS];
-} Block;
-
-typedef struct {
-    int64_t count, inputs; /* number of blocks; inputs computed at a time */
-    const Block *block;    /* [count] */
-    Snake act;
-    const float *conv, *bias; /* [1, channels, 7], [1] */
-} Wave;
+enum { UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
+/* Inputs that are computed together, before the first upsampling: enough to fill whole vectors, and
+ * few enough for the results to stay in the processor's cache. Four frames of the released model. */
+enum { INPUTS = 16 };
+/* What one task takes of an array: a multiple of MORE_SAMPLES, so that no task writes where another
+ * one does. */
+enum { SAMPLES_A_TASK = 256, CHANNELS_A_TASK = 4 };
+/* Multiplications that a Snake costs, about. */
+enum { SNAKE_COST = 16 };
 
 const LayoutEntry wave_layout[] = {
     SIZE(Snake),
@@ -62,23 +44,23 @@ const LayoutEntry wave_layout[] = {
     OFFSET(Block, up_bias),
     OFFSET(Block, units),
     SIZE(Wave),
-    OFFSET(Wave, count),
-    OFFSET(Wave, inputs),
+    OFFSET(Wave, blocks),
     OFFSET(Wave, block),
     OFFSET(Wave, act),
     OFFSET(Wave, conv),
     OFFSET(Wave, bias),
+    CONSTANT(CHANNELS),
     END_OF_LAYOUT,
 };
 
-/* Floats of what a stream leaves: of every block the last activated input, then of every unit the
+/* A state holds, of every block but the first, the last activated input; of every unit the activated
  * inputs that its taps reach back to, and those of the last convolution. */
 int64_t wave_state_size(const Wave *wave)
 {
     int64_t total = 0, channels = 0;
-    for (int64_t b = 0; b < wave->count; b++) {
+    for (int64_t b = 0; b < wave->blocks; b++) {
         const Block *block = wave->block + b;
-        total += block->into;
+        total += b > 0 ? block->into : 0;
         for (int u = 0; u < UNITS; u++)
             total += block->out * (UNIT_TAPS - 1) * block->units[u].dilation;
         channels = block->out;
@@ -86,11 +68,9 @@ int64_t wave_state_size(const Wave *wave)
     return total + channels * (LAST_TAPS - 1);
 }
 
-/* Number of samples that so many inputs become. A stream's first inputs become fewer, by the
- * look-ahead of each block. */
-static int64_t samples_of(const Wave *wave, int64_t inputs, int first)
+int64_t wave_samples(const Wave *wave, int64_t inputs, int first)
 {
-    for (int64_t b = 0; b < wave->count; b++)
+    for (int64_t b = 1; b < wave->blocks; b++)
         inputs = wave->block[b].rate * (inputs - (first ? 1 : 0));
     return inputs;
 }
@@ -101,29 +81,97 @@ static int64_t stride_of(int64_t samples)
     return (samples + MORE_SAMPLES - 1) / MORE_SAMPLES * MORE_SAMPLES + MORE_SAMPLES;
 }
 
-/* Working memory, which the blocks use one after the other. */
+/* What run_inputs works in; the blocks use the arrays one after the other. */
 typedef struct {
+    Team *team;
     float *x;      /* input and output of a block */
     float *joined; /* inputs that the state holds, then activated inputs */
     float *other;  /* result of a convolution */
 } Buffers;
 
+/* ---- activations ---- */
+
+typedef struct {
+    float *to, *state;
+    const float *x;
+    int64_t to_stride, x_stride, channels, samples, reach, held;
+    const Snake *act;
+} Activation;
+
+/* to = the last `held` inputs of the state's `reach`, then snake(x); the state becomes the last
+ * `reach` of these. */
+static void activate_channels(void *work, int64_t task, float *unused)
+{
+    const Activation *a = work;
+    int64_t end = smaller(a->channels, (task + 1) * CHANNELS_A_TASK), reach = a->reach;
+    (void)unused;
+    for (int64_t c = task * CHANNELS_A_TASK; c < end; c++) {
+        float *to = a->to + c * a->to_stride, *state = a->state + c * reach;
+        memcpy(to, state + reach - a->held, (size_t)a->held * sizeof(float));
+        kernels->snake(to + a->held, a->x + c * a->x_stride, a->act->frequency[c],
+                       a->act->inverse_magnitude[c], a->samples);
+        memcpy(state, to + a->held + a->samples - reach, (size_t)reach * sizeof(float));
+    }
+}
+
+static int activate(const Buffers *b, Activation a)
+{
+    return run_tasks(b->team, activate_channels, &a,
+                     (a.channels + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK,
+                     SNAKE_COST * a.channels * a.samples, 1);
+}
+
+/* ---- convolutions ---- */
+
+typedef struct {
+    float *y;
+    const float *x, *weight, *bias;
+    int64_t y_stride, x_stride, into, out, taps, dilation, samples;
+    int add;
+    const Snake *then; /* applied to the result; NULL for none */
+} Convolution;
+
+/* Some samples of CHANNELS output channels; tasks that follow each other read the same samples. */
+static void convolve_some(void *work, int64_t task, float *unused)
+{
+    const Convolution *c = work;
+    int64_t groups = (c->out + CHANNELS - 1) / CHANNELS, start = task / groups * SAMPLES_A_TASK;
+    int64_t first = task % groups * CHANNELS, last = smaller(first + CHANNELS, c->out);
+    int64_t samples = smaller(SAMPLES_A_TASK, c->samples - start);
+    float *y = c->y + start;
+    (void)unused;
+    kernels->convolve(y, c->y_stride, c->x + start, c->x_stride, c->weight, c->bias, c->into, first,
+                      last, c->taps, c->dilation, samples, c->add);
+    if (c->then != NULL)
+        for (int64_t o = first; o < last; o++)
+            kernels->snake(y + o * c->y_stride, y + o * c->y_stride, c->then->frequency[o],
+                           c->then->inverse_magnitude[o], samples);
+}
+
+static int convolve(const Buffers *b, Convolution c)
+{
+    int64_t groups = (c.out + CHANNELS - 1) / CHANNELS;
+    int64_t parts = (c.samples + SAMPLES_A_TASK - 1) / SAMPLES_A_TASK;
+    return run_tasks(b->team, convolve_some, &c, groups * parts,
+                     c.samples * c.into * c.out * c.taps, 1);
+}
+
+/* ---- blocks ---- */
+
 /* Upsample: an input and the one before it make `rate` samples. b->x: [into, inputs] in, [out,
- * samples] out. Returns the position in the state after this part's. */
-static float *upsample(const Block *block, const Buffers *b, int64_t inputs, int64_t samples,
-                       float *state)
+ * samples] out. Moves *state past this part's. */
+static int upsample(const Block *block, const Buffers *b, int64_t inputs, int64_t samples,
+                    float **state)
 {
     int64_t pairs = samples / block->rate, stride = stride_of(inputs + 1);
     int64_t held = pairs - inputs + 1; /* inputs from the state: 1, or 0 at a stream's start */
-    for (int64_t c = 0; c < block->into; c++) {
-        float *to = b->joined + c * stride;
-        to[0] = state[c];
-        kernels->snake(to + held, b->x + c * stride_of(inputs), block->act.frequency[c],
-              block->act.inverse_magnitude[c], inputs);
-        state[c] = to[pairs];
-    }
-    kernels->convolve(b->other, stride_of(pairs), b->joined, stride, block->up, block->up_bias,
-                      block->into, 0, block->out * block->rate, UP_TAPS, 1, pairs, 0);
+    Activation act = {b->joined, *state, b->x, stride, stride_of(inputs), block->into, inputs,
+                      1, held, &block->act};
+    Convolution up = {b->other, b->joined, block->up, block->up_bias, stride_of(pairs), stride,
+                      block->into, block->out * block->rate, UP_TAPS, 1, pairs, 0, NULL};
+    *state += block->into;
+    if (!activate(b, act) || !convolve(b, up))
+        return 0;
     for (int64_t o = 0; o < block->out; o++)
         for (int64_t phase = 0; phase < block->rate; phase++) {
             const float *from = b->other + (o * block->rate + phase) * stride_of(pairs);
@@ -131,79 +179,80 @@ static float *upsample(const Block *block, const Buffers *b, int64_t inputs, int
             for (int64_t p = 0; p < pairs; p++)
                 to[p * block->rate] = from[p];
         }
-    return state + block->into;
+    return 1;
 }
 
-/* Activate samples and apply a causal convolution. b->x [channels, samples] in, y [out, samples]
- * out. Returns the position in the state after this part's. */
-static float *convolve_stream(float *y, const Buffers *b, const Snake *act, const float *weight,
-                              const float *bias, int64_t channels, int64_t out, int64_t taps,
-                              int64_t dilation, int64_t samples, float *state)
+/* Activate samples and apply a causal convolution, and `then` unless it is NULL: b->x [channels,
+ * samples] to b->other [out, samples]. Moves *state past this part's. */
+static int convolve_stream(const Buffers *b, const Snake *act, const float *weight,
+                           const float *bias, int64_t channels, int64_t out, int64_t taps,
+                           int64_t dilation, int64_t samples, const Snake *then, float **state)
 {
     int64_t reach = (taps - 1) * dilation, stride = stride_of(reach + samples);
-    for (int64_t c = 0; c < channels; c++, state += reach) {
-        float *to = b->joined + c * stride;
-        memcpy(to, state, (size_t)reach * sizeof(float));
-        kernels->snake(to + reach, b->x + c * stride_of(samples), act->frequency[c],
-              act->inverse_magnitude[c], samples);
-        memcpy(state, to + samples, (size_t)reach * sizeof(float));
-    }
-    kernels->convolve(y, stride_of(samples), b->joined, stride, weight, bias, channels, 0, out, taps,
-                      dilation, samples, 0);
-    return state;
+    Activation activation = {b->joined, *state, b->x, stride, stride_of(samples), channels, samples,
+                             reach, reach, act};
+    Convolution conv = {b->other, b->joined, weight, bias, stride_of(samples), stride, channels,
+                        out, taps, dilation, samples, 0, then};
+    *state += channels * reach;
+    return activate(b, activation) && convolve(b, conv);
 }
 
-/* Run a residual unit on b->x [channels, samples] in place. Returns the position in the state after
- * this part's. */
-static float *run_unit(const Unit *unit, const Buffers *b, int64_t channels, int64_t samples,
-                       float *state)
+/* Run a residual unit on b->x [channels, samples] in place. Moves *state past this part's. */
+static int run_unit(const Unit *unit, const Buffers *b, int64_t channels, int64_t samples,
+                    float **state)
 {
     int64_t stride = stride_of(samples);
-    state = convolve_stream(b->other, b, &unit->first, unit->conv, unit->conv_bias, channels,
-                            channels, UNIT_TAPS, unit->dilation, samples, state);
-    for (int64_t c = 0; c < channels; c++)
-        kernels->snake(b->other + c * stride, b->other + c * stride, unit->second.frequency[c],
-              unit->second.inverse_magnitude[c], samples);
-    kernels->convolve(b->x, stride, b->other, stride, unit->point, unit->point_bias, channels, 0,
-                      channels, 1, 1, samples, 1);
-    return state;
+    Convolution point = {b->x, b->other, unit->point, unit->point_bias, stride, stride, channels,
+                         channels, 1, 1, samples, 1, NULL};
+    return convolve_stream(b, &unit->first, unit->conv, unit->conv_bias, channels, channels,
+                           UNIT_TAPS, unit->dilation, samples, &unit->second, state) &&
+           convolve(b, point);
 }
 
-/* Run a few inputs of one stream. x: [channels, inputs], the channels x_stride floats apart. */
-static void run_inputs(const Wave *wave, const Buffers *b, const float *x, int64_t x_stride,
-                       int64_t inputs, int first, float *state, float *samples)
+/* Run a few inputs, x [inputs, channels]. */
+static int run_inputs(const Wave *wave, const Buffers *b, const float *x, int64_t inputs, int first,
+                      float *state, float *samples)
 {
-    int64_t count = inputs, channels = wave->block[0].into;
+    int64_t count = inputs, channels = wave->block[0].out;
     for (int64_t c = 0; c < channels; c++)
-        memcpy(b->x + c * stride_of(count), x + c * x_stride, (size_t)count * sizeof(float));
-    for (int64_t n = 0; n < wave->count; n++) {
+        for (int64_t t = 0; t < count; t++)
+            b->x[c * stride_of(count) + t] = x[t * channels + c];
+    for (int64_t n = 0; n < wave->blocks; n++) {
         const Block *block = wave->block + n;
-        int64_t longer = block->rate * (count - (first ? 1 : 0));
-        state = upsample(block, b, count, longer, state);
-        count = longer, channels = block->out;
+        if (n > 0) {
+            int64_t longer = block->rate * (count - (first ? 1 : 0));
+            if (!upsample(block, b, count, longer, &state))
+                return 0;
+            count = longer, channels = block->out;
+        }
         for (int u = 0; u < UNITS; u++)
-            state = run_unit(block->units + u, b, channels, count, state);
+            if (!run_unit(block->units + u, b, channels, count, &state))
+                return 0;
     }
-    convolve_stream(b->other, b, &wave->act, wave->conv, wave->bias, channels, 1, LAST_TAPS, 1,
-                    count, state);
+    if (!convolve_stream(b, &wave->act, wave->conv, wave->bias, channels, 1, LAST_TAPS, 1, count,
+                         NULL, &state))
+        return 0;
     for (int64_t t = 0; t < count; t++) /* clip to [-1, 1]; NaN stays NaN */
         samples[t] = b->other[t] > 1 ? 1 : b->other[t] < -1 ? -1 : b->other[t];
+    return 1;
 }
 
 /* Allocate buffers for up to so many inputs as one block, at b->x. Returns 0 without memory. */
 static int allocate(Buffers *b, const Wave *wave, int64_t inputs)
 {
     int64_t x = 0, joined = 0, other = 0, count = inputs;
-    for (int64_t n = 0; n < wave->count; n++) {
+    for (int64_t n = 0; n < wave->blocks; n++) {
         const Block *block = wave->block + n;
-        int64_t longer = count * block->rate, reach = 0;
+        int64_t longer = n > 0 ? count * block->rate : count, reach = LAST_TAPS - 1;
         for (int u = 0; u < UNITS; u++)
             reach = larger(reach, (UNIT_TAPS - 1) * block->units[u].dilation);
-        x = larger(x, larger(block->into * stride_of(count), block->out * stride_of(longer)));
-        joined = larger(joined, larger(block->into * stride_of(count + 1),
-                                       block->out * stride_of(longer + reach)));
-        other = larger(other, larger(block->out * block->rate * stride_of(count),
-                                     block->out * stride_of(longer)));
+        if (n > 0) {
+            joined = larger(joined, block->into * stride_of(count + 1));
+            other = larger(other, block->out * block->rate * stride_of(count));
+        }
+        x = larger(x, block->out * stride_of(longer));
+        joined = larger(joined, block->out * stride_of(longer + reach));
+        other = larger(other, block->out * stride_of(longer));
         count = longer;
     }
     b->x = calloc((size_t)(x + joined + other), sizeof(float));
@@ -212,23 +261,20 @@ static int allocate(Buffers *b, const Wave *wave, int64_t inputs)
     return b->x != NULL;
 }
 
-/* Compute samples of several streams. x [streams, channels, inputs]. state [streams,
- * wave_state_size]: of the inputs before, changed in place; zeros at a stream's start. samples
- * [streams, ...]: see samples_of. Several threads may call it. */
-int run_wave(const Wave *wave, int64_t streams, const float *x, int64_t inputs, int first,
-             float *state, float *samples)
+int run_wave(Team *team, const Wave *wave, const float *x, int64_t inputs, int first, float *state,
+             float *samples)
 {
-    int64_t channels = wave->block[0].into, size = wave_state_size(wave), most = wave->inputs;
-    Buffers b;
-    if (!allocate(&b, wave, inputs < most ? inputs : most))
-        return NO_MEMORY;
-    for (int64_t s = 0; s < streams; s++, x += channels * inputs, state += size)
-        for (int64_t done = 0; done < inputs; done += most) {
-            int64_t left = inputs - done, now = left < most ? left : most;
-            int begins = first && done == 0;
-            run_inputs(wave, &b, x + done, inputs, now, begins, state, samples);
-            samples += samples_of(wave, now, begins);
-        }
+    int64_t most = INPUTS * wave->block[0].rate, channels = wave->block[0].out;
+    Buffers b = {.team = team};
+    if (!allocate(&b, wave, smaller(inputs, most)))
+        return 0;
+    int done = 1;
+    for (int64_t at = 0; at < inputs && done; at += most) {
+        int64_t now = smaller(inputs - at, most);
+        int begins = first && at == 0;
+        done = run_inputs(wave, &b, x + at * channels, now, begins, state, samples);
+        samples += wave_samples(wave, now, begins);
+    }
     free(b.x);
-    return DONE;
+    return done;
 }
