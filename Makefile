@@ -1,9 +1,10 @@
 # make demo              a spoken question in, text and demo.wav out
 # make test              lint, types and tests, with the newest transformers
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
+# make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
-# make test-wide        a reply at every released width, with 6 GB of disk and 20 GB of memory
+# make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
 # make bench-openvino    OpenVINO's Qwen3-Omni beside ours: .venv/bench/vs_openvino-*.json. An
@@ -31,7 +32,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     test_models test_speaking))
 
 .PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo lower docs test-wide bench-openvino
+.PHONY: speaking clean test-hlo lower docs test-wide test-aarch64 bench-openvino
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -51,6 +52,9 @@ lint: $(VENV)/installed
 
 test-sanitized: $(VENV)/installed
 	.ci/test-sanitized $(VENV)/bin/python
+
+test-aarch64:
+	.ci/test-aarch64
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
@@ -94,6 +98,7 @@ bench: $(VENV)/installed
 	    --thinker-max-new-tokens 48 --concurrency 4 --json $(BENCH_RESULTS)/ttfb_rtf-4-at-once.json
 	$(VENV)/bin/python -m bench.thinker_ttft --json $(BENCH_RESULTS)/thinker_ttft.json
 	$(VENV)/bin/python -m bench.stages --json $(BENCH_RESULTS)/stages.json
+	$(VENV)/bin/python -m bench.leak --json $(BENCH_RESULTS)/leak.json
 	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
 	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 
@@ -117,7 +122,7 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 # Not $(INSTALLED_FROM): what runs in C has no part in it.
 $(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
 	$(PYTHON) -m venv $(HLO_VENV)
-	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla pytest
+	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace

@@ -16,6 +16,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "4.57": ("what transformers 4.57 can't do", "make test"),
     "5.x takes": ("what transformers 5 can't do", "make test-oracle"),
     "no C compiler": ("what runs in C", "install a C compiler, make clean, make test"),
+    "the C by another compiler": (
+        "the C by other compilers, and on 64-bit ARM",
+        "install the packages that .ci/test-aarch64 names, make test-aarch64",
+    ),
     "on PATH": ("the report's page in a browser", "install chromium, make test"),
     "only root may mount": ("a disk that is really full", "make test, as root"),
     "which Linux has": ("memory and files as Linux counts them", "make test, on Linux"),

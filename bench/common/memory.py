@@ -1,5 +1,6 @@
-"""Memory of this process, as Linux counts it in MiB, and of torch's tensors."""
+"""Memory of this process, as Linux counts it in MiB, and of torch's tensors; its open files."""
 
+import ctypes
 import gc
 from pathlib import Path
 
@@ -17,6 +18,36 @@ def resident_mb() -> float:
 def total_mb() -> float:
     """Return the machine's memory."""
     return _kilobytes(Path("/proc/meminfo"), "MemTotal") / 1024
+
+
+class _MallocInfo(ctypes.Structure):
+    """struct mallinfo2 of glibc."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def allocated_mb() -> float | None:
+    """Return what malloc has given out and not got back; None where it is not glibc's.
+
+    Unlike resident memory it doesn't depend on which freed pages malloc keeps.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return None
+    libc.mallinfo2.restype = _MallocInfo
+    info = libc.mallinfo2()
+    return (info.uordblks + info.hblkhd) / 2**20
+
+
+def open_files() -> int:
+    """Return the number of this process's open files and sockets."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def live_tensor_bytes() -> int:

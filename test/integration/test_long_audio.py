@@ -22,7 +22,7 @@ SECONDS = 36.1  # four windows, and one of 4.1 s whose last chunk is of 0.1 s
 
 @pytest.fixture(scope="module")
 def settings(checkpoint: Path) -> MelSettings:
-    return MelSettings.of(WhisperFeatureExtractor.from_pretrained(checkpoint))
+    return MelSettings.of(WhisperFeatureExtractor.from_pretrained(checkpoint).to_dict())
 
 
 class Arriving:
@@ -166,7 +166,7 @@ def encode(seconds):
 
 config = read_config(Path(sys.argv[1]))
 models = load_models(Checkpoint(Path(sys.argv[1])), config, torch.float32)
-settings = MelSettings(400, 160, torch.rand(128, 201))
+settings = MelSettings(400, 160, torch.rand(128, 201), 16000)
 with torch.inference_mode():
     encode(40)
     before = peak_mb()

@@ -75,13 +75,10 @@ def test_no_generate_of_another_library(file: Path) -> None:
             assert node.func.attr != "generate"
 
 
-def test_transformers_is_imported_only_where_a_checkpoint_is_read() -> None:
-    users = {
-        str(file.relative_to(PACKAGE))
-        for file in FILES
-        if any(name.split(".")[0] == "transformers" for name in imports(file))
-    }
-    assert users == {"conversation/template.py", "conversation/media/image.py"}
+@pytest.mark.parametrize("file", FILES, ids=lambda f: str(f.relative_to(PACKAGE)))
+def test_transformers_is_the_oracle_of_tests_alone(file: Path) -> None:
+    """Importing it takes longer than a whole reply of the shipped checkpoint."""
+    assert not any(name.split(".")[0] == "transformers" for name in imports(file))
 
 
 def test_importing_the_package_is_light() -> None:

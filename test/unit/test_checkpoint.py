@@ -57,6 +57,18 @@ def test_a_single_file_checkpoint_loads_alike(
             assert torch.equal(parameter, theirs.get_parameter(name)), name
 
 
+def test_shards_are_read_alike_however_many_are_open(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Checkpoint(copy)
+    with files.reader() as reader:
+        together = {name: reader.tensor(name) for name in files.names}
+    monkeypatch.setattr("qwen3_omni_neuron.checkpoint.files.OPEN_BYTES", 0)
+    with files.reader() as reader:
+        for name in reversed(together):
+            assert torch.equal(reader.tensor(name), together[name])
+
+
 def test_a_missing_shard_is_named(copy: Path) -> None:
     (copy / SHARD).unlink()
     with pytest.raises(CheckpointError, match=f"lacks 1 of its 4 shards: {SHARD}"):

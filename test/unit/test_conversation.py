@@ -1,5 +1,6 @@
 """Messages to prompts, held against the reference's own processor."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 
 
 @pytest.fixture(scope="module")
+def chat_template(checkpoint: Path) -> str:
+    file = checkpoint / "chat_template.json"
+    return json.loads(file.read_text(encoding="utf-8"))["chat_template"]
+
+
+@pytest.fixture(scope="module")
 def processor(checkpoint: Path) -> Any:
     """The reference's processor, but for its video processor, which would need torchvision."""
     made = Qwen3OmniMoeProcessor.__new__(Qwen3OmniMoeProcessor)
@@ -106,11 +113,13 @@ def of_kind(messages: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[st
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-def test_prompts_are_the_references(conversation: Conversation, processor: Any, name: str) -> None:
+def test_prompts_are_the_references(
+    conversation: Conversation, processor: Any, chat_template: str, name: str
+) -> None:
     messages = CONVERSATIONS[name]
     prompt = conversation.prompt(messages)
     text = processor.tokenizer.apply_chat_template(
-        messages, chat_template=conversation._template, tokenize=False, add_generation_prompt=True
+        messages, chat_template=chat_template, tokenize=False, add_generation_prompt=True
     )
     waveforms = [load_waveform(item, 16000, "clip") for item in of_kind(messages, "audio")]
     theirs = processor(text=text, audio=waveforms or None, return_tensors="pt")
@@ -127,7 +136,7 @@ def test_prompts_are_the_references(conversation: Conversation, processor: Any, 
 
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_with_media_are_the_references(
-    conversation: Conversation, processor: Any, name: str
+    conversation: Conversation, processor: Any, chat_template: str, name: str
 ) -> None:
     """Placeholders, as many as the encoders make rows, and a video's sound between its frames."""
     case = CASES[name]
@@ -138,7 +147,7 @@ def test_prompts_with_media_are_the_references(
     prompt = conversation.prompt(case.messages, case.use_audio_in_video)
     bare = [{**m, "content": bare_content(m["content"])} for m in case.messages]
     text = processor.tokenizer.apply_chat_template(
-        bare, chat_template=conversation._template, tokenize=False, add_generation_prompt=True
+        bare, chat_template=chat_template, tokenize=False, add_generation_prompt=True
     )
     heard = "video" if case.use_audio_in_video else "audio"
     sounds = [

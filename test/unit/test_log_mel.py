@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
+from qwen3_omni_neuron.conversation.media.mel_filters import mel_filters
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 
@@ -25,7 +26,7 @@ def extractor(checkpoint: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def settings(extractor: Any) -> MelSettings:
-    return MelSettings.of(extractor)
+    return MelSettings.of(extractor.to_dict())
 
 
 def theirs(extractor: Any, clips: list[np.ndarray]) -> list[Tensor]:
@@ -154,13 +155,21 @@ def test_features_made_otherwise_are_refused(
     other = copy.copy(extractor)
     setattr(other, name, value)
     with pytest.raises(CheckpointError, match=said):
-        MelSettings.of(other)
+        MelSettings.of(other.to_dict())
 
 
 def test_parameters_are_the_extractors(extractor: Any) -> None:
     """Another window, another hop, other bands: nothing is the released checkpoint's by heart."""
     other = WhisperFeatureExtractor(feature_size=40, n_fft=512, hop_length=128)
     clips = [speechlike(9000), speechlike(4321)]
-    ours = log_mel(clips, MelSettings.of(other))
+    ours = log_mel(clips, MelSettings.of(other.to_dict()))
     for mine, expected in zip(ours, theirs(other, clips), strict=True):
         torch.testing.assert_close(mine, expected, **CLOSE)
+
+
+@pytest.mark.parametrize("sizes", [(400, 128, 16000), (512, 40, 16000), (400, 80, 24000)])
+def test_filters_are_the_extractors(sizes: tuple[int, int, int]) -> None:
+    n_fft, mel_bins, rate = sizes
+    other = WhisperFeatureExtractor(mel_bins, rate, n_fft=n_fft)
+    ours = mel_filters(n_fft // 2 + 1, mel_bins, rate)
+    np.testing.assert_allclose(ours, other.mel_filters.T, rtol=1e-9, atol=1e-15)

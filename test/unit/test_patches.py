@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from qwen3_omni_neuron.conversation.media.patches import Patches, PatchMaker, SizeLimits
+from qwen3_omni_neuron.conversation.media.pixels import PixelSettings
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -169,15 +170,6 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(
     same(video, still.values.repeat(3, 1).numpy(), (3, *still.grid[1:]))
 
 
-def test_a_video_is_the_same_however_many_frames_are_worked_on_at_once(
-    maker: PatchMaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames = noise(11, 40, 40, 3)
-    usual = maker.video(frames, "here")
-    monkeypatch.setattr("qwen3_omni_neuron.conversation.media.patches._PAIRS_A_CALL", 1)
-    assert torch.equal(maker.video(frames, "here").values, usual.values)
-
-
 def test_frames_have_limits_of_their_own(maker: PatchMaker) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
     assert maker.video_grid(2, 10, 10, "here") == (1, 24, 24)
@@ -196,7 +188,7 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
     made = maker.tokens(picture_grid(maker, 320, 640))
     assert made == 200
     assert len(maker.image(picture, "here", SizeLimits(most_tokens=200)).values) == 800
-    monkeypatch.setattr(maker, "_run", never)
+    monkeypatch.setattr(PixelSettings, "patches", never)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "

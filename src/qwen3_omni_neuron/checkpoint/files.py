@@ -78,25 +78,33 @@ class Checkpoint:
             reader.close()
 
 
+OPEN_BYTES = 64 << 20  # of the shards that a reader keeps open
+
+
 class ShardReader:
-    """Reader of tensors by name, which has at most one shard open at a time."""
+    """Reader of tensors by name, which has one large shard open at a time, or several small ones.
+
+    What was read of an open shard counts as this process's memory.
+    """
 
     def __init__(self, folder: Path, files: dict[str, str]):
         self._folder = folder
         self._files = files
-        self._open_file = ""
-        self._shard: Any = None
+        self._open: dict[str, Any] = {}
+        self._open_bytes = 0
 
     def tensor(self, name: str) -> "Tensor":
         """Read a tensor. Raises CheckpointError when its shard is missing or broken."""
         file_name = self._files[name]
         path = self._folder / file_name
         try:
-            if file_name != self._open_file:
-                self.close()
-                self._shard = safe_open(path, framework="pt")
-                self._open_file = file_name
-            return self._shard.get_tensor(name)
+            if file_name not in self._open:
+                size = path.stat().st_size
+                if self._open_bytes + size > OPEN_BYTES:
+                    self.close()
+                self._open[file_name] = safe_open(path, framework="pt")
+                self._open_bytes += size
+            return self._open[file_name].get_tensor(name)
         except FileNotFoundError:
             raise CheckpointError(
                 f"{path} is missing, and {name} is in it. Download the shard again."
@@ -108,9 +116,9 @@ class ShardReader:
             ) from error
 
     def close(self) -> None:
-        """Close the open shard; the next tensor opens one again."""
-        self._shard = None
-        self._open_file = ""
+        """Close the open shards; the next tensor opens one again."""
+        self._open.clear()
+        self._open_bytes = 0
 
 
 def _tensor_files(folder: Path) -> dict[str, str]:

@@ -6,7 +6,7 @@ from importlib import metadata
 
 PACKAGE = "qwen3-omni-neuron"
 PACKAGE_VERSION = "0.1.0"  # the only place: pyproject.toml reads it here
-LIBRARIES = ("torch", "transformers", "huggingface_hub", "safetensors", "numpy")
+LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetensors", "numpy")
 
 
 def installed_versions() -> dict[str, str]:

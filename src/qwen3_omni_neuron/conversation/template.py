@@ -1,21 +1,19 @@
 """Messages -> token ids, mel features, patches and positions, by the checkpoint's own files.
 
-The chat template, tokenizer and preprocessors are the checkpoint's, run by transformers. This
-module does the rest of the reference's processor: it repeats each media item's placeholder once for
-every row that the item's encoder gives.
+Each media item's placeholder in the chat template's text is repeated once for every row that the
+item's encoder gives.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
     ImageItem,
@@ -27,7 +25,9 @@ from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages
 from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
+from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
@@ -40,30 +40,18 @@ class Conversation:
     """
 
     def __init__(self, folder: Path, config: OmniConfig):
-        # Imported here: transformers takes seconds, and `import qwen3_omni_neuron` should not.
-        from transformers import Qwen2TokenizerFast, WhisperFeatureExtractor
-
         self._config = config
-        try:
-            self._tokenizer = Qwen2TokenizerFast.from_pretrained(folder)
-            self._features = WhisperFeatureExtractor.from_pretrained(folder)
-        # The exception for a missing file depends on the version of transformers.
-        except Exception as error:
-            raise CheckpointError(
-                f"{folder} has no usable tokenizer or preprocessor_config.json: {error}"
-            ) from error
-        self._mel = MelSettings.of(self._features)
+        self._tokenizer = Tokenizer(folder)
+        self._mel = MelSettings.of(read_preprocessor(folder))
         self._patches = PatchMaker(folder)
-        self._template = _chat_template(folder, self._tokenizer.chat_template)
+        self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
-        self._placeholders = {
-            kind: self._tokenizer.convert_ids_to_tokens(i) for kind, i in ids.items()
-        }
+        self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
         chunk = c.audio.chunk_mel_frames
-        chunk_s = chunk * self._features.hop_length / self._features.sampling_rate
+        chunk_s = chunk * self._mel.hop / self._mel.rate
         self._audio_tokens_per_s = c.audio.tokens(chunk) / chunk_s
-        self.newline_id = self._tokenizer.encode("\n", add_special_tokens=False)[0]
+        self.newline_id = self._tokenizer.encode("\n")[0]
 
     def prompt(
         self,
@@ -83,7 +71,7 @@ class Conversation:
         """
         load = MediaLoader(
             self._patches,
-            self._features.sampling_rate,
+            self._mel.rate,
             use_audio_in_video,
             most_tokens,
             self._audio_tokens_per_s,
@@ -92,11 +80,8 @@ class Conversation:
         waveforms = [m.waveform for m in media if m.waveform is not None]
         mel = log_mel(waveforms, self._mel)
         runs = self._runs(media, mel)
-        text = self._tokenizer.apply_chat_template(
-            checked, chat_template=self._template, tokenize=False, add_generation_prompt=True
-        )
-        text = self._expand(text, media, runs)
-        token_ids = torch.tensor(self._tokenizer.encode(text, add_special_tokens=False))
+        text = self._expand(self._template.render(checked), media, runs)
+        token_ids = torch.tensor(self._tokenizer.encode(text))
         placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
         user_tokens = user_positions(token_ids, self._config)
         rows = len(user_tokens) + ASSISTANT_ROWS
@@ -111,9 +96,7 @@ class Conversation:
 
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
-        return self._tokenizer.decode(
-            token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
+        return self._tokenizer.decode(token_ids)
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
         """Return the run of tokens of each item. mel: features of those with audio, in order."""
@@ -146,8 +129,8 @@ class Conversation:
         own, audio = self._placeholders[item.kind], self._placeholders["audio"]
         tokens = "".join(audio if is_audio else own for is_audio in run.is_audio().tolist())
         if isinstance(item, VideoItem) and run.audio_tokens:
-            bos, eos = self._tokenizer.audio_bos_token, self._tokenizer.audio_eos_token
-            return f"{bos}{tokens}{eos}"
+            named = self._tokenizer.named_tokens
+            return named["audio_bos_token"] + tokens + named["audio_eos_token"]
         return tokens
 
     def _starts(self, token_ids: Tensor, runs: Sequence[MediaRun]) -> list[int]:
@@ -156,18 +139,3 @@ class Conversation:
         indices = media.nonzero()[0].tolist()
         ends = accumulate(len(run) for run in runs)
         return [indices[end - len(run)] for end, run in zip(ends, runs, strict=True)]
-
-
-def _chat_template(folder: Path, of_tokenizer: Any) -> Any:
-    """Read the processor's template from either of its files, or take the tokenizer's."""
-    jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
-    if jinja.exists():
-        return jinja.read_text(encoding="utf-8")
-    if legacy.exists():
-        return json.loads(legacy.read_text(encoding="utf-8"))["chat_template"]
-    if of_tokenizer is None:
-        raise CheckpointError(
-            f"{folder} has no chat template: neither chat_template.jinja nor chat_template.json, "
-            "nor one in tokenizer_config.json."
-        )
-    return of_tokenizer

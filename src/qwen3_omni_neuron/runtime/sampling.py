@@ -54,7 +54,9 @@ def draw(generator: np.random.Generator, count: int) -> Floats:
 
 def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
     """Return the ids of a vocabulary that may be drawn, ascending."""
-    return np.setdiff1d(np.arange(vocab_size), list(suppressed))
+    allowed = np.ones(vocab_size, dtype=bool)
+    allowed[[i for i in suppressed if 0 <= i < vocab_size]] = False
+    return allowed.nonzero()[0]
 
 
 class Sampler:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import soundfile
-import soxr
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media, real_number
@@ -55,7 +53,7 @@ def load_waveform(
     source = open_audio(item, where)
     if source.seconds is not None and source.seconds > limit_s:
         raise _too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
-    stream = soxr.ResampleStream(source.rate, rate, 1) if source.rate != rate else None
+    stream = None if source.rate == rate else _resampler(source.rate, rate)
     collected = bytearray()  # grows in place; a list of blocks would be in memory twice when joined
     samples = 0
     for block in _finite_blocks(source, where, limit_s):
@@ -69,6 +67,12 @@ def load_waveform(
     if stream is not None:
         collected += stream.resample_chunk(np.empty(0, np.float32), last=True).tobytes()
     return np.frombuffer(collected, np.float32)
+
+
+def _resampler(from_rate: float, to_rate: float) -> Any:
+    import soxr
+
+    return soxr.ResampleStream(from_rate, to_rate, 1)
 
 
 def _finite_blocks(source: AudioSource, where: str, limit_s: float) -> Iterator[Waveform]:
@@ -114,6 +118,8 @@ def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
 
 
 def _open_file(source: Source, where: str) -> AudioSource:
+    import soundfile
+
     try:
         with open_media(source, where, AudioError) as file:
             info = soundfile.info(file)
@@ -126,6 +132,8 @@ def _open_file(source: Source, where: str) -> AudioSource:
 
 
 def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
+    import soundfile
+
     try:
         with open_media(source, where, AudioError) as file, soundfile.SoundFile(file) as audio:
             # Not SoundFile.blocks(): it trusts the header's length, and repeats the last block's

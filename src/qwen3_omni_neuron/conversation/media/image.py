@@ -1,7 +1,4 @@
-"""Image of a message item -> an upright RGB image, checked; and the checkpoint's image processor.
-
-`load_image` reads what the caller gave, `load_image_processor` loads what cuts it into patches.
-"""
+"""Image of a message item -> an upright RGB image, checked."""
 
 import contextlib
 from collections.abc import Mapping
@@ -13,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media
-from qwen3_omni_neuron.errors import CheckpointError, ImageError
+from qwen3_omni_neuron.errors import ImageError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -167,48 +164,3 @@ def _checked(picture: "Image", where: str) -> "Image":
             f"and {MAX_ASPECT} times is the most. Crop it."
         )
     return picture
-
-
-def load_image_processor(folder: Path) -> tuple[Any, Any]:
-    """Load the checkpoint's image processor; return it and the smart_resize that it uses.
-
-    Raises CheckpointError where the folder has no usable preprocessor_config.json.
-    """
-    try:  # transformers 5: the processor on PIL has a file of its own
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
-            Qwen2VLImageProcessorPil as Processor,
-        )
-        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
-    except ModuleNotFoundError:
-        from transformers.models.qwen2_vl.image_processing_qwen2_vl import (
-            Qwen2VLImageProcessor as Processor,
-        )
-        from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
-    # Checked first: where the file is missing transformers would ask the Hub.
-    if not (folder / "preprocessor_config.json").is_file():
-        raise CheckpointError(f"{folder} has no preprocessor_config.json.")
-    try:
-        processor = Processor.from_pretrained(folder)
-    except (
-        Exception
-    ) as error:  # a broken file: the exception depends on the version of transformers
-        raise CheckpointError(
-            f"{folder} has no usable preprocessor_config.json: {error}"
-        ) from error
-    sizes = {
-        "patch_size": processor.patch_size,
-        "merge_size": processor.merge_size,
-        "temporal_patch_size": processor.temporal_patch_size,
-        "min_pixels": processor.size["shortest_edge"],
-        "max_pixels": processor.size["longest_edge"],
-    }
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise CheckpointError(
-                f"{folder}/preprocessor_config.json has {name} {value!r}; 1 or more is needed."
-            )
-    if not processor.do_resize:
-        raise CheckpointError(
-            f"{folder}/preprocessor_config.json has do_resize off: images would not fit patches."
-        )
-    return processor, smart_resize

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.media.audio import Waveform
+from qwen3_omni_neuron.conversation.media.mel_filters import mel_filters
+from qwen3_omni_neuron.conversation.preprocessor import check_served, whole_setting
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 
 BLOCK_FRAMES = 1000  # in a block of `log_mel`: 10 s, about 8 MiB during the transform
@@ -27,30 +29,31 @@ class MelSettings:
     """Settings of a checkpoint's mel features.
 
     n_fft: samples of one frame. hop: samples from one frame to the next. filters: float32
-    [mel_bins, n_fft // 2 + 1].
+    [mel_bins, n_fft // 2 + 1]. rate: Hz.
     """
 
     n_fft: int
     hop: int
     filters: Tensor
+    rate: int
 
     @classmethod
-    def of(cls, extractor: Any) -> "MelSettings":
-        """Read a WhisperFeatureExtractor's. Raises CheckpointError for one that isn't supported."""
-        for name, served in (("dither", 0.0), ("padding_value", 0.0), ("padding_side", "right")):
-            value = getattr(extractor, name, served)
-            if value != served:
-                raise CheckpointError(
-                    f"preprocessor_config.json has {name} {value!r}; {served!r} alone is served."
-                )
-        n_fft, hop = extractor.n_fft, extractor.hop_length
+    def of(cls, settings: dict[str, Any]) -> "MelSettings":
+        """Read those of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that aren't supported.
+        """
+        check_served(settings, {"dither": 0.0, "padding_value": 0.0, "padding_side": "right"})
+        n_fft = whole_setting(settings, "n_fft", 400)
+        hop = whole_setting(settings, "hop_length", 160)
         if n_fft % 2 or n_fft // 2 <= hop:
             raise CheckpointError(
                 f"preprocessor_config.json has n_fft {n_fft} and hop_length {hop}; an even n_fft "
                 "of more than twice the hop_length is served."
             )
-        filters = torch.from_numpy(np.asarray(extractor.mel_filters, np.float32).T.copy())
-        return cls(n_fft, hop, filters)
+        rate = whole_setting(settings, "sampling_rate", 16000)
+        filters = mel_filters(n_fft // 2 + 1, whole_setting(settings, "feature_size", 80), rate)
+        return cls(n_fft, hop, torch.from_numpy(filters.astype(np.float32)), rate)
 
     def frames(self, samples: int, padded_samples: int) -> int:
         """Count the frames of a clip when the longest clip of its request has padded_samples.

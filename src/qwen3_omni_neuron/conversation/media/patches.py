@@ -1,11 +1,9 @@
 """Images and video frames -> the patches that the vision encoder takes.
 
-transformers' image processor resizes, scales and normalises, with the settings of the checkpoint's
-preprocessor_config.json. This module adds what it can't do without torchvision (frames of a video)
-and what it doesn't do at all: count the tokens before it spends memory.
+The settings are those of the checkpoint's preprocessor_config.json. An item's tokens are counted
+before memory is spent on it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.fields import whole_number
-from qwen3_omni_neuron.conversation.media.image import load_image_processor
+from qwen3_omni_neuron.conversation.media.pixels import CHANNELS, PixelSettings
+from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Grid, Patches
 from qwen3_omni_neuron.errors import (
     ImageError,
@@ -29,11 +28,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
-_CHANNELS = 3
 _MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
 # Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
-_PAIRS_A_CALL = 4  # only a few frames at a time: in float32 they are large
 
 
 @dataclass(frozen=True)
@@ -63,12 +60,10 @@ class PatchMaker:
 
         Raises CheckpointError where it has no usable preprocessor_config.json.
         """
-        self._processor, self._smart_resize = load_image_processor(folder)
-        size = self._processor.size
-        self.patch_size: int = self._processor.patch_size
-        self.merge_size: int = self._processor.merge_size
-        self.temporal_patch_size: int = self._processor.temporal_patch_size
-        self._image_limits: Limits = (size["shortest_edge"], size["longest_edge"])
+        self._pixels = pixels = PixelSettings.of(read_preprocessor(folder))
+        self.patch_size, self.merge_size = pixels.patch_size, pixels.merge_size
+        self.temporal_patch_size = pixels.temporal_patch_size
+        self._image_limits: Limits = (pixels.min_pixels, pixels.max_pixels)
 
     def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Patches:
         """Make the patches of an RGB image; grid[0] is 1. where: names the item in errors.
@@ -82,8 +77,10 @@ class PatchMaker:
         what = f"{where} is an image of {width} x {height} pixels, which"
         advice = f"Lower its max_pixels (now {limits[1]})."
         self._check_tokens(grid, asked.most_tokens, what, advice)
-        pixels = [np.asarray(picture.convert("RGB"))]
-        return Patches(torch.from_numpy(self._run(pixels, limits, self.temporal_patch_size)), grid)
+        alone = self._pixels.patches(picture.convert("RGB"), self._size(grid))
+        # [place, channel, area] -> [place, channel, in patch, area]: a patch repeats the one image.
+        repeated = np.repeat(alone[:, :, None], self.temporal_patch_size, axis=2)
+        return Patches(torch.from_numpy(repeated.reshape(len(alone), -1)), grid)
 
     def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Patches:
         """Make the patches of uint8 frames [n, height, width, 3].
@@ -95,13 +92,12 @@ class PatchMaker:
         Raises VideoError and PromptTooLongError in the cases of `image`.
         """
         shape = list(frames.shape)
-        if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != _CHANNELS or 0 in shape:
+        if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS or 0 in shape:
             raise VideoError(
                 f"{where} has frames of {frames.dtype} {shape}. Give uint8 [n, height, width, 3]."
             )
         grid = self.video_grid(shape[0], shape[1], shape[2], where, asked)
-        limits = self._limits(_VIDEO_LIMITS, asked, where, VideoError)
-        return Patches(torch.from_numpy(self._pairs(frames, grid, limits)), grid)
+        return Patches(torch.from_numpy(self._pairs(frames, grid)), grid)
 
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
@@ -146,13 +142,7 @@ class PatchMaker:
         if height < 1 or width < 1:
             raise error(f"{where} is {width} x {height} pixels: there is nothing to see.")
         try:
-            resized = self._smart_resize(
-                height,
-                width,
-                factor=self.patch_size * self.merge_size,
-                min_pixels=limits[0],
-                max_pixels=limits[1],
-            )
+            resized = self._pixels.resized(height, width, limits)
         except ValueError as reason:
             raise error(f"{where} is {width} x {height} pixels: {reason}.") from reason
         times = -(-frames // self.temporal_patch_size)
@@ -165,38 +155,22 @@ class PatchMaker:
                 f"{what} makes {tokens} vision tokens; {most} is the most. {advice}"
             )
 
-    def _pairs(self, frames: NDArray[np.uint8], grid: Grid, limits: Limits) -> NDArray[np.float32]:
+    def _size(self, grid: Grid) -> tuple[int, int]:
+        """Return the height and width in pixels of a grid."""
+        return grid[1] * self.patch_size, grid[2] * self.patch_size
+
+    def _pairs(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.float32]:
         """Cut frames into patches that hold temporal_patch_size frames each."""
+        from PIL import Image
+
         times, places, together = grid[0], grid[1] * grid[2], self.temporal_patch_size
-        area = self.patch_size**2
-        patches = np.empty((times, places, _CHANNELS, together, area), np.float32)
-        for start in range(0, times, _PAIRS_A_CALL):
-            some = frames[start * together : (start + _PAIRS_A_CALL) * together]
-            missing = -len(some) % together
-            some = np.concatenate([some, np.repeat(some[-1:], missing, axis=0)])
-            alone = self._run(list(some), limits, 1)  # [frames * places, channels * area]
-            # [t, in pair, place, channel, area] -> [t, place, channel, in pair, area]
-            patches[start : start + _PAIRS_A_CALL] = alone.reshape(
-                -1, together, places, _CHANNELS, area
-            ).transpose(0, 2, 3, 1, 4)
+        # [t, place, channel, in patch, area]
+        patches = np.empty((times, places, CHANNELS, together, self.patch_size**2), np.float32)
+        for index in range(times * together):
+            frame = Image.fromarray(frames[min(index, len(frames) - 1)])
+            alone = self._pixels.patches(frame, self._size(grid))
+            patches[index // together, :, :, index % together] = alone
         return patches.reshape(times * places, -1)
-
-    def _run(
-        self, pixels: Sequence[NDArray[np.uint8]], limits: Limits, temporal: int
-    ) -> NDArray[np.float32]:
-        """Run the image processor on images [height, width, 3].
-
-        temporal: how often a patch repeats the pixels of its image.
-        """
-        done = self._processor(
-            images=list(pixels),
-            size={"shortest_edge": limits[0], "longest_edge": limits[1]},
-            temporal_patch_size=temporal,
-            # Else it is guessed, and wrongly for an image that is 1 or 3 pixels high.
-            input_data_format="channels_last",
-            return_tensors="np",
-        )
-        return np.ascontiguousarray(done["pixel_values"], dtype=np.float32)
 
 
 def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:

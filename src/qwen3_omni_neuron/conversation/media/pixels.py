@@ -1,0 +1,122 @@
+"""Pixels of an image -> numbers for the vision encoder, by the checkpoint's settings."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.conversation.media.image import MAX_ASPECT
+from qwen3_omni_neuron.conversation.preprocessor import check_served, whole_setting
+from qwen3_omni_neuron.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+CHANNELS = 3
+_BICUBIC = 3  # Pillow's number of the filter
+# What CLIP was trained with, and the defaults of transformers' processor.
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelSettings:
+    """Settings of a checkpoint's image processor.
+
+    patch_size: pixels. merge_size: patches to a side of what becomes one token.
+    temporal_patch_size: frames in a patch. min_pixels, max_pixels: after resizing.
+    levels: float32 [256, 3], the number for each level of each channel.
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    levels: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "PixelSettings":
+        """Read those of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that make no patches or are not supported.
+        """
+        served = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
+        check_served(settings, {**served, "resample": _BICUBIC})
+        size = settings.get("size") or {}
+        if not isinstance(size, dict):
+            raise CheckpointError(f"preprocessor_config.json has size {size!r}, not an object.")
+        limits = {
+            "min_pixels": size.get("shortest_edge", 56 * 56),
+            "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
+        } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
+        return cls(
+            whole_setting(settings, "patch_size", 14),
+            whole_setting(settings, "merge_size", 2),
+            whole_setting(settings, "temporal_patch_size", 2),
+            whole_setting(limits, "min_pixels", 0),
+            whole_setting(limits, "max_pixels", 0),
+            _levels(settings),
+        )
+
+    def resized(self, height: int, width: int, limits: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width that an image is resized to.
+
+        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
+        is within the limits, except where one such multiple a side is already more.
+        Raises ValueError where one side is more than MAX_ASPECT times the other.
+        Source: transformers smart_resize.
+        """
+        aspect = max(height, width) / min(height, width)
+        if aspect > MAX_ASPECT:
+            raise ValueError(
+                f"one side is {aspect:.1f} times the other, and {MAX_ASPECT} times is the most"
+            )
+        unit = self.patch_size * self.merge_size
+        low, high = limits
+        nearest = round(height / unit) * round(width / unit) * unit**2
+        if nearest > high:
+            shrink = math.sqrt((height * width) / high)
+            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
+        elif nearest < low:
+            grow = math.sqrt(low / (height * width))
+            sides = [math.ceil(side * grow / unit) for side in (height, width)]
+        else:
+            sides = [round(side / unit) for side in (height, width)]
+        return sides[0] * unit, sides[1] * unit
+
+    def patches(self, picture: "Image", size: tuple[int, int]) -> NDArray[np.float32]:
+        """Resize an RGB image to (height, width) and cut it into patches.
+
+        Returns float32 [patches, 3, patch_size**2]; the patches that become one token are
+        neighbours.
+        """
+        height, width = size
+        resized = np.asarray(picture.resize((width, height), resample=_BICUBIC))
+        values = np.take_along_axis(self.levels, resized.reshape(-1, CHANNELS), axis=0)
+        merge, patch = self.merge_size, self.patch_size
+        unit = merge * patch
+        # [H, W, channel] -> [token row, token column, patch row, patch column, channel, y, x]
+        cut = values.reshape(
+            height // unit, merge, patch, width // unit, merge, patch, CHANNELS
+        ).transpose(0, 3, 1, 4, 6, 2, 5)
+        return cut.reshape(-1, CHANNELS, patch**2)
+
+
+def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
+    """Return the number for each of 256 levels, scaled and normalised as transformers does it."""
+    factor = settings.get("rescale_factor", 1 / 255)
+    mean, std = settings.get("image_mean", _MEAN), settings.get("image_std", _STD)
+    try:
+        scaled = (np.arange(256, dtype=np.float64)[:, None] * factor).astype(np.float32)
+        levels = (scaled - np.array(mean, np.float32)) / np.array(std, np.float32)
+        if levels.shape == (256, CHANNELS) and np.isfinite(levels).all():
+            return levels
+    except (TypeError, ValueError):
+        pass
+    raise CheckpointError(
+        f"preprocessor_config.json has image_mean {mean!r}, image_std {std!r} and rescale_factor "
+        f"{factor!r}; {CHANNELS} numbers, {CHANNELS} numbers above 0 and one number are needed."
+    )

@@ -1,0 +1,110 @@
+"""A checkpoint's byte-level BPE tokenizer, read from its own files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+
+from qwen3_omni_neuron.errors import CheckpointError
+
+# Contractions, words, single digits, punctuation, line ends and blanks. Qwen2's, in every release.
+_PIECES = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+# Where transformers 4 and 5 write the tokens that only some tokenizers have.
+_MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
+
+
+class Tokenizer:
+    """Converter between text and the token ids of one checkpoint.
+
+    Reads tokenizer.json, or vocab.json and merges.txt where that is not there, and the added tokens
+    of tokenizer_config.json.
+    Source: transformers Qwen2Tokenizer.
+    """
+
+    def __init__(self, folder: Path):
+        """Read the files. Raises CheckpointError where one is missing or can't be used."""
+        try:
+            config = _read_json(folder / "tokenizer_config.json")
+            self._backend = _read_backend(folder)
+            _add_tokens(self._backend, config.get("added_tokens_decoder", {}))
+        except CheckpointError:
+            raise
+        # The library raises Exception itself for a file that it can't use.
+        except Exception as error:
+            raise CheckpointError(
+                f"{folder} has no usable tokenizer: {error}. Download its files again."
+            ) from error
+        self.chat_template: Any = config.get("chat_template")
+        # By name, such as audio_bos_token; a chat template may use them.
+        self.named_tokens = _named_tokens(config)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text; special tokens written in it become one id each."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens."""
+        return self._backend.decode(token_ids, skip_special_tokens=True)
+
+    def token(self, token_id: int) -> str:
+        """Return the text of one token. Raises CheckpointError where the vocabulary lacks it."""
+        text = self._backend.id_to_token(token_id)
+        if text is None:
+            raise CheckpointError(
+                f"config.json names token {token_id}, and the tokenizer has "
+                f"{self._backend.get_vocab_size()} tokens without it. Download the checkpoint's "
+                "tokenizer files again."
+            )
+        return text
+
+
+def _read_backend(folder: Path) -> Backend:
+    whole = folder / "tokenizer.json"
+    if whole.is_file():
+        backend = Backend.from_file(str(whole))
+        backend.no_truncation()
+        backend.no_padding()
+    else:
+        vocab, merges = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+        backend = Backend(BPE.from_file(vocab, merges))
+    backend.decoder = decoders.ByteLevel()
+    backend.normalizer = normalizers.NFC()
+    pieces = pre_tokenizers.Split(Regex(_PIECES), behavior="isolated")
+    # The pieces are split already.
+    byte_symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pieces, byte_symbols])
+    return backend
+
+
+def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
+    """Add tokens that the model does not have; the library numbers them in this order."""
+    by_id = sorted((int(token_id), AddedToken(**token)) for token_id, token in added.items())
+    backend.add_tokens([token for _, token in by_id])
+    for token_id, token in by_id:
+        got = backend.token_to_id(token.content)
+        if got != token_id:
+            raise CheckpointError(
+                f"tokenizer_config.json has {token.content} as token {token_id}, and behind the "
+                f"vocabulary it becomes {got}. Download the checkpoint's tokenizer files again."
+            )
+
+
+def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
+    """Return the tokens that have a name, such as audio_bos_token."""
+    found = {name: token for name, token in config.items() if name.endswith("_token")}
+    for more in (config.get(key) for key in _MORE_TOKENS):
+        found |= more if isinstance(more, dict) else {}
+    # A token is written as a string, an object or null.
+    texts = {n: t.get("content") if isinstance(t, dict) else t for n, t in found.items()}
+    return {name: text for name, text in texts.items() if isinstance(text, str)}
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,23 @@
+"""What rounds of load, speak and close leave behind, counted where nothing is estimated."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench.common.memory import allocated_mb
+from testing.peak_memory import needs_proc
+from testing.subprocesses import run_python
+
+
+@needs_proc
+@pytest.mark.skipif(allocated_mb() is None, reason="malloc is not glibc's of 2.33")
+def test_rounds_of_load_and_close_leave_nothing_behind(tmp_path: Path) -> None:
+    result = tmp_path / "leak.json"
+    run_python("-m", "bench.leak", "--rounds", 5, "--max-frames", 4, "--json", result)
+    summary = json.loads(result.read_text(encoding="utf-8"))["summary"]
+    left = {name: grown for name, grown in summary.items() if name.startswith("grown_")}
+    # The checkpoint has 12 MB; malloc's own bookkeeping and Python's caches have kilobytes.
+    assert left["grown_allocated_mb"] < 1, left
+    assert left["grown_tensors_mb"] == 0, left
+    assert left["grown_threads"] == left["grown_open_files"] == 0, left

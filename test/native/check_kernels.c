@@ -1,0 +1,404 @@
+/* Check of the C against plain C in double precision, for a compiler and a processor on which the
+ * tests in Python don't run: .ci/test-aarch64.
+ *
+ * Prints a line for each kind of processor that it ran as, and what differs. Exits with 1 if anything
+ * does. */
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "decoder.h"
+#include "draw.h"
+#include "kernels.h"
+#include "parallel.h"
+
+int use_kernels(const char *name);
+
+enum { GUARDS = 16, MESSAGES = 40 };
+static const float GUARD = 12345.5f; /* in memory that must not be written */
+
+static int failures;
+static const char *kind = "";
+static char about[100]; /* what is being checked, for the messages */
+
+static void fail(const char *what, int64_t index, double got, double expected)
+{
+    if (failures++ < MESSAGES)
+        printf("%s: %s%s differs at %lld: %.9g, expected %.9g\n", kind, what, about,
+               (long long)index, got, expected);
+}
+
+static void close_to(const char *what, int64_t index, double got, double expected, double allowed)
+{
+    if (!(fabs(got - expected) <= allowed))
+        fail(what, index, got, expected);
+}
+
+/* ---- inputs: the same on every machine ---- */
+
+static uint64_t state;
+
+static float uniform(void) /* in [-1, 1) */
+{
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return (float)(int32_t)(state >> 32) / 2147483648.0f;
+}
+
+static void *memory(int64_t bytes)
+{
+    void *block = calloc(1, (size_t)bytes + 64);
+    if (block == NULL) {
+        printf("no memory for %lld bytes\n", (long long)bytes);
+        exit(2);
+    }
+    return block;
+}
+
+static float *numbers(int64_t count, float scale)
+{
+    float *made = memory((count + GUARDS) * 4);
+    for (int64_t i = 0; i < count; i++)
+        made[i] = uniform() * scale;
+    for (int64_t i = count; i < count + GUARDS; i++)
+        made[i] = GUARD;
+    return made;
+}
+
+static void guarded(const char *what, const float *block, int64_t count)
+{
+    for (int64_t i = count; i < count + GUARDS; i++)
+        if (block[i] != GUARD)
+            fail(what, i, block[i], GUARD);
+}
+
+/* ---- products ---- */
+
+typedef struct {
+    Matrix matrix;
+    double *dense; /* [out, into], without scale and bias */
+} Weights;
+
+/* A random matrix, packed here by matrix.h's description and not by the code under test. */
+static Weights weights(int64_t out, int64_t into, int64_t type, int with_scale, int with_bias)
+{
+    int64_t packed = panels_of(out) * into * PANEL;
+    char *panels = memory(packed * bytes_of(type));
+    double *dense = memory(out * into * 8);
+    for (int64_t o = 0; o < out; o++)
+        for (int64_t k = 0; k < into; k++) {
+            int64_t at = (o / PANEL * into + k) * PANEL + o % PANEL;
+            float value = uniform();
+            uint32_t bits;
+            if (type == FLOAT32) {
+                memcpy(panels + 4 * at, &value, 4);
+            } else if (type == BFLOAT16) {
+                memcpy(&bits, &value, 4);
+                bits &= 0xffff0000u;
+                memcpy(&value, &bits, 4);
+                uint16_t half = (uint16_t)(bits >> 16);
+                memcpy(panels + 2 * at, &half, 2);
+            } else {
+                int8_t byte = (int8_t)(value * 127);
+                panels[at] = (char)byte;
+                value = byte;
+            }
+            dense[o * into + k] = value;
+        }
+    Weights made = {{panels, NULL, NULL, into, out, type}, dense};
+    if (with_scale)
+        made.matrix.scale = numbers(out, 0.01f);
+    if (with_bias)
+        made.matrix.bias = numbers(out, 1.0f);
+    return made;
+}
+
+static void free_weights(Weights *w)
+{
+    free((void *)w->matrix.panels);
+    free((void *)w->matrix.scale);
+    free((void *)w->matrix.bias);
+    free(w->dense);
+}
+
+static void check_product(const Weights *w, const float *y, const float *before, int64_t y_stride,
+                          const float *x, int64_t x_stride, int64_t rows, int add)
+{
+    const Matrix *m = &w->matrix;
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t o = 0; o < m->out; o++) {
+            double total = 0, size = 0, scale = m->scale ? m->scale[o] : 1;
+            for (int64_t k = 0; k < m->into; k++) {
+                double product = x[r * x_stride + k] * w->dense[o * m->into + k] * scale;
+                total += product;
+                size += fabs(product);
+            }
+            if (m->bias)
+                total += m->bias[o];
+            if (add)
+                total += before[r * y_stride + o];
+            close_to("multiply", r * y_stride + o, y[r * y_stride + o], total, 2e-6 * (size + 2));
+        }
+}
+
+static void check_multiply(void)
+{
+    static const int64_t shapes[][2] = {{32, 1}, {5, 7}, {33, 256}, {128, 300}, {161, 515}};
+    static const int64_t row_counts[] = {1, 2, 3, 4, 5, 7, 12, 13, 29};
+    for (int64_t n = 0; n < 5 * 9 * 3; n++) {
+        int64_t out = shapes[n % 5][0], into = shapes[n % 5][1], rows = row_counts[n / 5 % 9];
+        int add = (int)(n % 2);
+        Weights w = weights(out, into, n / 45, n / 45 == INT8, n % 3 == 1);
+        snprintf(about, sizeof about, " [%d x %d of type %d, %d rows%s%s%s]", (int)out, (int)into,
+                 (int)w.matrix.type, (int)rows, w.matrix.scale ? ", scale" : "",
+                 w.matrix.bias ? ", bias" : "", add ? ", add" : "");
+        int64_t x_stride = row_stride(into), y_stride = out + 3;
+        float *x = numbers(rows * x_stride, 1.0f), *scratch = numbers(PANEL * into, 1.0f);
+        float *y = numbers(rows * y_stride, 1.0f), *before = memory(rows * y_stride * 4);
+        memcpy(before, y, (size_t)(rows * y_stride) * 4);
+        int64_t panels = panels_of(out);
+        for (int64_t p = 0; p < panels; p += PANELS_AT_ONCE)
+            kernels->multiply(y + p * PANEL, y_stride, x, x_stride, rows, &w.matrix, p,
+                              smaller(PANELS_AT_ONCE, panels - p), add, scratch);
+        check_product(&w, y, before, y_stride, x, x_stride, rows, add);
+        guarded("memory after y of multiply", y, rows * y_stride);
+        guarded("scratch of multiply", scratch, PANEL * into);
+        for (int64_t r = 0; r < rows; r++) {
+            for (int64_t o = out; o < y_stride; o++)
+                if (y[r * y_stride + o] != before[r * y_stride + o])
+                    fail("memory between rows of multiply", r, y[r * y_stride + o], 0);
+            /* A row alone, a panel at a time, has the same bits. */
+            float *alone = numbers(out, 1.0f);
+            memcpy(alone, before + r * y_stride, (size_t)out * 4);
+            for (int64_t p = 0; p < panels; p++)
+                kernels->multiply(alone + p * PANEL, out, x + r * x_stride, x_stride, 1, &w.matrix,
+                                  p, 1, add, scratch);
+            for (int64_t o = 0; o < out; o++)
+                if (memcmp(alone + o, y + r * y_stride + o, 4) != 0) {
+                    fail("a row alone", r * y_stride + o, y[r * y_stride + o], alone[o]);
+                    break;
+                }
+            free(alone);
+        }
+        free(x), free(y), free(before), free(scratch);
+        free_weights(&w);
+    }
+    about[0] = 0;
+}
+
+/* ---- rows ---- */
+
+static void check_norms(void)
+{
+    static const int64_t widths[] = {1, 15, 16, 17, 64, 100, 515};
+    for (int n = 0; n < 7; n++) {
+        int64_t width = widths[n];
+        float *x = numbers(width, 3.0f), *weight = numbers(width, 1.0f), *y = numbers(width, 1.0f);
+        float *bias = numbers(width, 1.0f);
+        double squares = 0, mean = 0, spread = 0;
+        for (int64_t i = 0; i < width; i++) {
+            squares += (double)x[i] * x[i] / (double)width;
+            mean += x[i] / (double)width;
+        }
+        for (int64_t i = 0; i < width; i++)
+            spread += (x[i] - mean) * (x[i] - mean) / (double)width;
+        kernels->rms_norm(y, x, weight, width, 1e-6f);
+        for (int64_t i = 0; i < width; i++)
+            close_to("rms_norm", i, y[i], x[i] / sqrt(squares + 1e-6) * weight[i], 3e-6);
+        kernels->layer_norm(y, x, weight, bias, width, 1e-5f);
+        for (int64_t i = 0; i < width; i++)
+            close_to("layer_norm", i, y[i],
+                     (x[i] - mean) / sqrt(spread + 1e-5) * weight[i] + bias[i], 4e-6);
+        guarded("memory after y of a norm", y, width);
+        free(x), free(weight), free(y), free(bias);
+    }
+}
+
+static void check_functions(void)
+{
+    for (int64_t width = 1; width < 70; width += width < 36 ? 1 : 11) {
+        float *x = numbers(width, 12.0f), *up = numbers(width, 2.0f), *y = numbers(width, 1.0f);
+        x[0] = width % 2 ? 60.0f : -60.0f;
+        kernels->exponentials(y, x, width);
+        for (int64_t i = 0; i < width; i++)
+            close_to("exponentials", i, y[i], exp(x[i]), 4e-7 * exp(x[i]));
+        kernels->gelu(y, x, width);
+        for (int64_t i = 0; i < width; i++)
+            close_to("gelu", i, y[i], x[i] / 2.0 * (1 + erf(x[i] / sqrt(2))),
+                     4e-7 * fabs(x[i]) + 1e-7);
+        kernels->gate(y, x, up, width, 0.5f);
+        for (int64_t i = 0; i < width; i++) {
+            double expected = x[i] / (1 + exp(-(double)x[i])) * up[i] * 0.5;
+            close_to("gate", i, y[i], expected, 1e-6 * fabs(expected) + 1e-9);
+        }
+        guarded("memory after y of a function", y, width);
+        free(x), free(up), free(y);
+    }
+}
+
+/* ---- attention ---- */
+
+static void check_attend(void)
+{
+    static const int64_t widths[] = {8, 16, 17, 64, 80, 128};
+    for (int n = 0; n < 24; n++) {
+        int64_t width = widths[n % 6], count = n / 6 + 1, positions = 21;
+        float *keys = numbers(positions * width, 1.0f), *values = numbers(positions * width, 1.0f);
+        float *scratch = numbers(count * (positions + 16), 1.0f);
+        float *query[QUERIES], *mixed[QUERIES];
+        int64_t from[QUERIES], to[QUERIES];
+        for (int64_t q = 0; q < count; q++) {
+            query[q] = numbers(width, 3.0f), mixed[q] = numbers(width, 1.0f);
+            from[q] = q, to[q] = positions - count + q + 1;
+        }
+        kernels->attend(mixed, (const float *const *)query, from, to, count, keys, values, width,
+                        scratch);
+        guarded("scratch of attend", scratch, count * (positions + 16));
+        for (int64_t q = 0; q < count; q++) {
+            double weight[21], total = 0;
+            for (int64_t t = from[q]; t < to[q]; t++) {
+                weight[t] = 0;
+                for (int64_t i = 0; i < width; i++)
+                    weight[t] += (double)query[q][i] * keys[t * width + i];
+                total += weight[t] = exp(weight[t] / sqrt((double)width));
+            }
+            for (int64_t i = 0; i < width; i++) {
+                double expected = 0;
+                for (int64_t t = from[q]; t < to[q]; t++)
+                    expected += weight[t] / total * values[t * width + i];
+                close_to("attend", q * width + i, mixed[q][i], expected, 4e-6);
+            }
+            guarded("memory after mixed of attend", mixed[q], width);
+            free(query[q]), free(mixed[q]);
+        }
+        free(keys), free(values), free(scratch);
+    }
+}
+
+/* ---- audio ---- */
+
+static void check_audio(void)
+{
+    static const int64_t cases[][5] = {/* into, out, taps, dilation, samples */
+                                       {1, 1, 1, 1, 1},
+                                       {3, 4, 7, 1, 33},
+                                       {5, 6, 7, 3, 100},
+                                       {8, 9, 3, 9, 64}};
+    for (int n = 0; n < 8; n++) {
+        const int64_t *c = cases[n / 2];
+        int64_t into = c[0], out = c[1], taps = c[2], dilation = c[3], samples = c[4];
+        int add = n % 2;
+        int64_t y_stride = samples + MORE_SAMPLES;
+        int64_t x_stride = samples + (taps - 1) * dilation + MORE_SAMPLES;
+        float *x = numbers(into * x_stride, 1.0f), *y = numbers(out * y_stride, 1.0f);
+        float *weight = numbers(out * into * taps, 1.0f), *bias = numbers(out, 1.0f);
+        float *before = memory(out * y_stride * 4);
+        memcpy(before, y, (size_t)(out * y_stride) * 4);
+        /* In two parts, as two threads would. */
+        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, 0, out / 2, taps, dilation,
+                          samples, add);
+        /* What the first part wrote after its last channel is not of the second. */
+        memcpy(y + out / 2 * y_stride, before + out / 2 * y_stride,
+               (size_t)((out - out / 2) * y_stride) * 4);
+        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, out / 2, out, taps,
+                          dilation, samples, add);
+        for (int64_t o = 0; o < out; o++)
+            for (int64_t t = 0; t < samples; t++) {
+                double total = bias[o], size = 1;
+                for (int64_t i = 0; i < into; i++)
+                    for (int64_t k = 0; k < taps; k++) {
+                        double product = (double)weight[(o * into + i) * taps + k] *
+                                         x[i * x_stride + t + k * dilation];
+                        total += product;
+                        size += fabs(product);
+                    }
+                if (add)
+                    total += before[o * y_stride + t];
+                close_to("convolve", o * y_stride + t, y[o * y_stride + t], total, 1e-6 * size);
+            }
+        guarded("memory after y of convolve", y, out * y_stride);
+        for (int64_t t = 0; t < x_stride; t++)
+            x[t] *= 5;
+        int64_t length = samples;
+        float *wave = numbers(length + MORE_SAMPLES, 1.0f);
+        kernels->snake(wave, x, 7.25f, 0.625f, length);
+        for (int64_t t = 0; t < length; t++) {
+            double angle = 7.25 * x[t], expected = x[t] + 0.625 * sin(angle) * sin(angle);
+            close_to("snake", t, wave[t], expected, 1e-6 + 1.5e-7 * fabs(angle));
+        }
+        guarded("memory after y of snake", wave, length + MORE_SAMPLES);
+        free(x), free(y), free(weight), free(bias), free(before), free(wave);
+    }
+}
+
+/* ---- threads ---- */
+
+static void check_threads(void)
+{
+    int64_t rows = 37, stride, y_stride = 700;
+    Weights w = weights(700, 515, BFLOAT16, 0, 1);
+    stride = row_stride(515);
+    float *x = numbers(rows * stride, 1.0f), *first = numbers(rows * y_stride, 1.0f);
+    Team *alone = open_team(1);
+    if (alone != NULL || !product(alone, first, y_stride, x, stride, rows, &w.matrix, 0))
+        fail("product of one thread, without memory", 0, 0, 1);
+    close_team(alone);
+    grow_pool(4);
+    check_product(&w, first, first, y_stride, x, stride, rows, 0);
+    for (int64_t threads = 2; threads <= 4; threads++)
+        for (int again = 0; again < 20; again++) {
+            float *y = numbers(rows * y_stride, 1.0f);
+            Team *team = open_team(threads);
+            if (!product(team, y, y_stride, x, stride, rows, &w.matrix, 0))
+                fail("product of a team, without memory", threads, 0, 1);
+            close_team(team);
+            if (memcmp(y, first, (size_t)(rows * y_stride) * 4) != 0)
+                fail("product of so many threads", threads, 0, 1);
+            free(y);
+        }
+    free(x), free(first);
+    free_weights(&w);
+}
+
+static void check_draw(void)
+{
+    enum { VOCAB = 300, DRAWS = 4000 };
+    Candidate kept[VOCAB], ordered[VOCAB];
+    float probabilities[VOCAB], *logits = numbers(VOCAB, 4.0f);
+    Drawing drawing = {kept, ordered, probabilities};
+    int64_t best = 0, count[VOCAB] = {0};
+    double total = 0;
+    for (int64_t i = 0; i < VOCAB; i++) {
+        best = logits[i] > logits[best] ? i : best;
+        total += exp(logits[i]);
+    }
+    if (likeliest(logits, VOCAB) != best || draw(&drawing, logits, VOCAB, 1, 0.99f, 1.0f) != best)
+        fail("the likeliest", 0, (double)likeliest(logits, VOCAB), (double)best);
+    for (int n = 0; n < DRAWS; n++)
+        count[draw(&drawing, logits, VOCAB, 0, ((float)n + 0.5f) / DRAWS, 1.0f)]++;
+    for (int64_t i = 0; i < VOCAB; i++) /* evenly spread numbers: each within one of its share */
+        close_to("draw", i, (double)count[i], DRAWS * exp(logits[i]) / total, 1.5);
+    free(logits);
+}
+
+int main(void)
+{
+    static const char *const kinds[] = {"_avx512", "_avx2", "_plain"};
+    for (int i = 0; i < 3; i++) {
+        if (!use_kernels(kinds[i]))
+            continue;
+        kind = kernels->name + 1;
+        state = 1;
+        int before = failures;
+        check_multiply();
+        check_norms();
+        check_functions();
+        check_attend();
+        check_audio();
+        check_threads();
+        check_draw();
+        printf("  as %s: %s\n", kind, failures == before ? "passed" : "FAILED");
+    }
+    return failures != 0;
+}

@@ -1,0 +1,46 @@
+"""Packages that a request imports, in a process of its own."""
+
+import pytest
+
+from testing.media_cases import QUESTION_WAV
+from testing.subprocesses import run_python
+
+# Each takes from 10 ms to 3 s.
+HEAVY = {
+    *("transformers", "torchvision", "torchaudio", "torch._dynamo", "torch._inductor", "sympy"),
+    *("torch.distributed.tensor", "triton", "scipy", "pandas", "librosa", "sklearn", "numba"),
+    *("matplotlib", "huggingface_hub", "httpx", "requests", "safetensors.torch", "setuptools"),
+    *("tqdm", "PIL", "av", "soxr", "soundfile"),
+}
+SCRIPT = """
+import sys
+import torch
+
+of_torch = set(sys.modules)
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+
+content = {content!r}
+with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=1, context_length=256) as omni:
+    omni.generate_audio(
+        [{{"role": "user", "content": content}}], thinker_max_new_tokens=2, talker_max_new_tokens=2
+    )
+print(*sorted({heavy!r} & set(sys.modules) - of_torch))
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "used"),
+    [
+        pytest.param("Hello", [], id="text"),
+        # At 16 kHz, as it is wanted: there is nothing to resample.
+        pytest.param([{"type": "audio", "audio": str(QUESTION_WAV)}], ["soundfile"], id="speech"),
+    ],
+)
+def test_a_request_imports_what_it_uses(content: object, used: list[str]) -> None:
+    script = SCRIPT.format(content=content, heavy=HEAVY)
+    assert run_python("-c", script).split() == used
+
+
+def test_the_command_line_imports_no_torch_before_it_needs_it() -> None:
+    script = "import sys, qwen3_omni_neuron.cli; print('torch' in sys.modules)"
+    assert run_python("-c", script).split() == ["False"]

@@ -1,0 +1,177 @@
+"""Tokenizer and chat template, held against transformers on the same files."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import Qwen2TokenizerFast
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
+from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.tiny.tokenizer import SPECIAL_TOKENS, write_tokenizer
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world! It's 1234 o'clock; I'LL go.",
+    "user and you is\n\n  of to \t\r\n end ",
+    "<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|><|im_end|>\n",
+    "<think>twelve</think> <tool_call>",
+    "e\u0301 is \u00e9, \ufb01, \u212b",
+    "\u4f60\u597d \U0001f600\u200d\U0001f525 \u0927\u094d\u092f",
+]
+PIECES = st.one_of(st.text(max_size=12), st.sampled_from(SPECIAL_TOKENS), st.just(" the one"))
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi"}, {"type": "audio"}]},
+]
+# What the released templates use beside loops: namespaces, filters, tests, trimmed blocks.
+TEMPLATE = """\
+{%- set ns = namespace(count=0) %}
+{%- for message in messages %}
+    {%- set ns.count = ns.count + 1 %}
+    {%- if message.role == 'system' %}{% continue %}{% endif %}
+    {% if message.content is string %}
+  {{ message.content.strip() }}
+    {% else %}
+{{ message | tojson }}{{ dict(a='<b>') | tojson(indent=1) }}{{ eos_token }}{{ audio_bos_token }}
+    {% endif %}
+{%- endfor %}
+{{ ns.count }} of {{ messages | length }}{% if tools %} tools{% endif %}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tokenizer")
+    write_tokenizer(made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def ours(folder: Path) -> Tokenizer:
+    return Tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    return Qwen2TokenizerFast.from_pretrained(folder)
+
+
+def agree(ours: Tokenizer, theirs: Any, text: str) -> None:
+    token_ids = theirs.encode(text, add_special_tokens=False)
+    assert ours.encode(text) == token_ids
+    for some in (token_ids, token_ids[1:], token_ids[::2]):  # also pieces of characters
+        expected = theirs.decode(some, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        assert ours.decode(some) == expected
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_are_those_of_transformers(ours: Tokenizer, theirs: Any, text: str) -> None:
+    agree(ours, theirs, text)
+
+
+@given(st.lists(PIECES, max_size=6).map("".join))
+@settings(max_examples=300, deadline=None)
+def test_tokens_of_any_text_are_those_of_transformers(
+    ours: Tokenizer, theirs: Any, text: str
+) -> None:
+    agree(ours, theirs, text)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_tokens_of_the_shipped_checkpoint_are_those_of_transformers(text: str) -> None:
+    agree(
+        Tokenizer(SPEAKING_CHECKPOINT),
+        Qwen2TokenizerFast.from_pretrained(SPEAKING_CHECKPOINT),
+        text,
+    )
+
+
+def test_a_tokenizer_saved_by_transformers_is_the_same(
+    ours: Tokenizer, theirs: Any, tmp_path: Path
+) -> None:
+    """It writes tokenizer.json, with or without the two files that it was made from."""
+    theirs.save_pretrained(tmp_path)
+    assert (tmp_path / "tokenizer.json").exists()
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).unlink(missing_ok=True)
+    saved = Tokenizer(tmp_path)
+    for text in TEXTS:
+        assert saved.encode(text) == ours.encode(text)
+        assert saved.decode(ours.encode(text)) == ours.decode(ours.encode(text))
+    assert saved.named_tokens["audio_bos_token"] == "<|audio_start|>"
+    for index in range(len(theirs)):
+        assert saved.token(index) == ours.token(index) == theirs.convert_ids_to_tokens(index)
+
+
+def test_added_tokens_behind_another_vocabulary_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab | {"more": len(vocab)}))
+    with pytest.raises(CheckpointError, match=r"has <\|endoftext\|> as token \d+, and behind"):
+        Tokenizer(tmp_path)
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(ours: Tokenizer) -> None:
+    with pytest.raises(CheckpointError, match="names token 99999, and the tokenizer has"):
+        ours.token(99999)
+
+
+@pytest.mark.parametrize("name", ["vocab.json", "merges.txt", "tokenizer_config.json"])
+@pytest.mark.parametrize("broken", [None, "{"])
+def test_files_that_cannot_be_used_are_refused(
+    folder: Path, tmp_path: Path, name: str, broken: str | None
+) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).unlink()
+    if broken is not None:
+        (tmp_path / name).write_text(broken)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} has no usable tokenizer"):
+        Tokenizer(tmp_path)
+
+
+def template(folder: Path, tokenizer: Tokenizer, text: str) -> ChatTemplate:
+    (folder / "chat_template.jinja").write_text(text, encoding="utf-8")
+    return ChatTemplate(folder, tokenizer)
+
+
+def test_a_template_gives_what_it_gives_in_transformers(
+    ours: Tokenizer, theirs: Any, tmp_path: Path
+) -> None:
+    expected = theirs.apply_chat_template(
+        MESSAGES, chat_template=TEMPLATE, tokenize=False, add_generation_prompt=True
+    )
+    assert template(tmp_path, ours, TEMPLATE).render(MESSAGES) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ dict.__globals__['json'] }}",
+        "{{ raise_exception.__globals__['json'] }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{% set ns = namespace() %}{% set ns._Namespace__attrs = 1 %}",
+        "{{ namespace(__class__=1) }}",
+        "{% set _ = messages.append(1) %}",
+        "{{ raise_exception('only two roles') }}",
+    ],
+)
+def test_a_template_stays_in_its_sandbox(ours: Tokenizer, tmp_path: Path, text: str) -> None:
+    with pytest.raises(CheckpointError, match="refuses the conversation"):
+        template(tmp_path, ours, text).render(MESSAGES)
+
+
+@pytest.mark.parametrize("text", ["{% for %}", "{{ messages | no_such_filter }}"])
+def test_a_template_that_cannot_be_compiled_is_refused(
+    ours: Tokenizer, tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(CheckpointError, match="no usable chat template"):
+        template(tmp_path, ours, text)
