@@ -40,6 +40,7 @@ LOAD = [
     "compiled_path",
     "instance",
     "cores",
+    "threads",
     "wrap_engines",
 ]
 OPTIONS = [
@@ -100,12 +101,12 @@ VERBS = {
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
-        --thinker-temperature --thinker-top-k --thinker-top-p --use-audio-in-video
+        --thinker-temperature --thinker-top-k --thinker-top-p --threads --use-audio-in-video
         --video --wait-timeout-s -h text
     """,
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
-        --instruction --json --max-new-tokens --model --placement -h files
+        --instruction --json --max-new-tokens --model --placement --threads -h files
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length

@@ -81,6 +81,11 @@ class CompilePlan:
         return bool(self.decode_buckets)
 
     @property
+    def arithmetic(self) -> str:
+        """Dtype of activations: the CPU's mixed types compute in float32, see cpu.precision."""
+        return "float32" if self.dtype in ("mixed", "int8") else self.dtype
+
+    @property
     def settings(self) -> dict[str, Any]:
         """All settings but the checkpoint's folder, in the types of JSON."""
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}

@@ -40,8 +40,7 @@ class EngineSpec:
         """The type of activations."""
         import torch
 
-        in_float32 = self.plan.dtype in ("mixed", "int8")  # see cpu.precision
-        return torch.float32 if in_float32 else getattr(torch, self.plan.dtype)
+        return getattr(torch, self.plan.arithmetic)
 
 
 @dataclass(frozen=True)

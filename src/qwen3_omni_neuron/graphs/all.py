@@ -42,7 +42,7 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     Inputs and outputs are whole; a KV cache has the core's own heads. An axis of any length has a
     name instead of a number.
     """
-    c, dtype = config.thinker, getattr(torch, plan.dtype)
+    c, dtype = config.thinker, getattr(torch, plan.arithmetic)
     for windows in plan.audio_windows or ("windows",):
         yield audio_graph(c.audio, windows, dtype)
     vision_frames: Axis = 1 if plan.is_static else "frames"

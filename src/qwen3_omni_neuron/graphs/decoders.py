@@ -23,7 +23,7 @@ def prefill_graph(
     and the deepstack rows that are added there. There is an index for every row of the prompt;
     unused ones may have any value, and their deepstack rows are zeros.
     """
-    c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
+    c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
         TensorSpec("rows", (rows, c.hidden_size), dtype),
         TensorSpec("positions", (3, rows), torch.float32, rows),
@@ -55,7 +55,7 @@ def decode_graph(
 
     A row whose length is -1 is idle: its slot's KV cache is not changed.
     """
-    c, dtype = decoder_config(config, part), getattr(torch, plan.dtype)
+    c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     row = TensorSpec("rows", (slots, c.hidden_size), dtype)
     outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
     if part == "thinker":
@@ -96,7 +96,7 @@ def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[Te
     heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
     shape = (plan.max_concurrency, heads, positions, c.head_dim)
     return tuple(
-        TensorSpec(f"{kind}.{layer}", shape, getattr(torch, plan.dtype))
+        TensorSpec(f"{kind}.{layer}", shape, getattr(torch, plan.arithmetic))
         for layer in range(c.layers)
         for kind in ("keys", "values")
     )

@@ -60,6 +60,7 @@ def find_library() -> ctypes.CDLL | None:
     """Load the library once. Returns None, after a warning, where it must not be called."""
     path = library_path()
     if path is None:
+        logger.warning("the C was not compiled and torch computes the same, slower: %s", REBUILD)
         return None
     try:
         return load_library(path)

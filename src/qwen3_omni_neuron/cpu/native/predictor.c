@@ -89,7 +89,7 @@ static int advance(Team *team, const Predictor *p, Frame *f, int64_t slots, int6
     return run_layers(team, &p->decoder, &f->memory, &f->kv, &rows, 0, NULL, NULL);
 }
 
-/* Compute the logits f->logits of a step from f->memory.x [slots, hidden]. */
+/* Compute the logits f->logits of a step from the hidden states of f->memory [slots, hidden]. */
 static int run_head(Team *team, const Predictor *p, Frame *f, int64_t slots, int64_t step)
 {
     const Decoder *d = &p->decoder;

@@ -5,6 +5,7 @@ Their keys and values are written to the KV cache by write_kv_row in decoder.c.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class NativeSteps:
         rows = inputs
         if self._thinker is not None:
             rows = self._thinker.embedding.weight.index_select(0, inputs).float()
-        self._check_slots(slots, max(lengths) + 1)
+        self._check_slots(slots, min(lengths), max(lengths) + 1)
         logits, hidden = torch.empty(count, self._vocab), torch.empty(count, self._hidden)
         status = self._decode(
             ctypes.byref(self._stepper),
@@ -133,11 +134,13 @@ class NativeSteps:
     ) -> tuple[Tensor, Tensor]:
         """Append the rows of a prompt to the `start` rows that a slot holds.
 
-        rows: [S, hidden]; positions: float32 [3, S]; visual, deepstack: see model.thinker. Returns
-        what the model's `prefill` returns.
+        rows: [S, hidden]; positions: float32 [3, S]; visual, deepstack: see model.thinker; visual
+        ascends. Returns what the model's `prefill` returns.
         """
         count = len(rows)
-        self._check_slots((slot,), start + count)
+        if count == 0:
+            raise ValueError("a prompt of no rows has no last row")
+        self._check_slots((slot,), start, start + count)
         # References, so that they live until the call has returned.
         positions = positions.contiguous()
         logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
@@ -147,6 +150,7 @@ class NativeSteps:
         added = _Deepstack()
         if visual is not None and deepstack is not None:
             layers, places = len(deepstack), len(visual)
+            _check_visual(visual.tolist(), count)
             deepstack = deepstack.contiguous()
             added = _Deepstack(
                 layers=layers,
@@ -170,10 +174,16 @@ class NativeSteps:
         check(status)
         return logits, hidden if self._thinker is None else accepted
 
-    def _check_slots(self, slots: Sequence[int], filled: int) -> None:
+    def _check_slots(self, slots: Sequence[int], first: int, filled: int) -> None:
         count = self._stepper.kv.slots
-        if filled > self._positions or max(slots) >= count or min(slots) < 0:
+        if first < 0 or filled > self._positions or max(slots) >= count or min(slots) < 0:
             raise IndexError(
-                f"{filled} positions of slots {list(slots)}, and there are {self._positions} of "
-                f"{count}"
+                f"positions {first} to {filled} of slots {list(slots)}, and there are "
+                f"{self._positions} of {count}"
             )
+
+
+def _check_visual(rows: Sequence[int], count: int) -> None:
+    """Raise IndexError where rows don't ascend, or are not of a prompt's `count`."""
+    if any(a >= b for a, b in pairwise((-1, *rows, count))):
+        raise IndexError(f"vision fills ascending rows of the {count} of a prompt, got {rows}")

@@ -297,7 +297,8 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
                 int64_t i = whole + v * LANES;
                 Vector key = KIND(some)(keys + k * width + i, width - i);
                 for (int q = 0; q < count; q++)
-                    sums[q][k][v] += KIND(some)(queries[q] + i, width - i) * key;
+                    sums[q][k][v] =
+                        KIND(fused)(KIND(some)(queries[q] + i, width - i), key, sums[q][k][v]);
             }
     for (int q = 0; q < count; q++)
         for (int k = 0; k < key_count; k++)
@@ -421,7 +422,7 @@ INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, con
         for (int v = 0; v < vectors; v++) {
             Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
             for (int q = 0; q < count; q++)
-                sums[q][v] += weights[q][t] * value;
+                sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
         }
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],

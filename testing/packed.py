@@ -1,0 +1,48 @@
+"""Modules with weights as the CPU keeps them, and the same weights widened, for comparisons."""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from qwen3_omni_neuron.checkpoint.parameters import put_parameter
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+@torch.no_grad()
+def randomize(module: nn.Module, seed: int = 0, embedded: float = 1.0) -> None:
+    """Draw weights that keep the rows' size, norms around 1; embedded: the size of tables' rows."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        weight.normal_(generator=generator)
+        if "norm" in name or "magnitude" in name or "frequency" in name:
+            weight.mul_(0.1).add_(1)
+        elif "embedding" in name:
+            weight.mul_(embedded)
+        elif name.endswith("down") and weight.ndim == 3:  # [experts, out, in]
+            weight.mul_(weight.shape[2] ** -0.5)
+        elif weight.ndim > 1:
+            weight.mul_((weight.numel() / len(weight)) ** -0.5)
+
+
+@torch.no_grad()
+def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, Module]:
+    """Return a module for the C, and one for torch with the values that the C computes with.
+
+    part: the module's name in checkpoint.modules.Models; dtype: of cpu.precision.PRECISIONS. The
+    module itself stays as it is.
+    """
+    packed, widened = copy.deepcopy(module), copy.deepcopy(module)
+    for target, parameter in module.named_parameters():
+        form = weight_form(PRECISIONS[dtype], part, module, target)
+        read = parameter.detach().to(form.read_as)
+        kept = form.keep(target, read)
+        put_parameter(packed, target, kept[target])
+        if target + SCALE in kept:
+            owner, _, name = target.rpartition(".")
+            packed.get_submodule(owner).register_buffer(name + SCALE, kept[target + SCALE])
+        put_parameter(widened, target, form.rounded(read))
+    return packed, widened
