@@ -138,8 +138,12 @@ def test_audio_encoder(
             pytest.skip("4.57 pads a window of under 1 s otherwise when it is given it alone")
         pieces = [(w, torch.tensor([w.shape[1]])) for w in windows]
     theirs = [reference.audio_tower(m, feature_lens=n).last_hidden_state for m, n in pieces]
-    for most in (1, 2, 8):
-        ours = encoded(models, window_batches(clips, audio, most))
+    for most, whole in ((1, True), (2, False), (8, True), (8, False)):
+        batches = list(window_batches(clips, audio, most, whole))
+        longest = max(min(n, audio.window_mel_frames) for n in frames)
+        chunks = 8 if whole else -(-longest // audio.chunk_mel_frames)
+        assert max(batch.mel.shape[2] for batch in batches) == chunks * audio.chunk_mel_frames
+        ours = encoded(models, batches)
         torch.testing.assert_close(ours, torch.cat(theirs), **CLOSE)
     assert len(ours) == sum(audio.tokens(n) for n in frames)
 

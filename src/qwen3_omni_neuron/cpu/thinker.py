@@ -29,6 +29,9 @@ class CpuAudio:
 
     def __init__(self, encoder: AudioEncoder):
         self._encoder, self._dtype = encoder, encoder.norm.weight.dtype
+        # torch prepares its convolutions at their first call, which no request should wait for.
+        with torch.inference_mode():
+            self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
 
     def encode(self, clips: Sequence[Tensor]) -> Tensor:
         """Encode audio clips.
@@ -39,7 +42,7 @@ class CpuAudio:
         tokens = sum(c.tokens(clip.shape[1]) for clip in clips)
         rows = torch.empty(tokens, c.output_size, dtype=dtype)
         end = 0
-        for batch in window_batches(clips, c, WINDOWS_AT_ONCE):
+        for batch in window_batches(clips, c, WINDOWS_AT_ONCE, whole=False):
             encoded = self._encoder(batch.mel.to(dtype), batch.valid, batch.chunk_width)
             valid_rows = encoded[batch.valid]
             rows[end : end + len(valid_rows)] = valid_rows

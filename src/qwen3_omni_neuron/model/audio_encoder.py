@@ -43,14 +43,14 @@ class AudioEncoder(nn.Module):
     def forward(self, mel: Tensor, valid: Tensor, chunk_width: int | Tensor) -> Tensor:
         """Encode windows independently of each other.
 
-        mel: [windows, mel_bins, 800], zeros after a window's end.
-        valid: bool [windows, 104], True for real tokens.
+        mel: [windows, mel_bins, 100 * chunks], zeros after a window's end; up to 8 chunks.
+        valid: bool [windows, 13 * chunks], True for real tokens.
         chunk_width: mel frames that the reference pads a request's chunks to: those of the longest
         one, 100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
-        Returns rows [windows, 104, output_size]; ignore those of tokens that are not real.
+        Returns rows [windows, 13 * chunks, output_size]; ignore those of tokens that are not real.
         """
         c = self.config
-        # [windows, mels, 800] -> [windows * 8, 1, mels, 100]
+        # [windows, mels, 100 * chunks] -> [windows * chunks, 1, mels, 100]
         chunks = mel.unflatten(2, (-1, c.chunk_mel_frames)).transpose(1, 2).flatten(0, 1)
         x = self._stem(chunks.unsqueeze(1), chunk_width).unflatten(0, (len(mel), -1)).flatten(1, 2)
         mask = valid[:, None, None, :]
@@ -112,7 +112,8 @@ class AudioEncoderLayer(nn.Module):
 class WindowBatch(NamedTuple):
     """Inputs of one `AudioEncoder.forward`: some windows of a request.
 
-    mel: [windows, mel_bins, 800]. valid: bool [windows, 104]. chunk_width: that of the request.
+    mel: [windows, mel_bins, 100 * chunks]. valid: bool [windows, 13 * chunks]. chunk_width: that of
+    the request.
     """
 
     mel: Tensor
@@ -121,19 +122,23 @@ class WindowBatch(NamedTuple):
 
 
 def window_batches(
-    mel: Sequence[Tensor], c: AudioEncoderConfig, max_windows: int
+    mel: Sequence[Tensor], c: AudioEncoderConfig, max_windows: int, whole: bool = True
 ) -> Iterator[WindowBatch]:
     """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
 
-    mel: one [mel_bins, frames] a clip. The valid tokens, batch after batch, are the clips' tokens
+    mel: one [mel_bins, frames] a clip. whole: windows are of 8 s, 8 chunks; else a batch has the
+    chunks of its longest one. The valid tokens, batch after batch, are the clips' tokens
     in order. Batches are padded one at a time, so that an hour is not in memory twice.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
     windows = chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in mel)
     while some := list(islice(windows, max_windows)):
-        padded = [F.pad(window, (0, c.window_mel_frames - window.shape[1])) for window in some]
-        tokens = torch.tensor([c.tokens(window.shape[1]) for window in some])
-        valid = torch.arange(c.window_tokens) < tokens[:, None]
+        frames = [window.shape[1] for window in some]
+        longest = c.window_mel_frames if whole else max(frames)
+        width = -(-longest // c.chunk_mel_frames) * c.chunk_mel_frames
+        padded = [F.pad(window, (0, width - window.shape[1])) for window in some]
+        tokens = torch.tensor([c.tokens(count) for count in frames])
+        valid = torch.arange(c.tokens(width)) < tokens[:, None]
         yield WindowBatch(torch.stack(padded), valid, chunk_width)
 
 
