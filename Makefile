@@ -99,6 +99,8 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.thinker_ttft --json $(BENCH_RESULTS)/thinker_ttft.json
 	$(VENV)/bin/python -m bench.stages --json $(BENCH_RESULTS)/stages.json
 	$(VENV)/bin/python -m bench.leak --json $(BENCH_RESULTS)/leak.json
+	$(VENV)/bin/python -m bench.bandwidth --size small --dtype mixed --dtype int8 \
+	    --json $(BENCH_RESULTS)/bandwidth.json
 	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
 	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 

@@ -15,7 +15,8 @@ setup(
             sorted(map(str, NATIVE.glob("*.c"))),
             depends=sorted(map(str, NATIVE.glob("*.h"))),
             define_macros=[("SOURCE_HASH", f'"{SOURCE_HASH}"')],
-            extra_compile_args=["-O3", "-Wno-psabi", "-pthread"], extra_link_args=["-pthread"],
+            extra_compile_args=["-O3", "-Wno-psabi", "-pthread"],
+            extra_link_args=["-pthread"],
             libraries=["m"],
             optional=True,  # without a compiler torch does the same
         )

@@ -167,9 +167,7 @@ class LoadArguments(TypedDict, total=False):
     target: Annotated[
         str | None, OptionDoc("cpu or neuron", default="the compiled tree's, else cpu")
     ]
-    dtype: Annotated[
-        str, OptionDoc("auto, or one that the target has: for the CPU see below")
-    ]
+    dtype: Annotated[str, OptionDoc("auto, or one that the target has: for the CPU see below")]
     max_concurrency: Annotated[
         int | None, OptionDoc("requests that run at a time", default="the tree's, else 8")
     ]

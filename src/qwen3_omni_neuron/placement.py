@@ -56,8 +56,8 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
     """Return how many CPU threads each stage may use at a time.
 
     In one process they share a pool, from which a stage takes what the others leave idle: thinker
-    and talker up to all, the vocoder up to half. Processes have a pool each, so that the threads are
-    divided: two parts each for thinker and talker, one for the vocoder.
+    and talker up to all, the vocoder up to half. Processes have a pool each, so that the threads
+    are divided: two parts each for thinker and talker, one for the vocoder.
     """
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
     if placement == "split":

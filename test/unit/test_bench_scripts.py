@@ -15,6 +15,7 @@ import torch
 
 import bench
 from bench import (
+    bandwidth,
     long_speech,
     stages,
     thinker_ttft,
@@ -26,8 +27,9 @@ from bench.common.manifests import SHIPPED, read_conversations
 from bench.common.memory import live_tensor_bytes
 from bench.common.models import written_messages
 from bench.common.results import Results, ResultsError, load_results, publish
+from bench.common.work import Work, work_of
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing import report_cases
@@ -35,6 +37,7 @@ from testing.media_cases import QUESTION_WAV
 from testing.oracle import Reference
 from testing.peak_memory import peak_tensor_bytes
 from testing.prompts import prompt_of
+from testing.released import RELEASED
 from testing.timed_engines import Script, Sizes, Times, timed_engines
 from testing.virtual_clock import VirtualClock
 
@@ -302,6 +305,84 @@ def test_every_stage_is_timed_in_every_size(tmp_path: Path, model: list[str]) ->
     for row in rows:
         assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
         assert row["repeats"] == 1
+
+
+def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) -> None:
+    dtypes = ["--dtype", "mixed", "--dtype", "int8", "--threads", "2", "--prompts", "20,40"]
+    small = ["--array-mb", "1", "--product-size", "64", "--repeats", "2"]
+    found = run(bandwidth, ["--model", str(checkpoint), *dtypes, *small], tmp_path)
+    machine = [row for row in found.rows if row["dtype"] is None]
+    names = ("triad", "read", "product")
+    cases = [(threads, name) for _ in range(2) for threads in (1, 2) for name in names]
+    assert [(row["threads"], row["stage"]) for row in machine] == cases
+    assert [row["bytes"] for row in machine[:2]] == [3 * 2**20, 2**20]
+    assert machine[2]["multiply_adds"] == 64**3
+    counts = {"thinker prefill": 2, "thinker decode": 2, "talker step": 1, "code predictor": 1}
+    best = {
+        (name, threads): max(
+            (row["bytes"] or row["multiply_adds"]) / row["min_s"]
+            for row in machine
+            if (row["stage"], row["threads"]) == (name, threads)
+        )
+        for threads, name in cases
+    }
+    for dtype in ("mixed", "int8"):
+        rows = [row for row in found.rows if row["dtype"] == dtype]
+        assert {name: sum(r["stage"] == name for r in rows) for name in counts} == counts
+        for row in rows:
+            assert 0 < row["weight_bytes"] < row["bytes"]
+            assert row["fits_l3"] in (True, None)
+            least_s = row["bytes"] / best["read", 2], row["multiply_adds"] / best["product", 2]
+            ratios = [row["min_s"] / seconds for seconds in least_s]
+            assert [row["read_ratio"], row["product_ratio"]] == pytest.approx(ratios)
+        assert found.summary[f"{dtype}, 2 threads"].keys() >= {"thinker decode 21"}
+    first, second = (
+        found.summary[f"{dtype}, 2 threads"]["code predictor"] for dtype in ("mixed", "int8")
+    )
+    gain = pytest.approx(first["min_s"] / second["min_s"])
+    assert second["times_faster_than_mixed"] == gain
+
+
+def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
+    models, _ = lay_out(RELEASED, ("thinker",))
+    assert models.thinker is not None
+    thinker, text = models.thinker, RELEASED.thinker.text
+    attention, expert = 2048 * (40 + 32) * 128, 3 * 768 * 2048
+    router, head, norms = 128 * 2048, 152064 * 2048, 2 * 2048 + 36 * 128
+
+    def bytes_of(each: int, scales: int) -> int:
+        layer = (attention + 8 * expert) * each + router * 2 + 4 * (norms + scales)
+        return 48 * layer + head * each + 4 * 2048
+
+    row = work_of("thinker", thinker, text, "mixed", 1, before=99)
+    values, pair = attention + router + 8 * expert, 2 * 32 * 128
+    assert row == Work(
+        weight_bytes=bytes_of(2, scales=0),
+        distinct_bytes=bytes_of(2, scales=0),
+        kv_bytes=48 * 2 * 4 * 128 * 100 * 4,
+        multiply_adds=48 * (values + pair * 100) + head,
+    )
+    # 100 rows can have chosen all 128 experts, 10 rows 80 of them.
+    few, many = (work_of("thinker", thinker, text, "mixed", rows) for rows in (10, 100))
+    assert few.weight_bytes == row.weight_bytes + 48 * 72 * expert * 2
+    assert many.weight_bytes == row.weight_bytes + 48 * 120 * expert * 2
+    assert many.multiply_adds == 48 * (100 * values + pair * 100 * 101 // 2) + head
+    scales = 40 * 128 + 2048 + 8 * (2 * 768 + 2048)
+    int8 = work_of("thinker", thinker, text, "int8", 1)
+    assert int8.weight_bytes == bytes_of(1, scales) + 4 * 152064
+
+
+def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
+    models, _ = lay_out(RELEASED, ("talker",))
+    assert models.code_predictor is not None and RELEASED.talker is not None
+    c, predictor = RELEASED.talker.predictor, models.code_predictor
+    frame = work_of("code_predictor", predictor, c, "int8", 16, passes=15)
+    layer = 1024 * (32 + 16) * 128 + 3 * 1024 * 3072
+    norms = 5 * (2 * 1024 + 24 * 128) + 1024
+    heads = 15 * 2048 * 1024
+    assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
+    assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
+    assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
 
 
 def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:

@@ -48,8 +48,8 @@ def converted(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    dtype: of all, or a function of a parameter's name. Raises CheckpointError for a tensor of another
-    shape than config.json says.
+    dtype: of all, or a function of a parameter's name. Raises CheckpointError for a tensor of
+    another shape than config.json says.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:

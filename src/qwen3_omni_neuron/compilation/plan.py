@@ -171,11 +171,12 @@ def make_plan(
 ) -> CompilePlan:
     """Make the plan of a caller's settings, a target's limits and a checkpoint's config.
 
-    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's, or
-    what the limits have for it), or one of the limits'. context_length: by default 8192, or the model's own limit where that is
-    less. talker_context_length: by default context_length, plus the assistant's rows, plus 4096
-    frames. Sizes ascend; where there are any, the last prompt bucket and the last decode bucket are
-    the context length, and the last batch is max_concurrency, whether named or not.
+    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's,
+    or what the limits have for it), or one of the limits'. context_length: by default 8192, or the
+    model's own limit where that is less. talker_context_length: by default context_length, plus the
+    assistant's rows, plus 4096 frames. Sizes ascend; where there are any, the last prompt bucket
+    and the last decode bucket are the context length, and the last batch is max_concurrency,
+    whether named or not.
     Raises OptionError that names the argument and what it may be.
     """
     tp = limits.degrees[0] if tp is None else tp

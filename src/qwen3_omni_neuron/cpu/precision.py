@@ -7,17 +7,18 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-Weights for the C are packed (see cpu.native.matrix). Without the compiled library torch computes all
-of them: packed weights are unpacked and widened to float32 when they are loaded.
+Weights for the C are packed (see cpu.native.matrix). Without the compiled library torch computes
+all of them: packed weights are unpacked and widened to float32 when they are loaded.
 """
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.native.matrix import pack, packed_shape, quantise, unpack
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
@@ -62,11 +63,13 @@ class WeightForm:
     kept_as: torch.dtype
     matrix: tuple[int, ...] | None
 
-    def layout(self, target: str, shape: torch.Size) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    def layout(self, target: str, shape: torch.Size) -> Layout:
         """Return shape and type of what is kept of a parameter, by name."""
         if self.matrix is None:
             return {target: (tuple(shape), self.kept_as)}
-        kept = {target: (packed_shape(self.matrix), self.kept_as)}
+        kept: dict[str, tuple[Sequence[int], torch.dtype]] = {
+            target: (packed_shape(self.matrix), self.kept_as)
+        }
         if self.kept_as == torch.int8:
             kept[target + SCALE] = (self.matrix[:-1], torch.float32)
         return kept

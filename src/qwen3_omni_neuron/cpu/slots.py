@@ -22,6 +22,7 @@ from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
+
 class Slots:
     """KV cache of a decoder, with each slot's length and next rope position.
 

@@ -1,8 +1,8 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-A tree has one file a graph, of our modules' parameters in the forms of cpu.precision. A loaded file
-is mapped into memory, without a copy: pages are read from the disk when they are first used, and all
-processes of one tree share them.
+A tree has one file a graph, of our modules' parameters in the forms of cpu.precision. A loaded
+file is mapped into memory, without a copy: pages are read from the disk when they are first used,
+and all processes of one tree share them.
 """
 
 import time
@@ -42,7 +42,8 @@ def load_checkpoint_models(
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
-    dtype: of cpu.precision.PRECISIONS. Raises CheckpointError (see checkpoint.parameters.load_parts).
+    dtype: of cpu.precision.PRECISIONS. Raises CheckpointError; see
+    checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
@@ -50,7 +51,7 @@ def load_checkpoint_models(
     with _one_torch_thread():
         for name, part in parts.items():
             forms = _forms(PRECISIONS[dtype], name, part)
-            for target, tensor in converted(part, checkpoint, lambda target: forms[target].read_as):
+            for target, tensor in _read(part, checkpoint, forms):
                 form = forms[target]
                 kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
                 _put(part, target, kept)
@@ -95,6 +96,13 @@ def _forms(precision: Precision, name: str, part: Part) -> dict[str, WeightForm]
     return {t: weight_form(precision, name, part.module, t) for t, _ in part.pieces}
 
 
+def _read(
+    part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a part by name, as they are read."""
+    return converted(part, checkpoint, lambda target: forms[target].read_as)
+
+
 def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:
     """Give a module what is kept of a parameter."""
     put_parameter(part.module, target, kept[target])
@@ -117,9 +125,7 @@ def _open_weights(folder: Path) -> Iterator[Any]:
         ) from error
 
 
-def _fill(
-    folder: Path, file: Any, parts: Mapping[str, Part], dtype: str, alone: str = ""
-) -> None:
+def _fill(folder: Path, file: Any, parts: Mapping[str, Part], dtype: str, alone: str = "") -> None:
     """Fill the modules of parts from a file.
 
     alone: the file has other tensors, too, and these begin with this prefix instead of the part's
@@ -176,8 +182,7 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for name in GRAPH_PARTS[graph]:
             forms = _forms(precision, name, parts[name])
-            read = converted(parts[name], checkpoint, lambda target: forms[target].read_as)
-            for target, tensor in read:
+            for target, tensor in _read(parts[name], checkpoint, forms):
                 for kept, part_of_it in forms[target].keep(target, tensor).items():
                     yield f"{name}.{kept}", part_of_it
 
@@ -207,7 +212,7 @@ def _file_layout(plan: CompilePlan, graph: str) -> Layout:
     }
 
 
-def _layout(precision: Precision, name: str, part: Part) -> dict[str, dict[str, Any]]:
+def _layout(precision: Precision, name: str, part: Part) -> dict[str, Layout]:
     """Return shape and dtype of what is kept of each parameter of a part, by its name."""
     forms = _forms(precision, name, part)
     return {

@@ -23,9 +23,9 @@ class TalkerEngine:
     """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
     codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
-    text tokens int64 [n], see TextRows. project_hidden: projects the accept layer's rows to the talker's.
-    newline_id: the token of the line break after a role. release: called by `close`, frees what the
-    parts hold beside memory.
+    text tokens int64 [n], see TextRows. project_hidden: projects the accept layer's rows to the
+    talker's. newline_id: the token of the line break after a role. release: called by `close`,
+    frees what the parts hold beside memory.
     """
 
     def __init__(
@@ -46,9 +46,7 @@ class TalkerEngine:
         self._codec_rows, self._text_rows = codec_rows, text_rows
         self._project_hidden, self._release = project_hidden, release
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
-        self._number = Numbers(
-            max(config.talker.text.vocab_size, config.thinker.text.vocab_size)
-        )
+        self._number = Numbers(max(config.talker.text.vocab_size, config.thinker.text.vocab_size))
         self._incomplete: dict[int, _IncompletePrompt] = {}
         row = codec_rows[:1]
         # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor
@@ -107,8 +105,8 @@ class TalkerEngine:
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Talker.step."""
         if len(slots) == 1:
-            token = token_ids[0]
-            return self._advance(slots, self._feedback[slots[0]] + self._text_rows(self._number(token)))
+            text = self._text_rows(self._number(token_ids[0]))
+            return self._advance(slots, self._feedback[slots[0]] + text)
         feedback = torch.cat([self._feedback[slot] for slot in slots])
         text = self._text_rows(torch.tensor(token_ids))
         return self._advance(slots, feedback + text)

@@ -1,8 +1,8 @@
 """Matrices as the C takes them: in panels of 32 outputs, in float32, bfloat16 or int8.
 
-[..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A gate_up
-matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a float32
-scale for each output: the largest weight of a row is 127.
+[..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
+gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
+float32 scale for each output: the largest weight of a row is 127.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def pack(matrix: Tensor, library: ctypes.CDLL | None) -> Tensor:
     """Pack a matrix [..., out, into] of numbers of 1, 2 or 4 bytes. library: None: in torch."""
-    *stack, out, into = matrix.shape
+    out, into = matrix.shape[-2:]
     if library is None:
         padded = F.pad(matrix, (0, 0, 0, -out % PANEL))
         return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()

@@ -56,8 +56,8 @@ class NativeSteps:
     """`decode` and `prefill` of a thinker or a talker over a KV cache, in C and float32.
 
     The results differ from the module's only because float32 sums are added up in another order. A
-    row's result depends neither on the other rows of the call nor on the number of threads: a prompt
-    in pieces gives what it gives whole. Several threads may call it for different slots.
+    row's result depends neither on the other rows of the call nor on the number of threads: a
+    prompt in pieces gives what it gives whole. Several threads may call it for different slots.
     threads: that a call may use. Raises UnsuitedError where the C can't take the weights or the
     cache.
     """

@@ -15,6 +15,8 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 /* Inputs whose products are added up before they join the total: exacter, and a part of the weights
  * that stays in the cache. */
 #define CHUNK 256
+/* Bytes from the weights that are used to those that are fetched meanwhile. */
+#define PREFETCH 1024
 /* Sums that one dot product keeps: on every processor the same. */
 #define SUMS 16
 
@@ -84,6 +86,11 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
                 sums[r][v] = (Vector){0};
         for (int64_t k = start; k < end; k++) {
             Vector some[8];
+            if (rows > 1 && rows < TILE_ROWS) /* weights come in one stream: fetch it in time */
+                for (int v = 0; v < vectors; v += 64 / (LANES * (int)bytes_of(type)) + 1)
+                    __builtin_prefetch((const char *)w +
+                                       (v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL) *
+                                           bytes_of(type) + PREFETCH);
             for (int v = 0; v < vectors; v++)
                 some[v] = KIND(widened)(
                     w, v * LANES / PANEL * size + k * PANEL + v * LANES % PANEL, type);
@@ -109,45 +116,63 @@ INLINE void KIND(tile)(float *y, int64_t y_stride, const float *x, int64_t x_str
         }
 }
 
-/* Vectors of a tile of several rows: with TILE_ROWS rows their sums fill the registers. */
-#define MOST_VECTORS (LANES == 16 ? 2 : LANES == 8 ? 2 : 4)
+/* Vectors of a tile of TILE_ROWS rows: their sums fill the registers. */
+#define TILE_VECTORS (LANES == 4 ? 4 : 2)
 
-/* Multiply rows by one panel, or for a single row by up to four. outs: multiple of LANES. */
+/* Multiply rows by a few panels. Tiles of few rows are wider, so that there are sums enough to overlap
+ * and each weight is read and widened once. */
 INLINE void KIND(rows_by_panels)(float *y, int64_t y_stride, const float *x, int64_t x_stride,
                                  int64_t rows, const void *w, int type, int64_t into,
                                  int64_t panels, const float *scale, const float *bias, int add)
 {
-    int64_t size = into * PANEL, width = bytes_of(type), r = 0;
-#define TILE(count, vectors)                                                                     \
-    KIND(tile)(y + r * y_stride + at, y_stride, x + r * x_stride, x_stride, count,               \
+    int64_t size = into * PANEL, width = bytes_of(type), outs = panels * PANEL;
+#define TILES(count, vectors)                                                                    \
+    for (int64_t at = 0; at < outs; at += (vectors) * LANES)                                     \
+    KIND(tile)(y + at, y_stride, x, x_stride, count,                                             \
                (const char *)w + (at / PANEL * size + at % PANEL) * width, type, size, into,     \
                vectors, scale == 0 ? 0 : scale + at, bias == 0 ? 0 : bias + at, add)
-#define EVERY(vectors) for (int64_t at = 0; at < panels * PANEL; at += (vectors) * LANES)
-    for (; r + TILE_ROWS <= rows; r += TILE_ROWS)
-        EVERY(MOST_VECTORS) TILE(TILE_ROWS, MOST_VECTORS);
-    if (TILE_ROWS > 6 && r + 6 <= rows) {
-        EVERY(MOST_VECTORS) TILE(6, MOST_VECTORS);
-        r += 6;
-    }
-    if (TILE_ROWS > 4 && r + 4 <= rows) {
-        EVERY(MOST_VECTORS) TILE(4, MOST_VECTORS);
-        r += 4;
-    }
-    for (; r + 2 <= rows; r += 2)
-        EVERY(MOST_VECTORS) TILE(2, MOST_VECTORS);
-    if (r < rows) {
-        if (panels == 4 && LANES >= 8) {
-            for (int64_t at = 0; at < panels * PANEL; at += 8 * LANES)
-                TILE(1, 8);
-        } else if (panels % 2 == 0 || LANES < 16) {
-            for (int64_t at = 0; at < panels * PANEL; at += 4 * LANES)
-                TILE(1, 4);
-        } else {
-            EVERY(MOST_VECTORS) TILE(1, MOST_VECTORS);
+/* The widest of three that divides the outputs. */
+#define WIDE_TILES(count, most, fewer, least)                                                    \
+    if (outs % ((most) * LANES) == 0)                                                            \
+        TILES(count, most);                                                                      \
+    else if (outs % ((fewer) * LANES) == 0)                                                      \
+        TILES(count, fewer);                                                                     \
+    else                                                                                         \
+        TILES(count, least)
+    for (; rows > 0;) {
+        int64_t now = rows >= TILE_ROWS ? TILE_ROWS : rows;
+        if (now == TILE_ROWS)
+            TILES(TILE_ROWS, TILE_VECTORS);
+#if LANES == 16
+        else if (now >= 8) {
+            now = 8;
+            TILES(8, 2);
+        } else if (now == 7)
+            TILES(7, 2);
+        else if (now == 6) {
+            TILES(6, 2);
+        } else if (now == 5) {
+            TILES(5, 2);
         }
+#elif LANES == 8
+        else if (now == 5)
+            TILES(5, 2);
+#endif
+        else if (now == 4) {
+            TILES(4, 2);
+        } else if (now == 3) {
+            WIDE_TILES(3, 4, 2, 2);
+        } else if (now == 2) {
+            WIDE_TILES(2, 4, 2, 2);
+        } else {
+            WIDE_TILES(1, 8, 4, 2);
+        }
+        rows -= now;
+        x += now * x_stride;
+        y += now * y_stride;
     }
-#undef TILE
-#undef EVERY
+#undef TILES
+#undef WIDE_TILES
 }
 
 /* multiply for weights of one type. */
@@ -576,9 +601,10 @@ static const Kernels KIND(kernels) = {
 #undef NAME
 #undef NAME_OF
 #undef FOR_EACH
-#undef MOST_VECTORS
+#undef TILE_VECTORS
 #undef TILE_CHANNELS
 #undef CHUNK
+#undef PREFETCH
 #undef SUMS
 #undef INLINE
 #undef READ
