@@ -1,4 +1,4 @@
-"""What rounds of load, speak and close leave behind, counted where nothing is estimated."""
+"""Memory that rounds of load, speak and close leave behind, counted where it is allocated."""
 
 import json
 from pathlib import Path

@@ -66,8 +66,8 @@ def test_int8_is_within_half_a_step(shape: tuple[int, ...], size: float) -> None
     )
 
 
-# By part, and by the end of a parameter's name, its form in KEPT: m is a matrix of the C, d one of a
-# decoder, r a router or a gate, t a table of rows, o any other. The first end that fits counts.
+# By part, and by the end of a parameter's name, its form in KEPT: m is a matrix of the C, d one of
+# a decoder, r a router or a gate, t a table of rows, o any other. The first end that fits counts.
 FORMS: dict[str, dict[str, str]] = {
     "thinker": {
         "norm.weight": "o", "qk_norm.weight": "o", "embedding.weight": "t", "router.weight": "r",
