@@ -58,7 +58,6 @@ def measure(options: argparse.Namespace) -> Figures:
         made_checkpoint(options.size) as checkpoint,
         Qwen3Omni.load(
             checkpoint,
-            dtype="float32",
             max_concurrency=options.requests,
             placement=options.placement,
         ) as omni,

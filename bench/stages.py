@@ -50,12 +50,16 @@ from bench.replaying.profiles import measured_profile
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
+from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.precision import library_for
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.host_models import load_host_models
+from testing.packed import packed_and_widened
 
 TOKEN = 1  # any: all tokens take the same time
 
@@ -122,10 +126,17 @@ def check_room(engines: Engines, prompts: Sequence[Prompt], repeats: int) -> Non
 
 def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) -> Iterator[Row]:
     """Time the audio encoder by seconds of audio, and the vision encoder by images."""
-    dtype = getattr(torch, make_plan(folder, config, CPU.limits, dtype=options.dtype).dtype)
-    models = load_host_models(Checkpoint(folder), config, dtype)
+    plan = make_plan(folder, config, CPU.limits, dtype=options.dtype)
+    spec = EngineSpec(plan, config, newline_id=0)
+    library, threads = library_for(plan.dtype), options.threads or torch.get_num_threads()
+    models = load_host_models(Checkpoint(folder), config, spec.dtype)
     assert models.audio_encoder is not None and models.vision_encoder is not None
-    audio, vision = CpuAudio(models.audio_encoder), CpuVision(models.vision_encoder)
+    encoder, _ = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)
+    use_native_linears(encoder, library, threads)
+    audio = CpuAudio(encoder)
+    eye, _ = packed_and_widened(models.vision_encoder, "vision_encoder", plan.dtype)
+    use_native_linears(eye, library, threads)
+    vision = CpuVision(eye)
     c = config.thinker
     with torch.inference_mode():
         for seconds in options.audio_seconds:

@@ -2,6 +2,9 @@
 
     python -m bench.vs_transformers --size tiny --json result.json
 
+The checkpoint is in bfloat16; both compute in float32, ours over the weights as they are,
+transformers over weights widened to float32.
+
 Checks that text, codes and audio are equal before it times anything, which also warms both up; then
 times both in one process, in turn, from the conversation on: our side reads it itself, and for
 transformers our own reader does, whose prompts are equal to those of its processor. transformers
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("vs_transformers", __doc__)
     add_size_argument(parser)
+    parser.add_argument("--dtype", default="auto", help="ours: auto, mixed or float32")
     parser.add_argument("--text-tokens", type=positive, default=24)
     parser.add_argument("--frames", type=positive, default=48)
     parser.add_argument("--rounds", type=positive, default=5)
@@ -71,7 +75,7 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     """Answer one prompt with both, in turn: a row a reply."""
     messages, text_tokens = PROMPTS[name], options.text_tokens
     reference = Reference(checkpoint)
-    with Qwen3Omni.load(checkpoint, dtype="float32") as omni:
+    with Qwen3Omni.load(checkpoint, dtype=options.dtype) as omni:
         ours = omni.generate_audio(messages, **settings(options))
         # transformers does not speak the last token where the limit ends the text: one more.
         theirs = answer(reference, omni.conversation, messages, options, text_tokens + 1)
@@ -146,7 +150,7 @@ def memory_here(side: str, checkpoint: Path, options: argparse.Namespace) -> dic
     """Load the checkpoint, answer each prompt once, and return this process's memory."""
     before_mb = peak_mb()
     if side == "ours":
-        with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=1) as omni:
+        with Qwen3Omni.load(checkpoint, dtype=options.dtype, max_concurrency=1) as omni:
             loaded_mb = peak_mb()
             for messages in PROMPTS.values():
                 omni.generate_audio(messages, **settings(options))

@@ -37,20 +37,19 @@ def add_size_argument(parser: ArgumentParser, when: str = "") -> None:
 
 
 @contextmanager
-def made_checkpoint(size: str, dtype: str = "bfloat16") -> Iterator[Path]:
-    """Make a checkpoint of random weights, and delete it at the end of the block."""
+def made_checkpoint(size: str) -> Iterator[Path]:
+    """Make a checkpoint of random bfloat16 weights, and delete it at the end of the block."""
     with tempfile.TemporaryDirectory() as folder:
-        yield write_tiny_checkpoint(folder, size=size, dtype=dtype)
+        yield write_tiny_checkpoint(folder, size=size)
 
 
 @contextmanager
 def chosen_checkpoint(options: Namespace) -> Iterator[str | Path]:
-    """Yield the checkpoint that --model names, or else a made one in float32; wide in bfloat16."""
+    """Yield the checkpoint that --model names, or else a made one."""
     if options.model:
         yield options.model
     else:
-        dtype = "bfloat16" if options.size == "wide" else "float32"
-        with made_checkpoint(options.size, dtype) as checkpoint:
+        with made_checkpoint(options.size) as checkpoint:
             yield checkpoint
 
 

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
+from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
     GenerateArguments,
     LoadArguments,
@@ -153,9 +154,10 @@ class Qwen3Omni:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         speaker_id = options.speaker_id(self._config) if speak else None
-        prompt = self.conversation.prompt(
-            messages, options.use_audio_in_video, self._context_length - 1
-        )
+        with one_torch_thread():
+            prompt = self.conversation.prompt(
+                messages, options.use_audio_in_video, self._context_length - 1
+            )
         self._check_length(prompt)
         talker = None
         if speaker_id is not None:

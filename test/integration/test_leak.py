@@ -1,4 +1,4 @@
-"""Memory that rounds of load, speak and close leave behind, counted where it is allocated."""
+"""Rounds of load, speak and close, and what malloc, torch and the system still hold after them."""
 
 import json
 from pathlib import Path

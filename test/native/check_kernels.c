@@ -283,32 +283,33 @@ static void check_audio(void)
     static const int64_t cases[][5] = {/* into, out, taps, dilation, samples */
                                        {1, 1, 1, 1, 1},
                                        {3, 4, 7, 1, 33},
-                                       {5, 6, 7, 3, 100},
-                                       {8, 9, 3, 9, 64}};
-    for (int n = 0; n < 8; n++) {
+                                       {5, 29, 7, 3, 100},
+                                       {2, 12, 1, 1, 48},
+                                       {8, 38, 3, 9, 64}};
+    for (int n = 0; n < 10; n++) {
         const int64_t *c = cases[n / 2];
         int64_t into = c[0], out = c[1], taps = c[2], dilation = c[3], samples = c[4];
         int add = n % 2;
         int64_t y_stride = samples + MORE_SAMPLES;
         int64_t x_stride = samples + (taps - 1) * dilation + MORE_SAMPLES;
         float *x = numbers(into * x_stride, 1.0f), *y = numbers(out * y_stride, 1.0f);
-        float *weight = numbers(out * into * taps, 1.0f), *bias = numbers(out, 1.0f);
+        /* [ceil(out / CHANNELS), into, taps, CHANNELS], what is after the last channel unused. */
+        int64_t panels = (out + CHANNELS - 1) / CHANNELS, half = panels / 2 * CHANNELS;
+        float *weight = numbers(panels * CHANNELS * into * taps, 1.0f), *bias = numbers(out, 1.0f);
         float *before = memory(out * y_stride * 4);
         memcpy(before, y, (size_t)(out * y_stride) * 4);
         /* In two parts, as two threads would. */
-        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, 0, out / 2, taps, dilation,
+        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, 0, half, taps, dilation,
                           samples, add);
-        /* What the first part wrote after its last channel is not of the second. */
-        memcpy(y + out / 2 * y_stride, before + out / 2 * y_stride,
-               (size_t)((out - out / 2) * y_stride) * 4);
-        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, out / 2, out, taps,
-                          dilation, samples, add);
+        kernels->convolve(y, y_stride, x, x_stride, weight, bias, into, half, out, taps, dilation,
+                          samples, add);
         for (int64_t o = 0; o < out; o++)
             for (int64_t t = 0; t < samples; t++) {
                 double total = bias[o], size = 1;
                 for (int64_t i = 0; i < into; i++)
                     for (int64_t k = 0; k < taps; k++) {
-                        double product = (double)weight[(o * into + i) * taps + k] *
+                        int64_t at = ((o / CHANNELS * into + i) * taps + k) * CHANNELS;
+                        double product = (double)weight[at + o % CHANNELS] *
                                          x[i * x_stride + t + k * dilation];
                         total += product;
                         size += fabs(product);
@@ -320,15 +321,24 @@ static void check_audio(void)
         guarded("memory after y of convolve", y, out * y_stride);
         for (int64_t t = 0; t < x_stride; t++)
             x[t] *= 5;
-        int64_t length = samples;
-        float *wave = numbers(length + MORE_SAMPLES, 1.0f);
-        kernels->snake(wave, x, 7.25f, 0.625f, length);
-        for (int64_t t = 0; t < length; t++) {
+        float *wave = numbers(samples + MORE_SAMPLES, 1.0f);
+        kernels->snake(wave, x, 7.25f, 0.625f, samples);
+        for (int64_t t = 0; t < samples; t++) {
             double angle = 7.25 * x[t], expected = x[t] + 0.625 * sin(angle) * sin(angle);
             close_to("snake", t, wave[t], expected, 1e-6 + 1.5e-7 * fabs(angle));
         }
-        guarded("memory after y of snake", wave, length + MORE_SAMPLES);
+        guarded("memory after y of snake", wave, samples + MORE_SAMPLES);
+        float *frequency = numbers(samples, 9.0f), *inverse = numbers(samples, 1.0f);
+        float *row = numbers(samples, 1.0f);
+        kernels->snake_row(row, x, frequency, inverse, samples);
+        for (int64_t t = 0; t < samples; t++) {
+            double angle = (double)frequency[t] * x[t];
+            close_to("snake_row", t, row[t], x[t] + inverse[t] * sin(angle) * sin(angle),
+                     1e-6 + 1.5e-7 * fabs(angle));
+        }
+        guarded("memory after y of snake_row", row, samples);
         free(x), free(y), free(weight), free(bias), free(before), free(wave);
+        free(frequency), free(inverse), free(row);
     }
 }
 

@@ -443,7 +443,7 @@ def test_the_peak_of_a_call_is_what_it_has_at_a_time() -> None:
 
 @pytest.fixture
 def little() -> Namespace:
-    return Namespace(text_tokens=3, frames=4, rounds=1)
+    return Namespace(text_tokens=3, frames=4, rounds=1, dtype="auto")
 
 
 def test_transformers_is_compared_reply_by_reply(checkpoint: Path, little: Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The C by other compilers and for another processor, against plain C in double precision."""
+"""Kernels in C by other compilers and for another processor, against plain C in double precision."""
 
 import shutil
 import subprocess

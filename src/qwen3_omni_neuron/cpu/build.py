@@ -1,5 +1,6 @@
 """From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
+import ctypes
 from collections.abc import Sequence
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
@@ -28,11 +29,11 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
         library.grow_pool(max(spec.threads.values(), default=1))
     models, built = _models(spec, stages), StageEngines()
     if models.thinker is not None:
-        built["thinker"] = _thinker(models, spec)
+        built["thinker"] = _thinker(models, spec, library)
     if models.talker is not None:
-        built["talker"] = _talker(models, spec)
+        built["talker"] = _talker(models, spec, library)
     if models.code2wav is not None:
-        built["vocoder"] = vocoder_engine(models, spec)
+        built["vocoder"] = vocoder_engine(models, spec, library)
     return built
 
 
@@ -43,31 +44,33 @@ def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
     return load_checkpoint_models(Checkpoint(spec.plan.model), spec.config, dtype, stages)
 
 
-def _thinker(models: Models, spec: EngineSpec) -> CpuThinker:
+def _thinker(models: Models, spec: EngineSpec, library: ctypes.CDLL | None) -> CpuThinker:
     assert models.thinker
     return CpuThinker(
         spec.config,
         models.thinker,
-        media_encoders(models, spec),
+        media_encoders(models, spec, library),
         spec.plan.max_concurrency,
         spec.plan.context_length,
         spec.plan.prompt_buckets,
-        library_for(spec.plan.dtype),
+        library,
         spec.threads.get("thinker", 1),
     )
 
 
-def media_encoders(models: Models, spec: EngineSpec) -> MediaEncoders:
-    """Build the thinker's audio and vision encoder."""
+def media_encoders(
+    models: Models, spec: EngineSpec, library: ctypes.CDLL | None = None
+) -> MediaEncoders:
+    """Build the thinker's audio and vision encoder; in `library` over packed weights."""
     assert models.audio_encoder and models.vision_encoder
     for encoder in (models.audio_encoder, models.vision_encoder):
-        use_native_linears(encoder, library_for(spec.plan.dtype), spec.threads.get("thinker", 1))
+        use_native_linears(encoder, library, spec.threads.get("thinker", 1))
     audio = CpuAudio(models.audio_encoder)
     vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
 
 
-def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
+def _talker(models: Models, spec: EngineSpec, library: ctypes.CDLL | None) -> TalkerEngine:
     assert models.talker and spec.config.talker
     decoder = Slots(
         spec.config.talker.text,
@@ -76,18 +79,26 @@ def _talker(models: Models, spec: EngineSpec) -> TalkerEngine:
         spec.plan.talker_context_length,
         spec.dtype,
         spec.plan.prompt_buckets,
-        library_for(spec.plan.dtype),
+        library,
         spec.threads.get("talker", 1),
     )
-    return talker_engine(models, spec, decoder)
+    return talker_engine(models, spec, decoder, library)
 
 
-def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> TalkerEngine:
-    """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU."""
+def talker_engine(
+    models: Models,
+    spec: EngineSpec,
+    decoder: DecoderSlots,
+    library: ctypes.CDLL | None = None,
+) -> TalkerEngine:
+    """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU.
+
+    library: in which it runs over packed weights; None: in torch.
+    """
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
     assert models.text_projection and models.hidden_projection
-    library, threads = library_for(spec.plan.dtype), spec.threads.get("talker", 1)
+    threads = spec.threads.get("talker", 1)
     for projection in (models.text_projection, models.hidden_projection):
         use_native_linears(projection, library, threads)
     width = spec.config.talker.text.hidden_size
@@ -102,13 +113,15 @@ def talker_engine(models: Models, spec: EngineSpec, decoder: DecoderSlots) -> Ta
     )
 
 
-def vocoder_engine(models: Models, spec: EngineSpec) -> CpuVocoder:
-    """Build the vocoder."""
+def vocoder_engine(
+    models: Models, spec: EngineSpec, library: ctypes.CDLL | None = None
+) -> CpuVocoder:
+    """Build the vocoder; in `library`, or else in torch."""
     assert models.code2wav
     return CpuVocoder(
         models.code2wav,
         spec.plan.max_concurrency,
         spec.plan.chunk_frames,
-        library_for(spec.plan.dtype),
+        library,
         spec.threads.get("vocoder", 1),
     )

@@ -33,6 +33,7 @@ from qwen3_omni_neuron.cpu.precision import (
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 
 WEIGHTS_FILE = "weights.safetensors"
 
@@ -48,7 +49,7 @@ def load_checkpoint_models(
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
     widened = PRECISIONS[dtype].packed and library_for(dtype) is None
-    with _one_torch_thread():
+    with one_torch_thread():
         for name, part in parts.items():
             forms = _forms(PRECISIONS[dtype], name, part)
             for target, tensor in _read(part, checkpoint, forms):
@@ -56,17 +57,6 @@ def load_checkpoint_models(
                 kept = {target: form.rounded(tensor)} if widened else form.keep(target, tensor)
                 _put(part, target, kept)
     return models
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Let torch copy on this thread alone: its threads wait for each other more than they copy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def load_compiled_models(
