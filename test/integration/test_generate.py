@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BothMaker
+from conftest import BothMaker, CheckpointMaker
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
-from testing.media_cases import QUESTION_WAV
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
 from testing.oracle import Reference
 from testing.prompts import prompt_of
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
@@ -279,7 +280,49 @@ def test_timings_hold_together(omni: Qwen3Omni) -> None:
     assert t.text_tokens == 3
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "auto"])
+AUTO_TOKENS = 10
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
+    both_of_seed: BothMaker, checkpoint_of_seed: CheckpointMaker, seed: int, dtype: str
+) -> None:
+    """The tiny checkpoint is in bfloat16: the reference widens it, `auto` computes as if it had.
+    int8 rounds the weights of thinker and talker: it speaks, and is not held to the reference."""
+    _, reference = both_of_seed(seed)
+    picture = [user(text("See"), IMAGE, audio(1.2), text("and tell."))]
+    with Qwen3Omni.load(checkpoint_of_seed(seed), dtype=dtype, max_concurrency=1) as omni:
+        for messages in (TEXT, SPOKEN, SYSTEM + EARLIER, picture):
+            options: dict[str, Any] = {"talker_max_new_tokens": 16}
+            if dtype == "int8":
+                ours = omni.generate_audio(
+                    messages, thinker_max_new_tokens=AUTO_TOKENS, **GREEDY, **options
+                )
+                assert len(ours.codes) == 15
+                continue
+            ours, theirs = reply_to_the_limit(omni, reference, messages, AUTO_TOKENS, **options)
+            assert_same(ours, theirs, reference)
+            assert len(ours.codes) == 15
+
+
+def test_mixed_rounds_a_float32_checkpoint_to_bfloat16(
+    checkpoint: Path, omni: Qwen3Omni, tmp_path: Path
+) -> None:
+    """Asked for by name: `auto` takes float32 for it. Its reply is the rounded checkpoint's."""
+    wide = write_tiny_checkpoint(tmp_path / "wide", seed=1, dtype="float32")
+    limits: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, **GREEDY}
+    replies = {}
+    for dtype in ("auto", "float32", "mixed"):
+        with Qwen3Omni.load(wide, dtype=dtype, max_concurrency=1) as other:
+            replies[dtype] = other.generate_audio(TEXT, **limits)
+    assert replies["auto"].codes.tolist() == replies["float32"].codes.tolist()
+    rounded = omni.generate_audio(TEXT, **limits)  # of the same seed, stored in bfloat16
+    assert replies["mixed"].token_ids == rounded.token_ids
+    assert replies["mixed"].codes.tolist() == rounded.codes.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "mixed"])
 def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
     with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         result = omni.generate_audio(

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, load_models
 from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.engines.talker import text_row_table
+from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
@@ -192,14 +192,15 @@ def test_talker_prefill_and_decode(
 
 
 @torch.no_grad()
-def test_projections_and_their_table(models: Models, reference: Reference) -> None:
+def test_projections_and_text_rows(models: Models, reference: Reference) -> None:
     assert models.text_projection is not None
     assert models.hidden_projection is not None
-    table = text_row_table(models.thinker.embedding.weight, models.text_projection)
-    ids = torch.tensor([0, 5, 300, len(table) - 1])
+    weight = models.thinker.embedding.weight
+    text_rows = TextRows(weight, models.text_projection, 64, torch.float32)
+    ids = torch.tensor([0, 5, 300, len(weight) - 1])
     embedded = reference.thinker_model.embed_tokens(ids)
     expected = reference.model.talker.text_projection(embedded)
-    torch.testing.assert_close(table[ids], expected, **CLOSE)
+    torch.testing.assert_close(text_rows(ids), expected, **CLOSE)
     hidden = torch.randn(6, 64)
     torch.testing.assert_close(
         models.hidden_projection(hidden), reference.model.talker.hidden_projection(hidden), **CLOSE

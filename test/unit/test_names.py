@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 # Words with capitals inside that are no class of this repository.
 WORDS = {
     *("NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript", "PyAV", "SoX"),
-    *("LibriSpeech", "ConvNeXt", "MoE", "MiB", "GiB"),
+    *("LibriSpeech", "MoE", "MiB", "GiB"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")

@@ -212,7 +212,7 @@ def test_a_prompt_is_the_modules(
 def test_the_accept_layer_and_deepstack_are_the_modules(
     config: OmniConfig, library: CDLL, accept_layer: int, layers: int
 ) -> None:
-    """What deepstack adds after a layer is not in that layer's accepted rows."""
+    """Accepted rows are those before deepstack adds to them."""
     m = made(config, "thinker", "tiny", accept_layer=accept_layer)
     rows, positions = prompt_rows(m.c, 21)
     visual = torch.tensor([0, 3, 4, 9, 20])
@@ -518,7 +518,7 @@ def test_every_kind_runs_prompts_and_steps(
     stack: str,
     which: str,
 ) -> None:
-    """As the modules do; a prompt in pieces is the whole in each kind, to the bit."""
+    """Results are the modules', and a prompt in pieces is the whole in each kind, to the bit."""
     m = made(config, which, stack)
     rows, positions = prompt_rows(m.c, 21)
     own, expected_cache = copied(m.cache).slots(1, 2), copied(m.cache)
@@ -852,7 +852,7 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -
         with pytest.raises(ValueError, match="the C takes"):
             steps.prefill(0, 0, *wrong_prompt)
     layer = NativeLinear(packed_and_widened(nn.Linear(3, 5), "talker", "mixed")[0], library, 1)
-    with pytest.raises(ValueError, match="the C takes torch.float32"):
+    with pytest.raises(ValueError, match=r"the C takes torch\.float32"):
         layer(torch.randn(2, 3).double())
 
 
@@ -865,7 +865,7 @@ def test_weights_in_other_forms_are_refused(config: OmniConfig, library: CDLL) -
     packed, _ = packed_and_widened(whole, "code_predictor", "mixed")
     with pytest.raises(UnsuitedError, match=r"bfloat16 \[2, 5, 64, 32\]"):
         NativePredictor(talker_config(config, ffn_width=136), packed, library)
-    with pytest.raises(UnsuitedError, match="no weights of torch.float64"):
+    with pytest.raises(UnsuitedError, match=r"no weights of torch\.float64"):
         packed.head.data = packed.head.double()
         NativePredictor(c, packed, library)
     packed, _ = packed_and_widened(whole, "code_predictor", "mixed")
@@ -979,7 +979,7 @@ def test_replies_are_the_same_without_it(
     install: Callable[[Path | None], None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Where it was not compiled torch computes with the same weights, and says so once."""
+    """Torch computes with the same weights where it was not compiled, and says so once."""
     messages = [{"role": "user", "content": "What is it?"}]
     with Qwen3Omni.load(checkpoint, dtype=dtype, max_concurrency=1) as omni:
         expected = omni.generate_audio(messages, **GREEDY, **LIMITS)
@@ -1129,7 +1129,8 @@ def test_a_library_of_these_sources_is_accepted(
         file.unlink()
     install(library)
     c = talker_config(config)
-    assert (accepted := find_library()) is not None
+    accepted = find_library()
+    assert accepted is not None
     native_predictor(c, accepted)(*frames(c, 1)[:2])
     stripped_of_another_layout = sources / "other"
     shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))

@@ -141,8 +141,8 @@ def test_a_batch_is_each_stream_alone_bit_for_bit(
 def test_every_kind_of_processor_gives_the_modules_samples(
     config: OmniConfig, library: CDLL, size: str, kind: str
 ) -> None:
-    """As exact as the module by float64, over weights that amplify each rounding, and in pieces the
-    same to the bit."""
+    """Samples are as exact as the module's by float64, over weights that amplify each rounding, and
+    in pieces the same to the bit."""
     code2wav, codes = code2wav_of(config, size), random_codes(40, 2)
     native = NativeCode2Wav(code2wav, library)
     got, _ = native.start(codes)

@@ -12,7 +12,7 @@ from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
-from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, text_row_table
+from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
 from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -115,8 +115,10 @@ def test_the_table_of_text_rows(checkpoint: Path, config: OmniConfig, models: Mo
     assert models.embedding is not None and models.text_projection is not None
     vocabulary = models.embedding.weight.detach().repeat(20, 1)[: ROWS_AT_ONCE + 101]
     assert len(vocabulary) == ROWS_AT_ONCE + 101
-    table = text_row_table(vocabulary, NeuronProjection(part, "text_projection"))
-    torch.testing.assert_close(table, models.text_projection(vocabulary), **CLOSE)
+    project, width = NeuronProjection(part, "text_projection"), config.talker.text.hidden_size
+    text_rows = TextRows(vocabulary, project, width, torch.float32).fill()
+    expected = models.text_projection(vocabulary)
+    torch.testing.assert_close(text_rows(torch.arange(len(vocabulary))), expected, **CLOSE)
 
 
 @pytest.mark.parametrize(

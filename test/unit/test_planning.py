@@ -1,6 +1,7 @@
 """Compile plans: a target's defaults, what a caller names, and what is refused."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,25 @@ def test_a_cpu_pads_nothing_by_itself() -> None:
     assert (plan.tp, plan.lnc, plan.predictor_top_k) == (1, 1, 0)
     empty = ("prompt_buckets", "decode_buckets", "patch_buckets", "audio_windows", "batches")
     assert not any(getattr(plan, name) for name in empty)
+
+
+@pytest.mark.parametrize(
+    ("stored", "target", "dtype", "arithmetic"),
+    [
+        ("bfloat16", "cpu", "mixed", "float32"),
+        ("float32", "cpu", "float32", "float32"),
+        ("float64", "cpu", "float64", "float64"),
+        ("bfloat16", "neuron", "bfloat16", "bfloat16"),
+        ("float32", "neuron", "float32", "float32"),
+    ],
+)
+def test_auto_keeps_the_checkpoints_weights(
+    stored: str, target: str, dtype: str, arithmetic: str
+) -> None:
+    plan = plan_of(MODEL, replace(RELEASED, dtype=stored), target)
+    assert (plan.dtype, plan.arithmetic) == (dtype, arithmetic)
+    assert plan_of(MODEL, RELEASED, dtype="int8").arithmetic == "float32"
+    assert plan_of(MODEL, RELEASED, dtype="bfloat16").arithmetic == "bfloat16"
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -66,8 +86,6 @@ def test_every_setting_is_one_of_some_graph() -> None:
 
 
 def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig) -> None:
-    from dataclasses import replace
-
     mute = replace(config, talker=None, code2wav=None)
     plan = plan_of(MODEL, mute)
     assert graphs_of(mute) == ("thinker", "vision", "audio")
@@ -86,6 +104,11 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
         ({"profile": "fast", "lnc": 1}, "profile fast uses kernels .* for lnc 2, got lnc 1"),
         ({"target": "cpu", "profile": "fast"}, "profile is safe for target cpu"),
         ({"dtype": "float64"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
+        ({"dtype": "mixed"}, "dtype is auto or one of bfloat16, float32 for target neuron"),
+        (
+            {"dtype": "float16", "target": "cpu"},
+            "dtype is auto or one of mixed, float32, int8, bfloat16, float64 for target cpu",
+        ),
         ({"max_concurrency": 0}, "max_concurrency is 1 or more, got 0"),
         ({"context_length": 1}, "context_length is 2 to 65536"),
         ({"talker_context_length": 9}, "talker_context_length is 10 to 65536 .* got 9"),

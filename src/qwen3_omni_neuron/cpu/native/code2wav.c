@@ -168,7 +168,7 @@ typedef struct {
     int64_t frames, all_frames;
 } Embedding;
 
-/* f->memory.x of one row: the mean of its codes' rows. */
+/* A row of the hidden states in f->memory: the mean of its codes' rows. */
 static void embed_row(void *work, int64_t row, float *scratch)
 {
     const Embedding *e = work;

@@ -57,5 +57,5 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
         wide = one.float()
         by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
         # A row of zeros stays one.
-        to.copy_(wide.div_(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
+        to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
     return rounded, scale

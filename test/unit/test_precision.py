@@ -1,0 +1,237 @@
+"""The dtypes of the CPU: how weights are packed, rounded and kept, and who computes with them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
+from qwen3_omni_neuron.cpu import precision
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.cpu.native.matrix import PANEL, TYPES, pack, packed_shape, quantise, unpack
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
+from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
+from qwen3_omni_neuron.engines.talker import TextRows
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.placement import stage_threads
+
+SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
+ALL = ["thinker", "talker", "vocoder"]
+
+
+def random_matrix(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    if dtype == torch.int8:
+        return torch.randint(-127, 128, shape, generator=generator).to(dtype)
+    return torch.randn(shape, generator=generator).to(dtype)
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=SHAPES, dtype=st.sampled_from(list(TYPES)))
+def test_unpacking_is_the_reverse_of_packing(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """In C and in torch the same, with zeros after the last output."""
+    matrix, (stack, out, into) = random_matrix(shape, dtype), shape
+    packed = pack(matrix, None)
+    assert packed.shape == packed_shape(shape) == (stack, -(-out // PANEL), into, PANEL)
+    assert torch.equal(unpack(packed, out), matrix)
+    assert not packed.transpose(-1, -2).flatten(1, 2)[:, out:].any()
+    if (library := find_library()) is not None:
+        assert torch.equal(pack(matrix, library), packed)
+        assert torch.equal(
+            pack(matrix.transpose(0, 1).contiguous().transpose(0, 1), library), packed
+        )
+
+
+@settings(max_examples=40, deadline=None)
+@given(shape=SHAPES, size=st.floats(1e-6, 1e6))
+def test_int8_is_within_half_a_step(shape: tuple[int, ...], size: float) -> None:
+    """The largest weight of a row is 127 steps."""
+    matrix = random_matrix(shape, torch.float32) * size
+    matrix[:, 0] = 0
+    whole, scale = quantise(matrix)
+    assert whole.dtype == torch.int8 and scale.shape == shape[:-1]
+    assert not whole[:, 0].any() and not scale[:, 0].any()
+    assert (whole[:, 1:].abs().amax(-1) == 127).all()
+    error = (whole.double() * scale.double().unsqueeze(-1) - matrix.double()).abs()
+    assert (error <= scale.double().unsqueeze(-1) * (0.5 + 1e-5)).all()
+    assert torch.equal(
+        quantise(matrix.to(torch.bfloat16).float())[0], quantise(matrix.bfloat16())[0]
+    )
+
+
+# By part, and by the end of a parameter's name, its form in KEPT: m is a matrix of the C, d one of
+# a decoder, r a router or a gate, t a table of rows, o any other. The first end that fits counts.
+FORMS: dict[str, dict[str, str]] = {
+    "thinker": {
+        "norm.weight": "o", "qk_norm.weight": "o", "embedding.weight": "t", "router.weight": "r",
+        "ffn.gate_up": "d", "ffn.down": "d", "qkv.weight": "d", "out.weight": "d",
+        "head.weight": "d",
+    },
+    "talker": {
+        "norm.weight": "o", "embedding.weight": "t", "router.weight": "r",
+        "shared.gate.weight": "r", "shared.ffn.gate_up.weight": "d", "shared.ffn.down.weight": "d",
+        "ffn.gate_up": "d", "ffn.down": "d", "qkv.weight": "d", "out.weight": "d",
+        "head.weight": "d",
+    },
+    "code_predictor": {
+        "norm.weight": "o", "embedding.weight": "t", "embedding": "t", "head": "m",
+        "gate_up.weight": "m", "down.weight": "m", "qkv.weight": "m", "out.weight": "m",
+    },
+    "text_projection": {".bias": "o", ".weight": "m"},
+    "hidden_projection": {".bias": "o", ".weight": "m"},
+    "embedding": {"weight": "t"},
+}  # fmt: skip
+KEPT = {
+    # form: type in mixed, float32, int8; packed
+    "m": (torch.bfloat16, torch.float32, torch.bfloat16, True),
+    "d": (torch.bfloat16, torch.float32, torch.int8, True),
+    "r": (torch.bfloat16, torch.float32, torch.bfloat16, True),
+    "t": (torch.bfloat16, torch.float32, torch.bfloat16, False),
+    "o": (torch.float32, torch.float32, torch.float32, False),
+}
+
+
+def test_every_parameter_is_kept_in_its_form(config: OmniConfig) -> None:
+    """By its name, in each dtype; what torch computes has one type throughout."""
+    _, parts = lay_out(config)
+    for part, patterns in FORMS.items():
+        if part not in parts:
+            continue
+        module = parts[part].module
+        for name, parameter in module.named_parameters():
+            letter = next((form for end, form in patterns.items() if name.endswith(end)), None)
+            assert letter, f"{part}.{name} is in no pattern"
+            *types, packed = KEPT[letter]
+            for dtype, expected in zip(("mixed", "float32", "int8"), types, strict=True):
+                form = weight_form(PRECISIONS[dtype], part, module, name)
+                assert form.kept_as == expected, f"{part}.{name} in {dtype}"
+                assert (form.matrix is not None) == packed, f"{part}.{name} in {dtype}"
+                # int8 is made of what the checkpoint has.
+                assert form.read_as == (torch.bfloat16 if expected == torch.int8 else expected)
+                layout = form.layout(name, parameter.shape)
+                kept = form.keep(name, torch.ones(parameter.shape, dtype=form.read_as))
+                assert layout == {k: (tuple(t.shape), t.dtype) for k, t in kept.items()}
+                assert (name + SCALE in kept) == (expected == torch.int8)
+            for plain in ("bfloat16", "float64"):
+                form = weight_form(PRECISIONS[plain], part, module, name)
+                kept_as = getattr(torch, plain)
+                assert (form.read_as, form.kept_as, form.matrix) == (kept_as, kept_as, None)
+
+
+def test_encoders_and_code2wav_keep_their_convolutions_in_float32(config: OmniConfig) -> None:
+    _, parts = lay_out(config)
+    for part in ("audio_encoder", "vision_encoder", "code2wav"):
+        module = parts[part].module
+        for name, parameter in module.named_parameters():
+            form = weight_form(PRECISIONS["int8"], part, module, name)
+            is_linear = isinstance(module.get_submodule(name.rpartition(".")[0]), torch.nn.Linear)
+            if parameter.ndim != 2:
+                assert (form.kept_as, form.matrix) == (torch.float32, None), f"{part}.{name}"
+            elif is_linear:
+                assert form.kept_as == torch.bfloat16, f"{part}.{name}"
+                assert (form.matrix is not None) == (part != "code2wav"), f"{part}.{name}"
+
+
+@pytest.mark.parametrize("dtype", ["mixed", "float32", "int8"])
+def test_weights_widened_at_load_are_those_that_were_packed(
+    checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """Values are the same without the library, in float32 and in the modules' own shapes."""
+    packed = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES)
+    monkeypatch.setattr(precision, "find_library", lambda: None)
+    wide = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES)
+    _, parts = lay_out(config)
+    for part, laid_out in parts.items():
+        ours = getattr(packed, part)
+        kept = dict(ours.named_parameters()) | dict(ours.named_buffers())
+        for name, parameter in getattr(wide, part).named_parameters():
+            form = weight_form(PRECISIONS[dtype], part, laid_out.module, name)
+            if find_library() is not None:
+                expected = form.widen(kept, name, parameter.shape)
+                assert torch.equal(parameter, expected), f"{part}.{name}"
+            assert parameter.dtype == torch.float32
+
+
+# ---- the talker's text rows
+
+
+def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
+    asked: list[list[int]] = []
+    table = torch.randn(50, 8).bfloat16()
+    projection = torch.randn(8, 6)
+
+    def project(rows: Tensor) -> Tensor:
+        assert rows.dtype == torch.float32
+        asked.append([int((table.float() == row).all(-1).nonzero()[0, 0]) for row in rows])
+        return rows @ projection
+
+    rows = TextRows(table, project, 6, torch.float32)
+    for ids in ([7, 3, 7], [3], [3, 9], [7, 9, 3]):
+        expected = table[ids].float() @ projection
+        torch.testing.assert_close(rows(torch.tensor(ids)), expected)
+    assert asked == [[3, 7], [9]]
+    got = rows(torch.tensor([7]))
+    got.zero_()
+    assert rows(torch.tensor([7])).any(), "a result is a copy"
+    assert rows.fill() is rows
+    asked.clear()
+    every = torch.arange(50)
+    torch.testing.assert_close(rows(every), table.float() @ projection)
+    assert not asked
+
+
+# ---- threads
+
+
+@pytest.mark.parametrize(
+    ("total", "stages", "placement", "shares"),
+    [
+        (1, ALL, "shared", (1, 1, 1)),
+        (2, ALL, "shared", (2, 2, 1)),
+        (5, ALL, "shared", (5, 5, 3)),
+        (32, ALL, "shared", (32, 32, 16)),
+        (8, ["thinker"], "shared", (8,)),
+        (1, ALL, "split", (1, 1, 1)),
+        (5, ALL, "split", (2, 2, 1)),
+        (32, ALL, "split", (12, 12, 6)),
+        (8, ["thinker"], "split", (8,)),
+    ],
+)
+def test_shares_of_the_threads(
+    total: int, stages: list[str], placement: str, shares: tuple[int, ...]
+) -> None:
+    """One pool for a process: thinker and talker may have all of it. Processes share the cores."""
+    given_out = stage_threads(total, stages, placement)
+    assert given_out == dict(zip(stages, shares, strict=True))
+    assert placement == "shared" or sum(given_out.values()) <= max(total, len(stages))
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_no_threads_are_refused(checkpoint: Path, threads: int) -> None:
+    with pytest.raises(OptionError, match=f"threads is 1 or more, got {threads}"):
+        Qwen3Omni.load(checkpoint, threads=threads)
+
+
+@pytest.mark.parametrize("placement", ["shared", "split"])
+@pytest.mark.parametrize("dtype", ["auto", "int8"])
+def test_a_reply_does_not_depend_on_threads(checkpoint: Path, dtype: str, placement: str) -> None:
+    messages: Any = [{"role": "user", "content": "What is it? " * 20}]
+    options: Any = {
+        "seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, "chunk_frames": [4],
+    }  # fmt: skip
+    replies = []
+    for threads in (1, 4):
+        where = placement if threads > 1 else "shared"
+        with Qwen3Omni.load(checkpoint, dtype=dtype, threads=threads, placement=where) as omni:
+            replies.append(omni.generate_audio(messages, **options))
+    one, four = replies
+    assert one.token_ids == four.token_ids
+    assert one.codes.tolist() == four.codes.tolist()
+    assert one.audio.tolist() == four.audio.tolist()
