@@ -42,7 +42,7 @@ class CpuVocoder:
 
         Raises BucketError for a chunk of no frames or of too many.
         """
-        batch = pad_chunks(codes, self.chunk_frames)
+        batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         samples, state = self._start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
@@ -52,7 +52,7 @@ class CpuVocoder:
 
         Every slot was started, and its last chunk was not padded. Raises BucketError as `start`.
         """
-        batch = pad_chunks(codes, self.chunk_frames)
+        batch = pad_chunks(codes, self.chunk_frames, any_size=True)
         stateless = [slot for slot in slots if slot not in self._states]
         assert not stateless, (
             f"slots {stateless} hold no stream: not started, at its end, or closed"

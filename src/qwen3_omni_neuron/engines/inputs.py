@@ -31,12 +31,14 @@ def sampling_inputs(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tens
     return torch.from_numpy(np.stack(uniforms)), top_p_limits([frame.top_p for frame in sampling])
 
 
-def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
+def pad_chunks(
+    codes: Sequence[Tensor], chunk_frames: Sequence[int], any_size: bool = False
+) -> Tensor:
     """Pad the chunks of several streams to the smallest compiled size that holds all of them.
 
-    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending.
-    Returns [streams, groups, T], T the size. Raises BucketError for a chunk of no frames or of too
-    many.
+    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending. any_size: pad them
+    to the longest one only. Returns [streams, groups, T], T the size. Raises BucketError for a chunk
+    of no frames or of too many.
     """
     shortest, longest = min(map(len, codes)), max(map(len, codes))
     if not 1 <= shortest <= longest <= chunk_frames[-1]:
@@ -45,7 +47,7 @@ def pad_chunks(codes: Sequence[Tensor], chunk_frames: Sequence[int]) -> Tensor:
             f"{longest if shortest else shortest}. "
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
-    bucket = bucket_of(longest, chunk_frames, "frames")
+    bucket = longest if any_size else bucket_of(longest, chunk_frames, "frames")
     padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
     return torch.stack(padded).transpose(1, 2)  # [streams, T, groups] -> [streams, groups, T]
 
