@@ -1,4 +1,4 @@
-"""How close decode comes to the memory bandwidth of the machine, and prefill to its arithmetic.
+"""Decode beside the memory bandwidth of the machine, and prefill beside its arithmetic.
 
     python -m bench.bandwidth --size wide --dtype mixed --dtype int8 --json bandwidth.json
 
@@ -21,7 +21,7 @@ A row has, with null for what does not apply:
   more for each repeat);
 - median_s, min_s, max_s, repeats; bytes: read and written, weight_bytes of them weights;
   multiply_adds;
-- triad_ratio, read_ratio, product_ratio: the fastest call over what its bytes, or its
+- a ratio to triad, to read and to product: the fastest call over what its bytes, or its
   multiply-adds, take at the best rate that was measured with as many threads;
 - fits_l3: the weights fit the level-3 cache, so that a ratio says nothing about memory.
 

@@ -17,13 +17,13 @@ from bench.common.command_line import parser_of
 from bench.common.models import made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.target import NEURON
 from testing.graph_cases import with_weights
 from testing.hlo import Findings, lint_hlo
+from testing.models import load_models
 
 
 def lower(graph: Graph, owner: nn.Module) -> str:

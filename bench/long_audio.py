@@ -24,11 +24,11 @@ from bench.common.measure import in_new_process
 from bench.common.memory import peak_mb
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.cpu.thinker import CpuAudio
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.models import load_models
 
 FILE_RATE = 48000
 

@@ -58,7 +58,7 @@ from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
-from testing.host_models import load_host_models
+from testing.models import load_host_models
 from testing.packed import packed_and_widened
 
 TOKEN = 1  # any: all tokens take the same time

@@ -9,9 +9,10 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.models import load_models
 from testing.oracle import Reference
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run

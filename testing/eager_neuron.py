@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
@@ -29,6 +29,7 @@ from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from qwen3_omni_neuron.neuron.target import NEURON
 from testing.graph_cases import with_weights
+from testing.models import load_models
 from testing.specs import engine_spec
 
 SLOTS = 3

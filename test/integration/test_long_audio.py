@@ -141,7 +141,7 @@ from pathlib import Path
 import numpy as np, torch
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_models
+from testing.models import load_models
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.cpu.thinker import CpuAudio

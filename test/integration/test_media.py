@@ -12,7 +12,7 @@ from packaging.version import Version
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.thinker import CpuVision
 from qwen3_omni_neuron.events import Finished
@@ -20,6 +20,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.media_cases import CASES, Case, audio, text, user
+from testing.models import load_models
 from testing.oracle import Reference, media_inputs
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 

@@ -26,8 +26,8 @@ from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
 from qwen3_omni_neuron.neuron.part import decoder_files
-from testing.host_models import load_host_models
 from testing.media_cases import CASES
+from testing.models import load_host_models
 from testing.neuron.alike import assert_prefills_alike, assert_speaks_alike, assert_steps_alike
 from testing.neuron.eager_decoder_device import eager_device
 from testing.prompts import prompt_of

@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from testing.models import load_models
 from testing.peak_memory import needs_proc
 from testing.subprocesses import run_python
 
@@ -185,7 +186,7 @@ from pathlib import Path
 import torch
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_models
+from testing.models import load_models
 from testing.peak_memory import watched
 
 folder, dtype, tiny = Path(sys.argv[1]), getattr(torch, sys.argv[2]), Path(sys.argv[3])

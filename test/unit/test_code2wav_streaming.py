@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, code2wav_calls
@@ -25,6 +25,7 @@ from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from testing.eager_neuron import EagerPart
+from testing.models import load_models
 from testing.oracle import Reference
 
 FRAME, LATENCY = 1920, 555

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, fill, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
@@ -28,6 +28,7 @@ from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.graph_cases import TINY_PLAN, with_weights
+from testing.models import load_models
 from testing.parallel import shard_state, unshard
 from testing.rank_threads import Ranks
 

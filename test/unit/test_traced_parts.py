@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, load_models
+from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.parameters import converted
 from qwen3_omni_neuron.errors import (
     ArtifactError,
@@ -35,6 +35,7 @@ from qwen3_omni_neuron.neuron.nxdi.traced import (
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.graph_cases import with_weights
+from testing.models import load_models
 from testing.parallel import unshard
 from testing.part_cases import IDLE, PLAIN_PARTS, PlainPart, calls_of, plain_graphs, plain_spec
 from testing.peak_memory import needs_proc

@@ -12,7 +12,7 @@ from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_e
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
-from testing.host_models import load_host_models
+from testing.models import load_host_models
 
 if TYPE_CHECKING:  # NxDI can be imported after testing.neuron.nxdi_sources.make_importable
     from testing.neuron.cpu_mode_decoder import CpuModeDecoder

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import load_models
 from qwen3_omni_neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
 from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, read_part_shard, write_part_shards
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from testing.graph_cases import with_weights
+from testing.models import load_models
 from testing.neuron.join_ranks import join_ranks
 from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec

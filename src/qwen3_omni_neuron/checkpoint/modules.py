@@ -55,22 +55,6 @@ class Models:
     code2wav: Code2Wav | None = None
 
 
-def load_models(
-    checkpoint: Checkpoint,
-    config: OmniConfig,
-    dtype: torch.dtype,
-    stages: Collection[str] = STAGES,
-) -> Models:
-    """Read the weights of some stages once, converted to `dtype` as they are copied.
-
-    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError; see
-    checkpoint.parameters.load_parts.
-    """
-    models, parts = lay_out(config, stages)
-    load_parts(parts.values(), checkpoint, dtype)
-    return models
-
-
 def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
     """Read the token embedding and the codec embedding only.
 

@@ -36,9 +36,9 @@ def pad_chunks(
 ) -> Tensor:
     """Pad the chunks of several streams to the smallest compiled size that holds all of them.
 
-    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending. any_size: pad them
-    to the longest one only. Returns [streams, groups, T], T the size. Raises BucketError for a chunk
-    of no frames or of too many.
+    codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending. any_size: pad
+    them to the longest one only. Returns [streams, groups, T], T the size. Raises BucketError for a
+    chunk of no frames or of too many.
     """
     shortest, longest = min(map(len, codes)), max(map(len, codes))
     if not 1 <= shortest <= longest <= chunk_frames[-1]:

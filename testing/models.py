@@ -1,16 +1,34 @@
-"""The modules that run on the host where thinker and talker run elsewhere."""
+"""Modules of model/ with a checkpoint's weights, in plain torch and one dtype."""
+
+from collections.abc import Collection
 
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.checkpoint.modules import STAGES, Models, lay_out
 from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces, embedding_pieces
 from qwen3_omni_neuron.checkpoint.parameters import Part, load_parts
 from qwen3_omni_neuron.model.config import OmniConfig
 
 
+def load_models(
+    checkpoint: Checkpoint,
+    config: OmniConfig,
+    dtype: torch.dtype,
+    stages: Collection[str] = STAGES,
+) -> Models:
+    """Read the weights of some stages once, converted to `dtype` as they are copied.
+
+    Talker and vocoder are left out where the checkpoint has none. Raises CheckpointError; see
+    checkpoint.parameters.load_parts.
+    """
+    models, parts = lay_out(config, stages)
+    load_parts(parts.values(), checkpoint, dtype)
+    return models
+
+
 def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
-    """Load all models but the decoders of thinker and talker; see checkpoint.modules.load_models.
+    """Load all models but the decoders of thinker and talker, which run elsewhere; see load_models.
 
     The decoders' embeddings are among them.
     """
