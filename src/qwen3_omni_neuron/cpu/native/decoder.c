@@ -117,6 +117,7 @@ typedef struct {
     float *y;
     const float *x;
     int64_t y_stride, x_stride, rows;
+    int64_t group; /* panels of a task */
     const Matrix *w;
     int add;
 } Product;
@@ -124,21 +125,28 @@ typedef struct {
 static void multiply_panels(void *work, int64_t task, float *scratch)
 {
     const Product *p = work;
-    int64_t first = task * PANELS_AT_ONCE;
+    int64_t first = task * p->group;
     kernels->multiply(p->y + first * PANEL, p->y_stride, p->x, p->x_stride, p->rows, p->w, first,
-                      smaller(PANELS_AT_ONCE, panels_of(p->w->out) - first), p->add, scratch);
+                      smaller(p->group, panels_of(p->w->out) - first), p->add, scratch);
 }
 
-static int64_t groups_of_panels(int64_t out)
+/* Panels of a task: several are read side by side for a few rows; more rows have work enough in one,
+ * and a short task keeps nobody waiting at the end. */
+static int64_t group_for(int64_t rows)
 {
-    return (panels_of(out) + PANELS_AT_ONCE - 1) / PANELS_AT_ONCE;
+    return rows > FEW_ROWS ? 1 : PANELS_AT_ONCE;
+}
+
+static int64_t groups_of(int64_t out, int64_t group)
+{
+    return (panels_of(out) + group - 1) / group;
 }
 
 int product(Team *team, float *y, int64_t y_stride, const float *x, int64_t x_stride, int64_t rows,
             const Matrix *w, int add)
 {
-    Product p = {y, x, y_stride, x_stride, rows, w, add};
-    return run_tasks(team, multiply_panels, &p, groups_of_panels(w->out),
+    Product p = {y, x, y_stride, x_stride, rows, group_for(rows), w, add};
+    return run_tasks(team, multiply_panels, &p, groups_of(w->out, p.group),
                      cost_of(rows, w->into * w->out), w->into * PANEL);
 }
 
@@ -310,6 +318,7 @@ static int add_attention(Team *team, const Attention *a)
 typedef struct {
     const Memory *m;
     int64_t hidden, ffn, experts, rows;
+    int64_t group; /* panels of a task */
     const Matrix *gate_up, *down;
     const float *scale; /* of a dense one's rows; NULL for 1 */
 } FeedForward;
@@ -330,9 +339,9 @@ static void gate_panels(void *work, int64_t task, float *scratch)
 {
     const FeedForward *f = work;
     const Memory *m = f->m;
-    int64_t groups = groups_of_panels(f->ffn), expert = task / groups;
-    int64_t first = task % groups * PANELS_AT_ONCE, column = first * PANEL;
-    int64_t panels = smaller(PANELS_AT_ONCE, panels_of(f->ffn) - first);
+    int64_t groups = groups_of(f->ffn, f->group), expert = task / groups;
+    int64_t first = task % groups * f->group, column = first * PANEL;
+    int64_t panels = smaller(f->group, panels_of(f->ffn) - first);
     int64_t columns = smaller(panels * PANEL, f->ffn - column);
     int64_t rows = rows_of(f, expert), start = first_of(f, expert), width = panels * PANEL;
     if (rows == 0)
@@ -357,8 +366,8 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
 {
     const FeedForward *f = work;
     const Memory *m = f->m;
-    int64_t first = task * PANELS_AT_ONCE, column = first * PANEL;
-    int64_t panels = smaller(PANELS_AT_ONCE, panels_of(f->hidden) - first), width = panels * PANEL;
+    int64_t first = task * f->group, column = first * PANEL;
+    int64_t panels = smaller(f->group, panels_of(f->hidden) - first), width = panels * PANEL;
     int64_t columns = smaller(width, f->hidden - column);
     float *outs = scratch + PANEL * f->ffn;
     for (int64_t e = 0; e < f->experts; e++) {
@@ -379,10 +388,10 @@ static void add_down_panels(void *work, int64_t task, float *scratch)
 int add_feed_forward(Team *team, const Memory *m, int64_t rows, int64_t hidden, int64_t ffn,
                      const Matrix *gate_up, const Matrix *down, const float *scale)
 {
-    FeedForward f = {m, hidden, ffn, 0, rows, gate_up, down, scale};
-    return run_tasks(team, gate_panels, &f, groups_of_panels(ffn),
+    FeedForward f = {m, hidden, ffn, 0, rows, group_for(rows), gate_up, down, scale};
+    return run_tasks(team, gate_panels, &f, groups_of(ffn, f.group),
                      cost_of(rows, 2 * hidden * ffn),
-                     PANEL * hidden + 2 * rows * PANELS_AT_ONCE * PANEL) &&
+                     PANEL * hidden + 2 * rows * f.group * PANEL) &&
            product(team, m->x, hidden, m->gated, row_stride(ffn), rows, down, 1);
 }
 
@@ -441,7 +450,7 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
                        int64_t rows)
 {
     int64_t hidden = d->hidden, ffn = d->ffn;
-    FeedForward f = {m, hidden, ffn, d->experts, rows, &layer->gate_up, &layer->down, NULL};
+    FeedForward f = {m, hidden, ffn, d->experts, rows, 1, &layer->gate_up, &layer->down, NULL};
     if (!product(team, m->router, d->experts, m->normed, row_stride(hidden), rows, &layer->router,
                  0))
         return 0;
@@ -450,12 +459,13 @@ static int add_experts(Team *team, const Decoder *d, const Layer *layer, const M
     int64_t runs = sort_rows(d, m, rows), most = 0;
     for (int64_t e = 0; e < d->experts; e++)
         most = larger(most, rows_of(&f, e));
-    int64_t outs = most * PANELS_AT_ONCE * PANEL, cost = cost_of(1, runs * hidden * ffn);
+    f.group = group_for(most);
+    int64_t outs = most * f.group * PANEL, cost = cost_of(1, runs * hidden * ffn);
     return run_tasks(team, gather_rows, &f, (runs + ROWS_A_TASK - 1) / ROWS_A_TASK, runs * hidden,
                      1) &&
-           run_tasks(team, gate_panels, &f, d->experts * groups_of_panels(ffn), 2 * cost,
+           run_tasks(team, gate_panels, &f, d->experts * groups_of(ffn, f.group), 2 * cost,
                      PANEL * hidden + 2 * outs) &&
-           run_tasks(team, add_down_panels, &f, groups_of_panels(hidden), cost,
+           run_tasks(team, add_down_panels, &f, groups_of(hidden, f.group), cost,
                      PANEL * ffn + outs);
 }
 

@@ -12,10 +12,9 @@ enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64 };
 /* Looks at a ticket before a helper without tasks sleeps: some tens of microseconds. */
 enum { PATIENCE = 2000 };
-/* Where other processes keep the cores busy, a helper loses its core in the middle of a task, and the
- * team waits for it longer than it would have worked. A call that has waited so much of its time, and
- * those after it, work alone for a while, twice as long each time. */
-enum { MOST_WAITED_PERCENT = 20, WAITED_NS = 1000000, ALONE_NS = 20000000, MOST_STALLS = 6 };
+/* Where other processes keep the cores busy, a helper loses its core in the middle of a task. After a
+ * wait longer than any task, teams work alone for a while, twice as long each time. */
+enum { STALL_NS = 2000000, ALONE_NS = 20000000, MOST_STALLS = 6 };
 
 struct Team {
     _Atomic int64_t open;
@@ -26,7 +25,7 @@ struct Team {
     Task task;
     void *work;
     int64_t scratch_floats;
-    int64_t opened_ns, waited_ns;
+    int64_t stalled;
 };
 
 /* A team is not memory of its caller: a helper may look at one that was closed while it had no core. */
@@ -217,8 +216,7 @@ Team *open_team(int64_t most)
     if (team != NULL) {
         team->most = most;
         team->ticket = 0;
-        team->failed = team->waited_ns = 0;
-        team->opened_ns = now_ns();
+        team->failed = team->stalled = 0;
         team->open = 1;
     }
     pthread_mutex_unlock(&pool.lock);
@@ -239,20 +237,19 @@ static void wake_helpers(const Team *team)
 
 static void wait_for_helpers(Team *team, int64_t tasks)
 {
-    int64_t from = now_ns(), now;
+    int64_t from = now_ns();
     for (int spins = 0; atomic_load_explicit(&team->done, memory_order_acquire) < tasks; spins++) {
         if (spins < PATIENCE)
             pause_briefly();
         else
             sched_yield();
     }
-    now = now_ns();
-    team->waited_ns += now - from;
-    if (team->waited_ns > WAITED_NS &&
-        team->waited_ns * 100 > (now - team->opened_ns) * MOST_WAITED_PERCENT) {
-        pool.stalls = pool.stalls < MOST_STALLS ? pool.stalls + 1 : MOST_STALLS;
-        pool.alone_until = now + (ALONE_NS << pool.stalls);
-    }
+    int64_t now = now_ns();
+    if (now - from < STALL_NS)
+        return;
+    team->stalled = 1;
+    pool.stalls = pool.stalls < MOST_STALLS ? pool.stalls + 1 : MOST_STALLS;
+    pool.alone_until = now + (ALONE_NS << pool.stalls);
 }
 
 int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
@@ -284,7 +281,7 @@ void close_team(Team *team)
     pool.calls--;
     if (team == NULL)
         return;
-    if (team->waited_ns < WAITED_NS && now_ns() > pool.alone_until)
+    if (!team->stalled && now_ns() > pool.alone_until)
         pool.stalls = 0;
     team->open = 0;
 }
