@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from conftest import BothMaker, CheckpointMaker
+from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
@@ -22,6 +24,7 @@ from testing.oracle import Reference
 from testing.prompts import prompt_of
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 
+TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 INDEX = "model.safetensors.index.json"
 TEXT = [{"role": "user", "content": "What colour is the sky?"}]
 SPOKEN = [{"role": "user", "content": [{"type": "audio", "audio": str(QUESTION_WAV)}]}]
@@ -302,7 +305,9 @@ def test_weights_in_bfloat16_answer_as_the_reference_in_float32(
                 assert len(ours.codes) == 15
                 continue
             ours, theirs = reply_to_the_limit(omni, reference, messages, AUTO_TOKENS, **options)
-            assert_same(ours, theirs, reference)
+            # 4.57 hands out hidden states that deepstack was added to: see test_media.
+            if TRANSFORMERS_5 or messages is not picture:
+                assert_same(ours, theirs, reference)
             assert len(ours.codes) == 15
 
 
