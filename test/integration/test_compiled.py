@@ -348,10 +348,10 @@ print(peak.nbytes / record.bytes)
 
 
 @needs_proc
-def test_compiling_peaks_below_the_largest_graph(checkpoint: Path, tmp_path: Path) -> None:
+def test_compiling_peaks_below_half_of_the_largest_graph(checkpoint: Path, tmp_path: Path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, and its packed form."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
-    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.9
+    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5
 
 
 # The commands.

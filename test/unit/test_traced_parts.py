@@ -282,7 +282,7 @@ print(peak.nbytes / whole)
 
 
 @needs_proc
-def test_cutting_peaks_below_the_part(checkpoint: Path, tmp_path: Path) -> None:
+def test_cutting_peaks_below_half_of_the_part(checkpoint: Path, tmp_path: Path) -> None:
     """Far below the 1.5 that was asked for: a parameter at a time, for all ranks."""
     small = write_tiny_checkpoint(tmp_path / "small", size="small")
-    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.9
+    assert float(run_python("-c", PEAK_SCRIPT, small, checkpoint, tmp_path)) < 0.5

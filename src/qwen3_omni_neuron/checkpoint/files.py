@@ -115,6 +115,11 @@ class ShardReader:
                 "Download the shard again."
             ) from error
 
+    def trim(self) -> None:
+        """Close the open shards where they are large, so that they are not counted any longer."""
+        if self._open_bytes > OPEN_BYTES:
+            self.close()
+
     def close(self) -> None:
         """Close the open shards; the next tensor opens one again."""
         self._open.clear()

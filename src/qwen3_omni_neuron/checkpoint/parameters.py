@@ -58,6 +58,7 @@ def converted(
             tensor = torch.empty(parameters[target].shape, dtype=kept)
             for piece in pieces:
                 copy_piece(tensor, piece, reader.tensor(piece.name))
+            reader.trim()
             yield target, tensor
 
 
