@@ -25,9 +25,9 @@ INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h
 # Two processes, a file of tests at a time: models are loaded once a process.
 PYTEST := pytest --numprocesses 2 --dist loadfile
 
-# The tests that transformers has a part in: it reads the conversation, or is the oracle.
+# The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
-    test_image test_log_mel test_patches test_positions test_sampling test_tiny test_training)) \
+    test_log_mel test_patches test_positions test_sampling test_tiny test_tokenizer test_training)) \
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
