@@ -19,7 +19,8 @@ typedef struct Team Team;
  * when a team needs them; the pool never shrinks. */
 void grow_pool(int64_t threads);
 
-/* Open a team for one call, of up to `most` threads, this one included. NULL for one without helpers. */
+/* Begin a call, with a team of up to `most` threads, this one included. NULL is a team without helpers,
+ * which the functions below take, too. */
 Team *open_team(int64_t most);
 
 /* Run tasks 0 to tasks - 1 in any order, and return when all are done. cost: multiplications of all
