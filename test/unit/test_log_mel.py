@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
-from qwen3_omni_neuron.conversation.media.mel_filters import mel_filters
+from qwen3_omni_neuron.conversation.media.log_mel import (
+    LogMelStream,
+    MelSettings,
+    log_mel,
+    mel_filters,
+    scaled,
+)
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 from qwen3_omni_neuron.model.config import OmniConfig
 

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.tiny.data import read_text
+from qwen3_omni_neuron.tiny.sizes import read_text
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
 VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)

@@ -11,16 +11,24 @@ checkpoint that ships with the package.
 
 import json
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.tiny.data import read_text
+
+_DATA = resources.files("qwen3_omni_neuron.tiny") / "data"
 
 Size = Mapping[str, Any]
 """Settings of config.json that differ from the released ones, nested as there.
 
 A vocab_size of None stands for as many rows as the tokenizer has tokens.
 """
+
+
+def read_text(name: str) -> str:
+    """Return the text of a file of tiny/data."""
+    return (_DATA / name).read_text(encoding="utf-8")
+
 
 SIZES: Mapping[str, Size] = json.loads(read_text("sizes.json"))
 
