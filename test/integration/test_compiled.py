@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -529,7 +530,7 @@ def test_doctor_reports_in_markdown(
     for line in (
         f"| python | {sys.version.split()[0]} |",
         "| qwen3-omni-neuron | 0.1.0 |",
-        f"| torch | {torch.__version__} |",
+        f"| torch | {metadata.version('torch')} |",
         "| neuronx-cc | 2.26.* | not installed | |",
         "| NEURON_RT_VISIBLE_CORES | 0-7 |",
         "| NEURON_CC_FLAGS | not set |",
