@@ -18,7 +18,7 @@ Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class UnsuitedError(ValueError):
-    """The C can't take these weights; torch's operations can."""
+    """The C can't take these weights: they have another type, shape or layout."""
 
 
 class MismatchError(Exception):

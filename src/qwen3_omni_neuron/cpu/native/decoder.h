@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
     int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
     int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
-    int64_t window;     /* positions that a row sees, its own counted; 0: all */
+    int64_t window;     /* of code2wav: positions that a row sees, its own counted; `from` of Rows says so */
     int32_t normalized; /* the chosen experts' weights add up to 1 */
     float norm_eps;
     const Layer *layer; /* [layers] */

@@ -40,7 +40,7 @@ static inline int64_t bytes_of(int64_t type)
     return type == FLOAT32 ? 4 : type == BFLOAT16 ? 2 : 1;
 }
 
-/* Matrix number `index` of several that follow each other, each of this shape. */
+/* Matrix number `index` of several that follow each other, each of this shape; all have one bias. */
 static inline Matrix matrix_at(const Matrix *stack, int64_t index)
 {
     Matrix one = *stack;

@@ -44,7 +44,6 @@ typedef struct {
     Memory memory;
     int64_t *slots, *at;  /* [rows] */
     float *cosine, *sine; /* [rows, head_dim / 2] */
-    float *normed;        /* [hidden] */
 } Call;
 
 /* Allocate the memory of a call of so many rows. Returns 0 where there is none. */
@@ -52,7 +51,7 @@ static int begin(Call *call, const Stepper *p, int64_t rows)
 {
     const Decoder *d = &p->decoder;
     int64_t half = d->head_dim / 2, size = memory_size(d, rows);
-    int64_t floats = 2 * rows * half + d->hidden;
+    int64_t floats = 2 * rows * half;
     call->block = malloc((size_t)size + (size_t)(2 * rows) * sizeof(int64_t) +
                          (size_t)floats * sizeof(float));
     if (call->block == NULL)
@@ -62,7 +61,6 @@ static int begin(Call *call, const Stepper *p, int64_t rows)
     call->at = call->slots + rows;
     call->cosine = (float *)(call->at + rows);
     call->sine = call->cosine + rows * half;
-    call->normed = call->sine + rows * half;
     return 1;
 }
 
