@@ -67,7 +67,7 @@ class Source:
         dtype = "" if dtype in (None, "auto") else str(dtype)
         if not model and (size := settings.get("size")):
             # Without --model the checkpoint is made for the run, see bench/common/models.py.
-            model, dtype = f"{size} checkpoint of random weights", dtype or "float32"
+            model, dtype = f"{size} checkpoint of random weights", dtype or "mixed"
         cores = f"{machine['cores']} cores" if machine.get("cores") else ""
         words = (Path(model).name, dtype, str(machine.get("cpu", "")), cores)
         return ", ".join(filter(None, words))

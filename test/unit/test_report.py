@@ -340,7 +340,7 @@ def test_commands_versions_and_machines_are_printed(page: Page) -> None:
         "python",
     ):
         assert words in page.text
-    assert "tiny checkpoint of random weights, float32, Made-up CPU, 2 cores" in page.text
+    assert "tiny checkpoint of random weights, mixed, Made-up CPU, 2 cores" in page.text
 
 
 def test_what_a_file_says_is_text_and_no_markup(tmp_path: Path) -> None:
