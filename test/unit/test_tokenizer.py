@@ -169,6 +169,14 @@ def test_a_template_stays_in_its_sandbox(ours: Tokenizer, tmp_path: Path, text: 
         template(tmp_path, ours, text).render(MESSAGES)
 
 
+@pytest.mark.parametrize("text", ["{{ 1 // 0 }}", "{{ messages[0] + 1 }}", "{{ strftime_now() }}"])
+def test_a_template_that_fails_is_an_error_of_ours(
+    ours: Tokenizer, tmp_path: Path, text: str
+) -> None:
+    with pytest.raises(CheckpointError, match="refuses the conversation"):
+        template(tmp_path, ours, text).render(MESSAGES)
+
+
 @pytest.mark.parametrize("text", ["{% for %}", "{{ messages | no_such_filter }}"])
 def test_a_template_that_cannot_be_compiled_is_refused(
     ours: Tokenizer, tmp_path: Path, text: str

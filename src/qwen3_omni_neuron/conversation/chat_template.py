@@ -43,9 +43,10 @@ class ChatTemplate:
                 add_generation_prompt=True,
                 **self._named_tokens,
             )
-        except TemplateError as error:
+        except Exception as error:  # a template can divide by zero, or call with wrong arguments
             raise CheckpointError(
-                f"the chat template of {self._folder} refuses the conversation: {error}"
+                f"the chat template of {self._folder} refuses the conversation: {error}. Take the "
+                "template that belongs to the checkpoint, or another conversation."
             ) from error
 
 
