@@ -12,6 +12,7 @@ from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan,
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
@@ -50,11 +51,12 @@ class Qwen3Omni:
         conversation: Conversation,
         engines: Engines,
         max_queued: int,
+        reuse: bool,
     ):
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length = engines.thinker.context_length
-        self._pipeline = Pipeline(engines, config, max_queued)
+        self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse)
         # Threads and processes end with the model, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
 
@@ -66,6 +68,7 @@ class Qwen3Omni:
         max_concurrency: int | None = None,
         context_length: int | None = None,
         max_queued: int = 256,
+        reuse: bool = True,
         placement: str = "shared",
         compiled_path: str | Path | None = None,
         instance: str | None = None,
@@ -81,7 +84,7 @@ class Qwen3Omni:
         max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
-        slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
+        slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md. placement: "shared", all engines
         in this process, or "split", thinker, talker and vocoder each in a process of its own.
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
@@ -111,7 +114,7 @@ class Qwen3Omni:
         engines = load_engines(find_target(plan.target), spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued)
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse)
 
     def generate_audio(
         self, messages: Messages, **options: "Unpack[RequestArguments]"
@@ -184,6 +187,8 @@ class Qwen3Omni:
             arrived_s,
             options.first_token_timeout_s,
             options.wait_timeout_s,
+            prompt_keys(prompt, self._config) if self._pipeline.reuses else None,
+            options.cache_key,
         )
         return SpeechStream(self._pipeline, request, owner=self)
 

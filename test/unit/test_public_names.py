@@ -36,6 +36,7 @@ LOAD = [
     "max_concurrency",
     "context_length",
     "max_queued",
+    "reuse",
     "placement",
     "compiled_path",
     "instance",
@@ -63,13 +64,15 @@ OPTIONS = [
     "predictor_top_k",
     "predictor_top_p",
     "chunk_frames",
+    "cache_key",
     "first_token_timeout_s",
     "wait_timeout_s",
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
     "talker_finish_reason timings seed",
-    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames",
+    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
+    "frames",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",

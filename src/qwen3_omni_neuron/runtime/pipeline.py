@@ -30,20 +30,32 @@ class Pipeline:
     """
 
     def __init__(
-        self, engines: Engines, config: OmniConfig, max_queued: int, clock: Clock | None = None
+        self,
+        engines: Engines,
+        config: OmniConfig,
+        max_queued: int,
+        clock: Clock | None = None,
+        reuse: bool = True,
     ):
-        """Start the stages. max_queued: requests that may wait for a slot."""
+        """Start the stages.
+
+        max_queued: requests that may wait for a slot. reuse: whether requests reuse each other's
+        rows, where the engines can: see runtime.held_rows.
+        """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self._engines, self._config, self._max_queued = engines, config, max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
-        self._free_slots = list(range(engines.thinker.slots))
+        self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
+        self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._closed = False
+        parts = [part for part in (engines.thinker, engines.talker) if part is not None]
+        self.reuses = reuse and all(part.extends for part in parts)
         shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
-        self._thinker = ThinkerStage(engines.thinker, shared)
+        self._thinker = ThinkerStage(engines.thinker, shared, self._admit_warm_up)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
@@ -82,6 +94,20 @@ class Pipeline:
                 return live, ahead + 1
         return live, 0
 
+    def warm_up(self, request: Request) -> "WarmUp":
+        """Compute a prompt's rows in a pause of the stages, for a request that begins with them.
+
+        request: with warm_up set. It waits until a slot is free and nobody else would wait for it;
+        a request that needs its slot ends it. Raises ClosedError.
+        """
+        live, tasks = self._make_tasks(request)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this model was closed; load it again.")
+            self._warm_ups.append((live, tasks))
+            self._thinker.changed.notify_all()
+        return WarmUp(self, live)
+
     def cancel(self, live: LiveRequest) -> None:
         """End a request without an error. Each stage drops it at its next step."""
         with self._lock:
@@ -96,8 +122,10 @@ class Pipeline:
         with self._lock:
             self._closed = True
             error = ClosedError("the model was closed while the request ran.")
-            for live in [*self._running, *(queued for queued, _ in self._queue)]:
+            waiting = [live for live, _ in (*self._queue, *self._warm_ups)]
+            for live in [*self._running, *waiting]:
                 live.end(error)
+            self._warm_ups.clear()
             for stage in self._stages:
                 stage.close()
         for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
@@ -122,8 +150,10 @@ class Pipeline:
         else:
             assert self._engines.vocoder is not None and self._config.talker is not None
             talker = TalkerTask(live, request.talker, self._config.talker, self._talker.allowed)
-            schedule = _schedule(request.talker, self._engines.vocoder)
-            tasks += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
+            tasks.append((self._talker, talker))
+            if not request.warm_up:
+                schedule = _schedule(request.talker, self._engines.vocoder)
+                tasks.append((self._vocoder, VocoderTask(live, schedule)))
         return live, tasks
 
     def _admit(self) -> None:
@@ -132,11 +162,30 @@ class Pipeline:
             live, tasks = self._queue.popleft()
             if live.ended:
                 continue
-            live.slot = self._free_slots.pop()
-            live.timestamps.admitted_s = self.clock.now()
-            self._running.add(live)
-            for stage, task in tasks:
-                stage.add(task)
+            self._start(live, tasks)
+        if self._queue:
+            for live in self._running:
+                if live.request.warm_up:
+                    live.end()
+
+    def _admit_warm_up(self) -> None:
+        """Give a free slot to the first warm-up, where nobody would wait for it. The lock is held."""
+        while self._warm_ups and self._warm_ups[0][0].ended:
+            self._warm_ups.popleft()
+        if self._warm_ups and self._free_slots and not self._running:
+            self._start(*self._warm_ups.popleft())
+
+    def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
+        """Give a request a slot and its tasks to the stages. The lock is held."""
+        request, free = live.request, self._free_slots
+        live.slot = free[-1]
+        if request.keys is not None:
+            live.slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
+        free.remove(live.slot)
+        live.timestamps.admitted_s = self.clock.now()
+        self._running.add(live)
+        for stage, task in tasks:
+            stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
         """Free the slot of a request that no stage has any more. The lock is held."""
@@ -144,6 +193,7 @@ class Pipeline:
             live.end()
             self._running.discard(live)
             self._free_slots.append(live.slot)
+            live.output.changed.notify_all()
             self._admit()
 
     def _wake(self) -> None:
@@ -151,6 +201,22 @@ class Pipeline:
         with self._lock:
             for stage in self._stages:
                 stage.changed.notify_all()
+
+
+class WarmUp:
+    """A warm-up that waits or runs."""
+
+    def __init__(self, pipeline: Pipeline, live: LiveRequest):
+        self._pipeline, self._live = pipeline, live
+
+    def end(self, timeout_s: float) -> None:
+        """Drop it, after the engine's call that is running for it, whose rows its slot then has."""
+        live, clock = self._live, self._pipeline.clock
+        deadline_s = clock.now() + timeout_s
+        with live.output.changed:
+            live.end()
+            while live.holders and clock.now() < deadline_s:
+                live.output.changed.wait(deadline_s - clock.now())
 
 
 def _schedule(wanted: TalkerRequest, vocoder: Vocoder) -> Schedule:

@@ -1,6 +1,6 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.runtime.buffers import TextEnd
+from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -34,13 +35,19 @@ class ThinkerTask(Task):
 
 
 class ThinkerStage(Stage[ThinkerTask]):
-    """Worker of the thinker. Between two steps it prefills at most one new request."""
+    """Worker of the thinker. Between two steps it prefills at most one new request.
 
-    def __init__(self, engine: Thinker, shared: Shared):
+    held: the prompts' and replies' rows in each slot.
+    """
+
+    def __init__(self, engine: Thinker, shared: Shared, admit_warm_up: Callable[[], None]):
+        """admit_warm_up: called with the lock held; adds a task for one, where it may run now."""
         super().__init__("thinker", shared)
-        self._engine = engine
+        self._engine, self._admit_warm_up = engine, admit_warm_up
+        self.held = HeldRows(engine.slots, shared.lock)
 
     def _select(self) -> Work | None:
+        self._admit_warm_up()
         new = next((task for task in self._tasks if task.last is None), None)
         writing = [task for task in self._tasks if task.last is not None and task.has_space]
         if new is None and not writing:
@@ -50,7 +57,10 @@ class ThinkerStage(Stage[ThinkerTask]):
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
             for task, (logits, accepted) in self._call_engine((new,), self._prefill):
-                self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
+                if task.live.request.warm_up:
+                    self._end_warm_up(task, accepted)
+                else:
+                    self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
         if writing:
             stepped = self._call_engine(writing, self._step)
             if stepped:
@@ -60,7 +70,41 @@ class ThinkerStage(Stage[ThinkerTask]):
                     self._write(task, token_id)
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
-        return [self._engine.prefill(task.slot, task.live.request.thinker.prompt) for task in tasks]
+        return [self._prefill_rest(task) for task in tasks]
+
+    def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
+        """Prefill the rows that no slot holds. Returns as Thinker.prefill, of all rows."""
+        request = task.live.request
+        prompt, keys, slot = request.thinker.prompt, request.keys, task.slot
+        if keys is None:
+            return self._engine.prefill(slot, prompt)
+        # The first token is drawn from the last row's logits, so that this row is never reused.
+        most = len(prompt) if request.warm_up else len(prompt) - 1
+        held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
+        task.live.reused_rows = start = len(held.keys)
+        if start == len(prompt):
+            return torch.empty(0), held.accepted
+        logits, accepted = self._engine.prefill(slot, prompt, start)
+        if len(held.accepted):
+            accepted = torch.cat((held.accepted, accepted))
+        self.held.put(slot, Rows(keys.thinker, request.cache_key, accepted))
+        return logits, accepted
+
+    def _release(self, task: ThinkerTask) -> None:
+        """Drop a request. Its slot holds the reply, too, except the last token. The lock is held."""
+        held, appended = self.held[task.slot], task.live.token_ids[:-1]
+        if held is not None and task.last is not None and appended:
+            keys = held.keys.followed_by(appended)
+            self.held.put(task.slot, Rows(keys, held.cache_key, held.accepted))
+        super()._release(task)
+
+    def _end_warm_up(self, task: ThinkerTask, accepted: Tensor) -> None:
+        """Pass the rows at media positions to the talker."""
+        with self._lock:
+            if not task.live.ended:
+                task.live.accepted = accepted
+                task.live.text.close()  # wakes the talker's stage
+                self._release(task)
 
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]
