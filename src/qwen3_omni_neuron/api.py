@@ -84,8 +84,9 @@ class Qwen3Omni:
         max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
-        slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md. placement: "shared", all engines
-        in this process, or "split", thinker, talker and vocoder each in a process of its own.
+        slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md.
+        placement: "shared", all engines in this process, or "split", thinker, talker and vocoder
+        each in a process of its own.
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.

@@ -217,8 +217,8 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; chunk_frames, cache_key and the two timeouts are ours. A field
-    whose default is None takes the checkpoint's own value, where `OptionDoc.default` names no
+    Names and defaults are the reference's; chunk_frames, cache_key and the two timeouts are ours. A
+    field whose default is None takes the checkpoint's own value, where `OptionDoc.default` names no
     other. Limits count tokens, the one that ends text or speech included. As in the reference, the
     talker token that meets its limit is never decoded, so N tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.

@@ -9,7 +9,7 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation.row_keys import PromptKeys, prompt_keys
 from qwen3_omni_neuron.model.config import OmniConfig
-from testing.media_cases import RATE, audio, image, text, tone, user, video
+from testing.media_cases import RATE, image, text, tone, user, video
 
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]

@@ -149,7 +149,7 @@ def _frames(videos: tuple[Patches, ...], merge_size: int) -> Iterator[Unit]:
 def _digest(values: Tensor, *numbers: int) -> bytes:
     """Return the digest of an encoder's input, and of the numbers that it is read with."""
     contents = hashlib.blake2b(repr((*values.shape, *numbers)).encode(), digest_size=DIGEST_BYTES)
-    contents.update(values.contiguous().numpy())
+    contents.update(values.contiguous().numpy().data)
     return contents.digest()
 
 

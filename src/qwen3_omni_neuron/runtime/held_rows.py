@@ -1,4 +1,4 @@
-"""Record of the rows that the slots of an engine hold, from which a request's first rows are reused.
+"""Records of the rows that an engine's slots hold, by which requests reuse them.
 
 A slot keeps what was computed in it last, also when its request has ended. A prompt that begins
 with the same rows is computed from the first row that differs: a client that sends its whole
@@ -79,7 +79,7 @@ class HeldRows:
         others = [other for other in range(len(self._rows)) if other != slot]
         source, shared = self._best([slot, *others], keys, cache_key)
         held = self._rows[source]
-        if held is None:
+        if held is None or not shared:
             held = Rows(keys, cache_key, torch.empty(0))
         rows = held.first(min(shared, most))
         self.put(slot, None)  # until the copy has succeeded

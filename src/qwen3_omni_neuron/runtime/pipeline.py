@@ -169,7 +169,7 @@ class Pipeline:
                     live.end()
 
     def _admit_warm_up(self) -> None:
-        """Give a free slot to the first warm-up, where nobody would wait for it. The lock is held."""
+        """Start the first warm-up, where nobody would wait for it. The lock is held."""
         while self._warm_ups and self._warm_ups[0][0].ended:
             self._warm_ups.popleft()
         if self._warm_ups and self._free_slots and not self._running:

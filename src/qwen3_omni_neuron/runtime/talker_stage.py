@@ -108,9 +108,8 @@ class TalkerStage(Stage[TalkerTask]):
     def _warm_up(self, task: TalkerTask) -> None:
         extended = self._call_engine((task,), self._extend)
         with self._lock:
-            for task, _ in extended:
-                if task in self._tasks:
-                    self._release(task)
+            if extended and task in self._tasks:
+                self._release(task)
 
     def _extend(self, tasks: Sequence[TalkerTask]) -> list[None]:
         for task in tasks:
@@ -118,9 +117,7 @@ class TalkerStage(Stage[TalkerTask]):
             assert keys is not None
             self._bring(task)
             if task.start < len(keys.talker):
-                self._engine.extend(
-                    task.slot, task.wanted.prompt, task.start, self._accepted(task)
-                )
+                self._engine.extend(task.slot, task.wanted.prompt, task.start, self._accepted(task))
             self._hold(task)
         return [None] * len(tasks)
 

@@ -91,7 +91,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         return logits, accepted
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request. Its slot holds the reply, too, except the last token. The lock is held."""
+        """Drop a request, whose slot holds all but the last token, too. The lock is held."""
         held, appended = self.held[task.slot], task.live.token_ids[:-1]
         if held is not None and task.last is not None and appended:
             keys = held.keys.followed_by(appended)
