@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.sampling import SamplingParams
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -23,11 +24,12 @@ GREEDY = SamplingParams(do_sample=False)
 
 @dataclass
 class Call:
-    """One engine call: its start, and its slots."""
+    """One engine call: its start, its slots, and its size, see timed_engines.Script."""
 
     name: str
     at_s: float
     slots: tuple[int, ...]
+    size: int
 
 
 @dataclass
@@ -56,8 +58,8 @@ class Simulation:
     def on_call(self, name: str, slots: Sequence[int]) -> None:
         """Do nothing; a test replaces this to make an engine fail or stall."""
 
-    def _on_call(self, name: str, slots: Sequence[int], _size: int) -> None:
-        self.calls.append(Call(name, self.clock.now(), tuple(slots)))
+    def _on_call(self, name: str, slots: Sequence[int], size: int) -> None:
+        self.calls.append(Call(name, self.clock.now(), tuple(slots), size))
         self.on_call(name, slots)
 
     def start(
@@ -70,6 +72,7 @@ class Simulation:
         chunk_frames: tuple[int, ...] | None = None,
         first_token_timeout_s: float = 1e6,
         wait_timeout_s: float = 1e6,
+        cache_key: str | None = None,
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
     ) -> SpeechStream:
         """Start a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
@@ -86,9 +89,21 @@ class Simulation:
         if speak:
             talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
         request = Request(
-            thinker, talker, 0, self.clock.now(), first_token_timeout_s, wait_timeout_s
+            thinker,
+            talker,
+            0,
+            self.clock.now(),
+            first_token_timeout_s,
+            wait_timeout_s,
+            prompt_keys(prompt, self.config),
+            cache_key,
         )
         return SpeechStream(self.pipeline, request, owner=self)
+
+    def warm_up(self, tokens: Sequence[int], speak: bool = True) -> WarmUp:
+        """Warm up a prompt of user tokens."""
+        prompt = prompt_of(torch.tensor(list(tokens)))
+        return self.pipeline.warm_up(prompt, prompt_keys(prompt, self.config), None, speak)
 
     def called(self, name: str) -> list[Call]:
         """Return the calls of one kind, in order."""

@@ -5,12 +5,20 @@ import threading
 from collections import deque
 from typing import Any
 
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
+from qwen3_omni_neuron.runtime.request import (
+    LiveRequest,
+    Request,
+    TalkerRequest,
+    ThinkerRequest,
+)
+from qwen3_omni_neuron.runtime.sampling import SamplingParams
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
@@ -19,7 +27,24 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
 
+_NOT_DRAWN = SamplingParams(do_sample=False)  # of a warm-up, which draws nothing
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
+
+
+class WarmUp:
+    """Computation of a prompt's rows that nobody waits for yet; see Pipeline.warm_up."""
+
+    def __init__(self, live: LiveRequest, clock: Clock):
+        self._live, self._clock = live, clock
+
+    def end(self, timeout_s: float) -> None:
+        """End it after the engine's call that runs for it, if any, whose rows are then held."""
+        live, clock = self._live, self._clock
+        deadline_s = clock.now() + timeout_s
+        with live.output.changed:
+            live.end()
+            while live.holders and clock.now() < deadline_s:
+                live.output.changed.wait(deadline_s - clock.now())
 
 
 class Pipeline:
@@ -94,19 +119,27 @@ class Pipeline:
                 return live, ahead + 1
         return live, 0
 
-    def warm_up(self, request: Request) -> "WarmUp":
+    def warm_up(
+        self, prompt: Prompt, keys: PromptKeys, cache_key: str | None, speak: bool
+    ) -> WarmUp:
         """Compute a prompt's rows in a pause of the stages, for a request that begins with them.
 
-        request: with warm_up set. It waits until a slot is free and nobody else would wait for it;
-        a request that needs its slot ends it. Raises ClosedError.
+        speak: also the talker's. The work waits until a slot is free and nobody would wait for it,
+        and ends where a request needs the slot. Raises ClosedError.
         """
+        thinker = ThinkerRequest(prompt, _NOT_DRAWN, 0, frozenset(), str)
+        talker = None
+        if speak:
+            talker = TalkerRequest(prompt.talker, 0, _NOT_DRAWN, _NOT_DRAWN, 0, None)
+        now, never_s = self.clock.now(), threading.TIMEOUT_MAX
+        request = Request(thinker, talker, 0, now, never_s, never_s, keys, cache_key, warm_up=True)
         live, tasks = self._make_tasks(request)
         with self._lock:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
             self._warm_ups.append((live, tasks))
             self._thinker.changed.notify_all()
-        return WarmUp(self, live)
+        return WarmUp(live, self.clock)
 
     def cancel(self, live: LiveRequest) -> None:
         """End a request without an error. Each stage drops it at its next step."""
@@ -201,22 +234,6 @@ class Pipeline:
         with self._lock:
             for stage in self._stages:
                 stage.changed.notify_all()
-
-
-class WarmUp:
-    """A warm-up that waits or runs."""
-
-    def __init__(self, pipeline: Pipeline, live: LiveRequest):
-        self._pipeline, self._live = pipeline, live
-
-    def end(self, timeout_s: float) -> None:
-        """Drop it, after the engine's call that is running for it, whose rows its slot then has."""
-        live, clock = self._live, self._pipeline.clock
-        deadline_s = clock.now() + timeout_s
-        with live.output.changed:
-            live.end()
-            while live.holders and clock.now() < deadline_s:
-                live.output.changed.wait(deadline_s - clock.now())
 
 
 def _schedule(wanted: TalkerRequest, vocoder: Vocoder) -> Schedule:

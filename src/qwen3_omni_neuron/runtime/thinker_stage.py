@@ -79,10 +79,10 @@ class ThinkerStage(Stage[ThinkerTask]):
         if keys is None:
             return self._engine.prefill(slot, prompt)
         # The first token is drawn from the last row's logits, so that this row is never reused.
-        most = len(prompt) if request.warm_up else len(prompt) - 1
+        most = len(prompt) if request.warm_up else max(0, len(prompt) - 1)
         held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
         task.live.reused_rows = start = len(held.keys)
-        if start == len(prompt):
+        if request.warm_up and start == len(prompt):
             return torch.empty(0), held.accepted
         logits, accepted = self._engine.prefill(slot, prompt, start)
         if len(held.accepted):
