@@ -29,17 +29,17 @@ class CpuAudio:
         with torch.inference_mode():
             self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
 
-    def encode(self, clips: Sequence[Tensor], skip: int = 0) -> Tensor:
-        """Encode the windows of audio clips after the first `skip`; see engines.media.Audio."""
+    def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
+        """Encode the windows of audio clips one by one; see engines.media.Audio.encode."""
         c, dtype = self._encoder.config, self._dtype
-        rows = torch.empty(sum(tokens_of_windows(clips, c)[skip:]), c.output_size, dtype=dtype)
+        rows = torch.empty(sum(tokens_of_windows(clips, c)[first:stop]), c.output_size, dtype=dtype)
         end = 0
         # One window at a time: beside a longer one, or another number of them, torch adds up its
         # sums in another order, and a prompt in pieces would not be the whole to the bit. More are
         # not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with
         # the tiny checkpoint, 217, 222, 281 and 340 ms with the small one), and with the released
         # sizes the convolutions of each window take 130 MB of float32.
-        for batch in window_batches(clips, c, 1, whole=False, skip=skip):
+        for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
             encoded = self._encoder(batch.mel.to(dtype), batch.valid, batch.chunk_width)
             valid_rows = encoded[batch.valid]
             rows[end : end + len(valid_rows)] = valid_rows

@@ -37,8 +37,9 @@ class Thinker(Protocol):
     def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
         """Compute the rows of a prompt from `start` on, behind the first `start` rows of a slot.
 
-        start: below the prompt's length. The slot holds so many rows of this prompt already, from
-        an earlier call or a copy; what it held after them is dropped.
+        prompt: may be cut to its first tokens and have the media of the whole: those that have no
+        token in it are not encoded. start: below the prompt's length. The slot holds so many rows
+        of this prompt already, from an earlier call or a copy; what it held after them is dropped.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """

@@ -126,17 +126,18 @@ def window_batches(
     c: AudioEncoderConfig,
     max_windows: int,
     whole: bool = True,
-    skip: int = 0,
+    first: int = 0,
+    stop: int | None = None,
 ) -> Iterator[WindowBatch]:
     """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
 
     mel: one [mel_bins, frames] a clip. whole: windows are of 8 s, 8 chunks; else a batch has the
-    chunks of its longest one. skip: how many windows at the beginning are left out. The valid
+    chunks of its longest one. first, stop: windows from `first` up to `stop` alone. The valid
     tokens, batch after batch, are the clips' tokens in order. Batches are padded one at a time, so
     that an hour is not in memory twice.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
-    windows = islice(_windows(mel, c), skip, None)
+    windows = islice(_windows(mel, c), first, stop)
     while some := list(islice(windows, max_windows)):
         frames = [window.shape[1] for window in some]
         longest = c.window_mel_frames if whole else max(frames)

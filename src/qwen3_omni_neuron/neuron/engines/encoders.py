@@ -23,13 +23,13 @@ class NeuronAudio:
         self._labels = {windows: graph.label for (windows,), graph in graphs.items()}
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
-    def encode(self, clips: Sequence[Tensor], skip: int = 0) -> Tensor:
+    def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
         """Encode the clips of a prompt in compiled batches of windows; see Audio.encode."""
         c, sizes = self._config, list(self._labels)
-        tokens = sum(tokens_of_windows(clips, c)[skip:])
+        tokens = sum(tokens_of_windows(clips, c)[first:stop])
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
         end = 0
-        for batch in window_batches(clips, c, sizes[-1], skip=skip):
+        for batch in window_batches(clips, c, sizes[-1], first=first, stop=stop):
             size = batch_of(len(batch.mel), sizes)
             (encoded,) = self._part.call(
                 self._labels[size],
