@@ -27,6 +27,13 @@ def test_what_a_neuron_compile_takes_by_itself() -> None:
     assert plan.predictor_top_k == 50
 
 
+def test_a_plan_extends_where_its_target_does() -> None:
+    assert {name: plan_of(MODEL, RELEASED, name).extends for name in TARGETS} == {
+        "cpu": True,
+        "neuron": False,
+    }
+
+
 def test_a_cpu_pads_nothing_by_itself() -> None:
     plan = plan_of(MODEL, RELEASED)
     assert (plan.tp, plan.lnc, plan.predictor_top_k) == (1, 1, 0)
