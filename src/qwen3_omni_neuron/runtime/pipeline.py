@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from typing import Any
 
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
@@ -20,6 +21,13 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 logger = logging.getLogger(__name__)
 
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
+
+
+class WarmUp:
+    """Rows of a prompt that are computed ahead of its request."""
+
+    def cancel(self) -> None:
+        """Give up where they are not begun, or wait until they are there."""
 
 
 class Pipeline:
@@ -81,6 +89,13 @@ class Pipeline:
                 logger.info("a request is queued behind %d others", ahead)
                 return live, ahead + 1
         return live, 0
+
+    def warm(self, prompt: Prompt, speaks: bool) -> WarmUp:
+        """Compute a prompt's rows ahead of a request whose prompt begins with them.
+
+        speaks: whether that request's reply is to be spoken.
+        """
+        return WarmUp()
 
     def cancel(self, live: LiveRequest) -> None:
         """End a request without an error. Each stage drops it at its next step."""

@@ -76,6 +76,11 @@ class ArrivingAudio:
         self._mixer = _Mixer()
         self._stream = _Resampled(self.sampling_rate, rate, where, limit_s)
 
+    @property
+    def begun(self) -> bool:
+        """True where any piece had a sample."""
+        return self._mixer.channels is not None
+
     def push(self, piece: Any, sampling_rate: Any) -> Waveform:
         """Take the next piece, [samples] or [samples, channels], any number of samples.
 

@@ -15,11 +15,12 @@ from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettin
 class Clip:
     """Audio clip that is there as a whole.
 
-    The features of a clip's end depend on the longest clip of the conversation, to which the
-    reference pads it.
+    rate: of its samples, in Hz. The features of its end depend on the longest clip of the
+    conversation, to which the reference pads it.
     """
 
     def __init__(self, waveform: Waveform, settings: MelSettings):
+        self.rate = settings.rate
         self._waveform, self._settings = waveform, settings
         self._mel: tuple[int, Tensor] | None = None  # and how long the padded clip was
 
@@ -74,6 +75,11 @@ class GrowingClip(Clip):
         self._waveform = np.concatenate((self._waveform, *self._pieces))
         self._pieces = []
         return self._waveform
+
+    @property
+    def begun(self) -> bool:
+        """True where any piece had a sample."""
+        return self._audio.begun
 
     def push(self, piece: Any, sampling_rate: Any) -> None:
         """Take the next piece; see conversation.media.audio.ArrivingAudio.push."""
