@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ import torch
 from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.sampling import SamplingParams
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -62,7 +63,7 @@ class Simulation:
         self.calls.append(Call(name, self.clock.now(), tuple(slots), size))
         self.on_call(name, slots)
 
-    def start(
+    def request(
         self,
         tokens: Sequence[int],
         frames: int = 20,
@@ -74,8 +75,8 @@ class Simulation:
         wait_timeout_s: float = 1e6,
         cache_key: str | None = None,
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
-    ) -> SpeechStream:
-        """Start a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
+    ) -> Request:
+        """Make a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
         prompt = prompt_of(ids)
         thinker = ThinkerRequest(
@@ -88,7 +89,7 @@ class Simulation:
         talker = None
         if speak:
             talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
-        request = Request(
+        return Request(
             thinker,
             talker,
             0,
@@ -98,12 +99,11 @@ class Simulation:
             prompt_keys(prompt, self.config),
             cache_key,
         )
-        return SpeechStream(self.pipeline, request, owner=self)
 
-    def warm_up(self, tokens: Sequence[int], speak: bool = True) -> WarmUp:
-        """Warm up a prompt of user tokens."""
-        prompt = prompt_of(torch.tensor(list(tokens)))
-        return self.pipeline.warm_up(prompt, prompt_keys(prompt, self.config), None, speak)
+    def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:
+        """Start a request; see `request`."""
+        request = self.request(tokens, frames, **options)
+        return SpeechStream(self.pipeline, request, owner=self)
 
     def called(self, name: str) -> list[Call]:
         """Return the calls of one kind, in order."""

@@ -29,6 +29,7 @@ from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.session import Session, SessionModel
 from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
@@ -143,6 +144,30 @@ class Qwen3Omni:
         """
         return self._start(messages, options, speak=True)
 
+    def session(
+        self,
+        system: str | None = None,
+        messages: Messages = (),
+        **options: "Unpack[RequestArguments]",
+    ) -> Session:
+        """Begin a conversation that goes on turn by turn, with speech as it arrives.
+
+        system: content of a system message. messages: the conversation before, such as another
+        session's `messages`. options: those of each reply, unless `Session.respond` has others.
+        Raises an InputError (see errors).
+        """
+        if "speaker" in options:
+            RequestOptions.parse(options).speaker_id(self._config)
+        model = SessionModel(
+            self.conversation,
+            self._pipeline,
+            self._request,
+            self._context_length - 1,
+            self._config.talker is not None,
+            self,
+        )
+        return Session(model, system, messages, options)
+
     def close(self) -> None:
         """End what still runs with a ClosedError, the threads, and the engines."""
         self._finalizer.detach()
@@ -157,17 +182,24 @@ class Qwen3Omni:
     def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
-        speaker_id = options.speaker_id(self._config) if speak else None
+        if speak:
+            options.speaker_id(self._config)  # a wrong one is refused before anything is read
         with one_torch_thread():
             prompt = self.conversation.prompt(
                 messages, options.use_audio_in_video, self._context_length - 1
             )
+        request = self._request(prompt, options, speak, arrived_s)
+        return SpeechStream(self._pipeline, request, owner=self)
+
+    def _request(
+        self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float
+    ) -> Request:
         self._check_length(prompt)
         talker = None
-        if speaker_id is not None:
+        if speak:
             talker = TalkerRequest(
                 prompt.talker,
-                speaker_id,
+                options.speaker_id(self._config),
                 options.talker_sampling(),
                 options.predictor_sampling(),
                 options.talker_max_new_tokens,
@@ -181,7 +213,7 @@ class Qwen3Omni:
             self.conversation.decode,
         )
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        request = Request(
+        return Request(
             thinker,
             talker,
             seed,
@@ -191,15 +223,14 @@ class Qwen3Omni:
             prompt_keys(prompt, self._config) if self._pipeline.reuses else None,
             options.cache_key,
         )
-        return SpeechStream(self._pipeline, request, owner=self)
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the KV cache {self._context_length} "
-                "positions, one of which the reply needs. Shorten the conversation, or load with "
-                f"a larger context_length (this checkpoint: up to "
-                f"{self._config.thinker.text.max_positions})."
+                "positions, one of which the reply needs. Shorten the conversation (of a session: "
+                "begin another with fewer of its messages), or load with a larger context_length "
+                f"(this checkpoint: up to {self._config.thinker.text.max_positions})."
             )
 
 

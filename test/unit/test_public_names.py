@@ -15,6 +15,7 @@ from qwen3_omni_neuron import Qwen3Omni, cli, errors, events
 from qwen3_omni_neuron.compilation import manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.session import Session
 
 PACKAGE = [
     "AudioChunk",
@@ -28,7 +29,8 @@ PACKAGE = [
     "__version__",
     "generate_audio",
 ]
-METHODS = ["close", "generate_audio", "generate_text", "load", "stream"]
+METHODS = ["close", "generate_audio", "generate_text", "load", "session", "stream"]
+SESSION = ["append", "append_audio", "close", "heard", "messages", "respond"]
 LOAD = [
     "model_path",
     "target",
@@ -158,6 +160,7 @@ def test_names_of_the_package() -> None:
     assert sorted(qwen3_omni_neuron.__all__) == PACKAGE
     assert all(hasattr(qwen3_omni_neuron, name) for name in PACKAGE)
     assert sorted(name for name in dir(Qwen3Omni) if not name.startswith("_")) == METHODS
+    assert sorted(name for name in dir(Session) if not name.startswith("_")) == SESSION
 
 
 def test_options_of_load_and_of_a_request() -> None:

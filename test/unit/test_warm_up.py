@@ -10,6 +10,7 @@ import pytest
 
 from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.pipeline import WarmUp
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -44,6 +45,10 @@ def spoken(config: OmniConfig) -> Callable[..., list[int]]:
     return lambda *ids: [config.im_start_id, config.user_id, *ids]
 
 
+def warm_up(simulation: Simulation, tokens: Sequence[int], speak: bool = True) -> WarmUp:
+    return simulation.pipeline.warm_up(simulation.request(tokens, speak=speak))
+
+
 def sizes_of(simulation: Simulation, name: str) -> list[int]:
     return [call.size for call in simulation.called(name)]
 
@@ -51,7 +56,7 @@ def sizes_of(simulation: Simulation, name: str) -> list[int]:
 def test_a_request_computes_what_was_not_warmed_up(simulate: Simulate, spoken: Any) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
-    simulation.warm_up(tokens[:30])
+    warm_up(simulation, tokens[:30])
     simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [30]
     assert sizes_of(simulation, "talker.extend") == [30]
@@ -69,7 +74,7 @@ def test_nothing_is_computed_twice_for_warm_ups_in_a_row(simulate: Simulate, spo
     simulation = simulate()
     tokens = spoken(*range(100, 140))
     for rows in (10, 10, 25, 42):
-        simulation.warm_up(tokens[:rows])
+        warm_up(simulation, tokens[:rows])
         simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [10, 15, 17]
     assert sizes_of(simulation, "talker.extend") == [10, 15, 17]
@@ -78,7 +83,7 @@ def test_nothing_is_computed_twice_for_warm_ups_in_a_row(simulate: Simulate, spo
 
 def test_a_warm_up_without_speech_leaves_the_talker_alone(simulate: Simulate, spoken: Any) -> None:
     simulation = simulate()
-    simulation.warm_up(spoken(1, 2, 3), speak=False)
+    warm_up(simulation, spoken(1, 2, 3), speak=False)
     simulation.clock.sleep(1.0)
     assert not simulation.called("talker.extend")
     assert not simulation.called("talker.prepare")
@@ -90,7 +95,7 @@ def test_a_warm_up_waits_while_somebody_waits_for_a_first_sample(
 ) -> None:
     simulation = simulate()
     stream = simulation.start(spoken(*range(50)))
-    simulation.warm_up(spoken(*range(200, 230)))
+    warm_up(simulation, spoken(*range(200, 230)))
     result = finish(stream)
     first = simulation.called("vocoder.start")[0].at_s
     simulation.clock.sleep(5.0)
@@ -104,7 +109,7 @@ def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) 
     """The warm-up's call ends; what it computed stays with the slot for the request."""
     simulation = simulate(sizes=Sizes(slots=1))
     tokens = spoken(*range(100, 140))
-    simulation.warm_up(tokens[:30])
+    warm_up(simulation, tokens[:30])
     simulation.clock.sleep(0.1)
     assert not simulation.pipeline._free_slots
     result = finish(simulation.start(tokens))
@@ -119,9 +124,9 @@ def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(
 ) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
-    running = simulation.warm_up(tokens[:30])
+    running = warm_up(simulation, tokens[:30])
     simulation.clock.sleep(0.1)
-    waiting = simulation.warm_up(tokens)
+    waiting = warm_up(simulation, tokens)
     start_s = simulation.clock.now()
     waiting.end(timeout_s=10.0)
     assert simulation.clock.now() == start_s
@@ -135,7 +140,7 @@ def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(
 
 def test_ending_a_warm_up_does_not_wait_longer_than_said(simulate: Simulate, spoken: Any) -> None:
     simulation = simulate()
-    running = simulation.warm_up(spoken(*range(100, 140)))
+    running = warm_up(simulation, spoken(*range(100, 140)))
     simulation.clock.sleep(0.1)
     running.end(timeout_s=0.05)
     assert simulation.clock.now() == pytest.approx(0.15)
@@ -151,7 +156,7 @@ def test_a_warm_up_that_fails_harms_nobody(simulate: Simulate, spoken: Any, fail
             raise RuntimeError("the engine failed")
 
     simulation.on_call = fail  # type: ignore[method-assign]
-    simulation.warm_up(tokens[:30])
+    warm_up(simulation, tokens[:30])
     simulation.clock.sleep(1.0)
     simulation.assert_idle()
     simulation.on_call = lambda name, slots: None  # type: ignore[method-assign]
@@ -163,11 +168,11 @@ def test_a_closed_pipeline_takes_no_warm_up_and_drops_those_that_wait(
 ) -> None:
     simulation = simulate()
     stream = simulation.start(spoken(*range(50)))
-    waiting = simulation.warm_up(spoken(7))
+    waiting = warm_up(simulation, spoken(7))
     simulation.pipeline.close()
     waiting.end(timeout_s=1.0)
     with pytest.raises(ClosedError):
-        simulation.warm_up(spoken(7))
+        warm_up(simulation, spoken(7))
     with pytest.raises(ClosedError):
         next(stream)
 

@@ -3,22 +3,15 @@
 import logging
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.request import (
-    LiveRequest,
-    Request,
-    TalkerRequest,
-    ThinkerRequest,
-)
-from qwen3_omni_neuron.runtime.sampling import SamplingParams
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
@@ -27,7 +20,6 @@ from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 
 logger = logging.getLogger(__name__)
 
-_NOT_DRAWN = SamplingParams(do_sample=False)  # of a warm-up, which draws nothing
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -36,6 +28,16 @@ class WarmUp:
 
     def __init__(self, live: LiveRequest, clock: Clock):
         self._live, self._clock = live, clock
+
+    @property
+    def waits(self) -> bool:
+        """True before its first call."""
+        return self._live.slot < 0 and not self._live.ended
+
+    @property
+    def ended(self) -> bool:
+        """True where nothing of it will be computed any more."""
+        return self._live.ended
 
     def end(self, timeout_s: float) -> None:
         """End it after the engine's call that runs for it, if any, whose rows are then held."""
@@ -119,20 +121,16 @@ class Pipeline:
                 return live, ahead + 1
         return live, 0
 
-    def warm_up(
-        self, prompt: Prompt, keys: PromptKeys, cache_key: str | None, speak: bool
-    ) -> WarmUp:
-        """Compute a prompt's rows in a pause of the stages, for a request that begins with them.
+    def warm_up(self, request: Request) -> WarmUp:
+        """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
 
-        speak: also the talker's. The work waits until a slot is free and nobody would wait for it,
-        and ends where a request needs the slot. Raises ClosedError.
+        They are for a request that will begin with them. The work waits until a slot is free and
+        nobody would wait for it, and ends where a request needs the slot. Raises ClosedError.
         """
-        thinker = ThinkerRequest(prompt, _NOT_DRAWN, 0, frozenset(), str)
-        talker = None
-        if speak:
-            talker = TalkerRequest(prompt.talker, 0, _NOT_DRAWN, _NOT_DRAWN, 0, None)
-        now, never_s = self.clock.now(), threading.TIMEOUT_MAX
-        request = Request(thinker, talker, 0, now, never_s, never_s, keys, cache_key, warm_up=True)
+        never_s = threading.TIMEOUT_MAX
+        request = replace(
+            request, first_token_timeout_s=never_s, wait_timeout_s=never_s, warm_up=True
+        )
         live, tasks = self._make_tasks(request)
         with self._lock:
             if self._closed:
