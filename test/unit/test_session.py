@@ -190,9 +190,9 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
         session.append(dice.choice(([IMAGE], "What was it?")))
         final = prompt_of(session)
         assert_same_prompt(omni.conversation.prompt(session.messages), final)
-    assert 2 <= len(warmed) <= 1 + windows
-    before_speech, *warmed = warmed
-    assert_prefix(before_speech, final)
+    if warmed[0].token_ids[-1] != omni._config.thinker.audio_token_id:
+        assert_prefix(warmed.pop(0), final)  # what came before the speech
+    assert 1 <= len(warmed) <= windows
     for prompt in warmed:
         assert prompt.token_ids[-1] == omni._config.thinker.audio_token_id
         assert prompt.audio_mel[-1].shape[1] % 800 == 0
@@ -325,7 +325,7 @@ def test_one_may_speak_while_a_reply_streams(omni: Qwen3Omni) -> None:
 
 
 def finished(text: str, audio_s: float, reason: Any = "stop") -> Finished:
-    timings = Timings(0, 0, 0, 0, audio_s, 0, 0, 0, 0)
+    timings = Timings(0, 0, 0, 0, audio_s, 0, 0, 0, 0, 0)
     nothing = np.zeros((0, 16), np.int64), np.zeros(0, np.float32)
     return Finished(SpeechResult(text, [], *nothing, 24000, "stop", reason, timings, 0))
 
