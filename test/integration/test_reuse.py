@@ -2,7 +2,7 @@
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -72,16 +72,21 @@ def calls() -> Calls:
     return made
 
 
-@pytest.fixture
-def reusing(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
-    """A model of three slots whose engine calls are recorded."""
+def watching(calls: Calls) -> Callable[[Engines], Engines]:
+    """Return a function that puts the recorder of calls around engines."""
 
     def watch(engines: Engines) -> Engines:
         thinker = cast(Thinker, _Thinker(engines.thinker, calls, "thinker"))
         talker = cast(Talker, _Talker(engines.talker, calls, "talker"))
         return replace(engines, thinker=thinker, talker=talker)
 
-    with Qwen3Omni.load(checkpoint, max_concurrency=3, wrap_engines=watch) as omni:
+    return watch
+
+
+@pytest.fixture
+def reusing(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
+    """A model of three slots whose engine calls are recorded."""
+    with Qwen3Omni.load(checkpoint, max_concurrency=3, wrap_engines=watching(calls)) as omni:
         yield omni
 
 
@@ -186,25 +191,53 @@ def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
         assert_equal(result, anew.generate_audio(question, seed=1, **LIMITS))
 
 
+@pytest.mark.parametrize("slots", [1, 3])
 def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
-    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
-    first: Messages = [SYSTEM, user(text("Who are you?"))]
-    result = reusing.generate_audio(first, seed=1, **LIMITS)
-    longer = [*first, reply(result), user(text("And " + "who " * 30 + "am I?"))]
+    """Nor of what its slot held before in the places of its own rows."""
+    calls = Calls()
+    calls.gate.set()
+    first: Messages = [SYSTEM, user(text("Who are you? " + "And who am I? " * 4))]
+    other: Messages = [SYSTEM, user(text("Who are you? " + "What are we to do? " * 4))]
     prefill = _Thinker.prefill
 
     def fail(self: _Thinker, slot: int, prompt: Prompt, start: int = 0) -> Any:
         prefill(self, slot, prompt, start)
         raise RuntimeError("the engine failed after its work")
 
-    monkeypatch.setattr(_Thinker, "prefill", fail)
-    with pytest.raises(RuntimeError, match="after its work"):
-        reusing.generate_audio(longer, seed=1, **LIMITS)
+    with Qwen3Omni.load(checkpoint, max_concurrency=slots, wrap_engines=watching(calls)) as omni:
+        omni.generate_audio(first, seed=1, **LIMITS)
+        for _ in range(slots):
+            monkeypatch.setattr(_Thinker, "prefill", fail)
+            with pytest.raises(RuntimeError, match="after its work"):
+                omni.generate_audio(other, seed=1, **LIMITS)
+            monkeypatch.undo()
+            for messages in (first, other):
+                again = omni.generate_audio(messages, seed=1, **LIMITS)
+                assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
+
+
+def test_a_copy_that_fails_leaves_no_rows_to_reuse(
+    reusing: Qwen3Omni, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
+    questions = [[SYSTEM, user(text(f"Number {n}?"))] for n in range(5)]
+    for messages in (long, *questions[:3]):
+        reusing.generate_audio(messages, seed=1, **LIMITS)
+
+    def fail(self: _Watched, source: int, target: int, rows: int) -> None:
+        """Fail with half of the rows overwritten."""
+        self._engine.copy((source + 1) % 3, target, 4)
+        raise RuntimeError("the engine failed at a copy")
+
+    monkeypatch.setattr(_Watched, "copy", fail)
+    with pytest.raises(RuntimeError, match="at a copy"):
+        reusing.generate_audio([SYSTEM, user(text("Tell me of birds"))], seed=1, **LIMITS)
     monkeypatch.undo()
-    again = reusing.generate_audio(longer, seed=1, **LIMITS)
-    assert again.timings.reused_tokens < again.timings.prompt_tokens // 2
-    assert_equal(again, anew.generate_audio(longer, seed=1, **LIMITS))
+    for messages in (*questions, long):
+        again = reusing.generate_audio(messages, seed=1, **LIMITS)
+        assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
 
 
 CONTENTS = [

@@ -101,10 +101,13 @@ def test_text_of_the_talker_is_shared_whatever_the_system_prompt(keys_of: Any) -
 
 def test_clips_under_a_second_depend_on_the_longest(keys_of: Any) -> None:
     """The encoder pads their chunks to the longest clip of the request."""
-    short = clip(tone(0.4))
-    alone = keys_of(user(short))
-    beside = keys_of(user(short, clip(tone(0.8))))
-    assert alone.thinker.shared(beside.thinker) == alone.thinker.is_media.argmax()
+    short, silence = clip(tone(0.4)), np.zeros(RATE, np.float32)
+    one = keys_of(user(short, clip(silence[: RATE // 2])))
+    other = keys_of(user(short, clip(silence[: RATE * 3 // 4])))
+    assert one.thinker.shared(other.thinker) == one.thinker.is_media.argmax()
+    longer = keys_of(user(short, clip(silence)))
+    longest = keys_of(user(short, clip(np.tile(silence, 3))))
+    assert longer.thinker.shared(longest.thinker) > one.thinker.is_media.argmax()
 
 
 def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
