@@ -226,9 +226,11 @@ def test_a_copy_that_fails_leaves_no_rows_to_reuse(
     for messages in (long, *questions[:3]):
         reusing.generate_audio(messages, seed=1, **LIMITS)
 
+    other = reusing.conversation.prompt([user(text("Some other words, many of them, " * 9))])
+
     def fail(self: _Watched, source: int, target: int, rows: int) -> None:
-        """Fail with half of the rows overwritten."""
-        self._engine.copy((source + 1) % 3, target, 4)
+        """Fail with the target's rows overwritten."""
+        self._engine.prefill(target, other)
         raise RuntimeError("the engine failed at a copy")
 
     monkeypatch.setattr(_Watched, "copy", fail)
