@@ -10,6 +10,7 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
@@ -43,14 +44,15 @@ class Pipeline:
         self._running: set[LiveRequest] = set()
         self._closed = False
         shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
-        self._thinker = ThinkerStage(engines.thinker, shared)
+        vocoder = engines.vocoder
+        frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
+        right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
+        self._thinker = ThinkerStage(engines.thinker, shared, right_of_way)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, shared, self._wake)
-            self._talker = TalkerStage(
-                engines.talker, config.talker, shared, self._vocoder.on_frame
-            )
+            self._talker = TalkerStage(engines.talker, config.talker, shared, self._on_frame)
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:
             stage.start()
@@ -145,6 +147,11 @@ class Pipeline:
             self._running.discard(live)
             self._free_slots.append(live.slot)
             self._admit()
+
+    def _on_frame(self, live: LiveRequest) -> None:
+        """Pass on that a request has a new frame, or its last. The lock is held."""
+        self._vocoder.on_frame(live)
+        self._thinker.on_frame()
 
     def _wake(self) -> None:
         """Let every stage select again: a request has ended, or a queue has space again."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.runtime.buffers import TextEnd
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -17,6 +18,7 @@ class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: most tokens of text.
+    next_since_s: when its prompt became the next one to prefill.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -26,6 +28,7 @@ class ThinkerTask(Task):
         generator, history = live.random.thinker, wanted.prompt.token_ids
         self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
         self.last: int | None = None
+        self.next_since_s: float | None = None
 
     @property
     def has_space(self) -> bool:
@@ -36,23 +39,49 @@ class ThinkerTask(Task):
 class ThinkerStage(Stage[ThinkerTask]):
     """Worker of the thinker. Between two steps it prefills at most one new request."""
 
-    def __init__(self, engine: Thinker, shared: Shared):
+    def __init__(self, engine: Thinker, shared: Shared, right_of_way: RightOfWay):
         super().__init__("thinker", shared)
-        self._engine = engine
+        self._engine, self._right_of_way = engine, right_of_way
 
-    def _select(self) -> Work | None:
+    def on_frame(self) -> None:
+        """Wake this stage where a new frame may end a hold. The lock is held."""
+        if self._right_of_way.frame_ends_hold():
+            self.changed.notify_all()
+
+    def _select(self) -> Work | float | None:
+        now, holds = self._clock.now(), []
         new = next((task for task in self._tasks if task.last is None), None)
-        writing = [task for task in self._tasks if task.last is not None and task.has_space]
+        if new is not None:
+            if new.next_since_s is None:
+                new.next_since_s = now
+            rows = len(new.live.request.thinker.prompt)
+            hold_s = self._right_of_way.prefill_hold_s(new.live, rows, new.next_since_s, now)
+            if hold_s:
+                new = None
+                holds.append(hold_s)
+        writing = []
+        for task in self._tasks:
+            if task.last is not None and task.has_space:
+                hold_s = self._right_of_way.step_hold_s(task.live, now)
+                if hold_s:
+                    holds.append(hold_s)
+                else:
+                    writing.append(task)
         if new is None and not writing:
-            return None
+            return min(holds, default=None)
         return partial(self._work, new, writing)
 
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
             for task, (logits, accepted) in self._call_engine((new,), self._prefill):
                 self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
+            with self._lock:  # the request may have become a starter
+                now = self._clock.now()
+                writing = [t for t in writing if not self._right_of_way.step_hold_s(t.live, now)]
         if writing:
+            start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
+            self._right_of_way.stepped(self._clock.now() - start_s)
             if stepped:
                 logits = torch.cat([logits for _, logits in stepped])
                 token_ids = draw_ids([task.sampler for task, _ in stepped], logits)
@@ -60,7 +89,11 @@ class ThinkerStage(Stage[ThinkerTask]):
                     self._write(task, token_id)
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
-        return [self._engine.prefill(task.slot, task.live.request.thinker.prompt) for task in tasks]
+        (task,) = tasks
+        prompt, start_s = task.live.request.thinker.prompt, self._clock.now()
+        found = self._engine.prefill(task.slot, prompt)
+        self._right_of_way.prefilled(len(prompt), self._clock.now() - start_s)
+        return [found]
 
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]
