@@ -74,6 +74,8 @@ def timed_engines(
 
 
 class _Timed:
+    extends = False
+
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
         self.slots, self.context_length = sizes.slots, sizes.context_length
@@ -81,6 +83,9 @@ class _Timed:
     def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
         self._script.on_call(name, slots, size)
         self._clock.sleep(seconds)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        raise AssertionError("these engines don't extend")
 
     def close(self) -> None:
         """Do nothing: there is no memory to free."""
@@ -94,7 +99,8 @@ class TimedThinker(_Timed):
         self._rest: dict[int, list[int]] = {}
         self._fed: dict[int, int] = {}
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        assert not start
         self._take("thinker.prefill", (slot,), len(prompt), self._times.thinker_prefill_s)
         self._rest[slot], self._fed[slot] = list(self._script.reply(prompt)), 0
         return self._logits([self._rest[slot][0]]), torch.zeros(0, 1)
@@ -126,7 +132,11 @@ class TimedTalker(_Timed):
         self._frames: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        raise AssertionError("these engines don't extend")
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
+        assert not start
         self._take("talker.prepare", (slot,), len(prompt), self._times.talker_prepare_s)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
         self._rows[slot] = len(prompt)

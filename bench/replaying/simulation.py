@@ -100,10 +100,12 @@ class _EncodingThinker(TimedThinker):
         super().__init__(clock, Times(), script, sizes)
         self._device = device
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         (mel,) = prompt.audio_mel
         self._device.encode(math.ceil(mel.shape[1] / WINDOW_MEL_FRAMES))
-        return super().prefill(slot, prompt)
+        return super().prefill(slot, prompt, start)
 
 
 class _Clients:

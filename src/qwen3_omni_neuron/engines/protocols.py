@@ -7,8 +7,9 @@ An engine works on slots, the rows of its KV cache or of its streaming state, an
 requests. One call takes several slots; the engine chooses the compiled bucket and pads inside.
 Tensors are on the host. Each engine is called from one thread at a time.
 
-A call that raises has changed no slot: the runtime may repeat it with fewer slots, to find the one
-that fails (see runtime.stage).
+A call that raises has changed no slot, but for one that computes rows from `start` on: of its slot
+only the first `start` rows are left then. So the runtime may repeat a call with fewer slots, to
+find the one that fails (see runtime.stage).
 """
 
 from collections.abc import Callable, Sequence
@@ -36,8 +37,9 @@ class Thinker(Protocol):
     def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
         """Compute the rows of a prompt from `start` on, behind the first `start` rows of a slot.
 
-        start: below the prompt's length. The slot holds so many rows of this prompt already, from
-        an earlier call or a copy; what it held after them is dropped.
+        prompt: may be cut to its first tokens and have the media of the whole: those that have no
+        token in it are not encoded. start: below the prompt's length. The slot holds so many rows
+        of this prompt already, from an earlier call or a copy; what it held after them is dropped.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """
@@ -196,7 +198,7 @@ class DecoderSlots(Protocol):
     extends: bool
 
     def prefill(
-        self, slot: int, rows: Tensor, positions: Tensor, start: int = 0
+        self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
     ) -> tuple[Tensor, Tensor]:
         """Append rows to the first `start` rows of a slot, whose later ones are dropped.
 

@@ -30,7 +30,10 @@ class Appendable(Protocol):
 
     @property
     def mask(self) -> Tensor | None:
-        """Bool [slots, 1, 1, window], True where a key must not be seen; None where all may be."""
+        """Keys that the new positions must not see: bool [slots, 1, T, window], True for those.
+
+        None where each sees all up to its own: T is 1, or the new ones are all that there are.
+        """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new positions' keys and values; return all that the new positions attend to.
@@ -76,22 +79,27 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
 
 
-@dataclass(frozen=True)
 class PromptCache:
-    """Prefill in place: the prompt's rows fill one slot from position 0 and see each other.
+    """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    cache: of that slot alone. Positions after the rows keep what they held.
+    They see the first `start` positions and each other. cache: of that slot alone; after a `start`,
+    the window that ends with the last new row. Positions after the rows keep what they held.
     """
 
-    cache: KvCache
-    mask = None
+    def __init__(self, cache: KvCache, start: int = 0):
+        self._cache, self._start = cache, start
+        self.mask: Tensor | None = None
+        if start:
+            positions = torch.arange(cache.keys.shape[3])
+            self.mask = (positions > positions[start:, None])[None, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill the first positions; see Appendable.append."""
-        rows = keys.shape[2]
-        self.cache.keys[layer, :, :, :rows] = keys
-        self.cache.values[layer, :, :, :rows] = values
-        return keys, values
+        """Fill the positions from `start` on; see Appendable.append."""
+        stop = self._start + keys.shape[2]
+        held_keys, held_values = self._cache.keys[layer], self._cache.values[layer]
+        held_keys[:, :, self._start : stop] = keys
+        held_values[:, :, self._start : stop] = values
+        return (held_keys, held_values) if self._start else (keys, values)
 
 
 class SlotCache:
