@@ -64,7 +64,7 @@ class Made:
         return int(media_mask(prompt.token_ids[:row], self.config).sum())
 
     def assert_alike(self, got: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-        """To the bit in C; in torch as close as its dtype lets other sums be."""
+        """Compare to the bit in C; in torch as closely as the dtype lets other sums be."""
         off = 0.0 if self.exact else {"float64": 1e-9}.get(self.dtype, 1e-4)
         for mine, other in zip(got, expected, strict=True):
             if self.dtype == "bfloat16":  # a router may choose otherwise, for a row here and there
@@ -141,7 +141,7 @@ def test_a_prompt_in_pieces_is_the_whole(made: Made, prompts: dict[str, Prompt],
 
 
 def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made: Made, prompts: dict[str, Prompt]) -> None:
-    """After steps, to rows that another prompt shares, wherever that ends."""
+    """It was cut back after steps, to rows that another prompt shares, wherever they end."""
     prompt = prompts["everything"]
     for kept in (3, 100, 150, len(prompt) - 20):
         other = replace(prompt, token_ids=prompt.token_ids.clone())
@@ -155,14 +155,14 @@ def test_a_slot_that_is_cut_back_is_as_a_fresh_one(made: Made, prompts: dict[str
 
 
 def test_a_copied_slot_goes_on_as_its_source(made: Made, prompts: dict[str, Prompt]) -> None:
-    """And the source is as it was, and so is the third."""
+    """The source stays as it was, and so does the third."""
     prompt = prompts["everything"]
     expected = thought(made.thinker, 0, prompt, [0])
-    thought(made.thinker, 1, prompts["frames"], [0])
     thought(made.thinker, 2, prompts["words"], [0])
     rows = len(prompt) + len(TOKENS)
     before = held(made.thinker, 0, rows), held(made.thinker, 2, len(prompts["words"]))
     for copied in (1, 120, len(prompt) - 1):
+        thought(made.thinker, 1, prompts["frames"], [0])
         made.thinker.copy(0, 1, copied)
         got = thought(made.thinker, 1, prompt, [copied])
         accepted = expected[1][made.media_before(prompt, copied) :]
@@ -179,6 +179,10 @@ def test_rows_that_a_slot_lacks_are_refused(made: Made, prompts: dict[str, Promp
         made.thinker.prefill(0, prompt, 6)
     with pytest.raises(AssertionError, match="6 rows to copy, and slot 0 holds 5"):
         made.thinker.copy(0, 1, 6)
+    made.thinker.prefill(1, prompt)
+    made.thinker.copy(0, 1, 4)
+    with pytest.raises(AssertionError, match="follow 5, and slot 1 holds 4"):
+        made.thinker.prefill(1, prompt, 5)
 
 
 def test_pieces_are_padded_no_further_than_the_slot(
@@ -222,7 +226,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
 def test_only_windows_and_frames_with_a_row_of_the_piece_are_encoded(
     checkpoint: Path, config: OmniConfig, prompts: dict[str, Prompt], encoded: Encoded
 ) -> None:
-    """For every piece between two of many rows."""
+    """Pieces begin and end where units do."""
     prompt, c = prompts["everything"], config.thinker
     units = rows_of_units(prompt, config)
     thinker = engines_of(checkpoint, "float32").thinker
@@ -271,7 +275,7 @@ def accepted_of(made: Made, prompt: Prompt) -> Tensor:
 
 
 def spoken(made: Made, slot: int, logits: Tensor) -> list[Tensor]:
-    """What a talker's slot gives from its first logits on: three frames, where they are equal."""
+    """Return the first logits, then codes and logits of three frames: not in bfloat16."""
     given = [logits]
     for token in TOKENS if made.dtype != "bfloat16" else ():
         codes = made.talker.predict([slot], [int(given[-1][0, :60].argmax())], [GREEDY])
@@ -297,7 +301,7 @@ def first_user_rows(prompt: Prompt, rows: int) -> TalkerPrompt:
 def test_a_talkers_prompt_in_pieces_is_the_whole(
     made: Made, prompts: dict[str, Prompt], name: str
 ) -> None:
-    """In a slot that held another reply, with media in all pieces or none in the last one."""
+    """The slot held another reply; media are in all pieces, or not in the last one."""
     prompt = prompts[name]
     rows, accepted = len(prompt.talker.token_ids), accepted_of(made, prompt)
     expected = answered(made, 0, prompt, 0)

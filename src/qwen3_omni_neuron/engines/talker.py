@@ -59,7 +59,6 @@ class TalkerEngine:
     def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
         """Compute the user rows from `start` on; see Talker.extend."""
         self._check_length(prompt)
-        self._incomplete.pop(slot, None)
         token_ids = prompt.token_ids[start:]
         if len(token_ids):
             media, rows = media_mask(token_ids, self._config), self._text_rows(token_ids)
@@ -69,7 +68,6 @@ class TalkerEngine:
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Talker.copy."""
-        self._incomplete.pop(target, None)
         self._decoder.copy(source, target, rows)
 
     @torch.inference_mode()
