@@ -87,7 +87,8 @@ class Behaviour:
     None: adaptive. start_after: text tokens that the talker's prefill waits for. inline_frames:
     every so many frames the talker waits until the vocoder has decoded them; 0: they run
     concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
-    whether the profile's driver_start and driver_frame are spent.
+    whether the profile's driver_start and driver_frame are spent. right_of_way: whether the runtime
+    knows that stages share cores, where they do.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Behaviour:
     inline_frames: int = 0
     context_frames: int = 0
     driver: bool = False
+    right_of_way: bool = True
 
 
 @dataclass

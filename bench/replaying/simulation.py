@@ -76,6 +76,7 @@ def replay(
         _EncodingThinker(device, clock, script, sizes),
         TimedTalker(clock, Times(), script, sizes),
         TimedVocoder(clock, Times(), script, sizes),
+        shares_cores=placement == "shared" and behaviour.right_of_way,
     )
     pipeline = Pipeline(engines, RELEASED, 0, clock)
     try:

@@ -4,10 +4,12 @@ The engines check that a slot holds the rows that a call says it holds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import WarmUp
@@ -199,3 +201,37 @@ def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
         finish(simulation.start(other))
     assert sizes_of(simulation, "thinker.copy") == [4, 4]
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
+
+
+def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    tokens = spoken(*(100 + n % 200 for n in range(298)))
+    warm_up(simulation, tokens)
+    simulation.clock.sleep(0.1)  # within the first piece
+    question = spoken(*range(50, 60))
+    result = finish(simulation.start(question))
+    simulation.assert_right(result, question, 20)
+    first_sample_s = simulation.called("vocoder.start")[0].at_s
+    simulation.clock.sleep(10.0)
+    prefills = simulation.called("thinker.prefill")
+    assert [call.size for call in prefills] == [128, 10, 128, 44]
+    assert prefills[1].at_s == pytest.approx(1.28)
+    assert prefills[2].at_s > first_sample_s
+    assert sizes_of(simulation, "talker.extend") == [298]  # two rows, of the role, were copied
+    simulation.assert_idle()
+    assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
+
+
+def test_a_warm_up_runs_beside_a_listener_who_never_runs_dry(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate(replace(PER_ROW, thinker_prefill_s=lambda rows: rows * 0.002))
+    stream = simulation.start(spoken(*range(50)), 60)
+    warm_up(simulation, spoken(*(100 + n % 200 for n in range(298))))
+    reply = take_reply(stream, 0.0, simulation.clock)
+    assert reply.underruns == 0
+    pieces = [call.at_s for call in simulation.called("thinker.prefill")[1:]]
+    times, first_s = reply.result.timings, simulation.called("vocoder.start")[0].at_s
+    assert len(pieces) == 3
+    assert first_s < pieces[0]
+    assert pieces[-1] < times.total_s

@@ -170,17 +170,24 @@ class Engines:
     """The engines of one pipeline. talker and vocoder are None where the checkpoint can't speak.
 
     enter_thread: called once in each thread that will call an engine, before it does.
+    shares_cores: whether the engines' calls share cores, so that one waits for another.
     """
 
     thinker: Thinker
     talker: Talker | None
     vocoder: Vocoder | None
     enter_thread: Callable[[], None] = lambda: None
+    shares_cores: bool = False
 
     @staticmethod
-    def of(built: StageEngines, enter_thread: Callable[[], None] = lambda: None) -> "Engines":
+    def of(
+        built: StageEngines,
+        enter_thread: Callable[[], None] = lambda: None,
+        shares_cores: bool = False,
+    ) -> "Engines":
         """Make one of engines by stage, of which the thinker is there."""
-        return Engines(built["thinker"], built.get("talker"), built.get("vocoder"), enter_thread)
+        talker, vocoder = built.get("talker"), built.get("vocoder")
+        return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores)
 
 
 class DecoderSlots(Protocol):

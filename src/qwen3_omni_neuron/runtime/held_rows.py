@@ -53,6 +53,10 @@ class HeldRows:
         with self._lock:
             self._rows[slot] = rows
 
+    def shared(self, keys: RowKeys, cache_key: str | None) -> int:
+        """Return how many of a prompt's first rows some slot holds."""
+        return self._best(range(len(self._rows)), keys, cache_key)[1]
+
     def choose(self, free: Sequence[int], keys: RowKeys, cache_key: str | None) -> int:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
 

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
@@ -82,13 +83,16 @@ class Pipeline:
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.reuses = reuse and all(part.extends for part in parts)
         shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
-        self._thinker = ThinkerStage(engines.thinker, shared, self._admit_warm_up)
+        vocoder = engines.vocoder
+        frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
+        right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
+        self._thinker = ThinkerStage(engines.thinker, shared, right_of_way)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, shared, self._wake)
             self._talker = TalkerStage(
-                engines.talker, config.talker, shared, self._vocoder.on_frame
+                engines.talker, config.talker, shared, right_of_way, self._on_frame
             )
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:
@@ -124,8 +128,9 @@ class Pipeline:
     def warm_up(self, request: Request) -> WarmUp:
         """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
 
-        They are for a request that will begin with them. The work waits until a slot is free and
-        nobody would wait for it, and ends where a request needs the slot. Raises ClosedError.
+        They are for a request that will begin with them. The work waits for a slot that is free,
+        and for pauses in which nobody has to wait for it (see runtime.priority); it ends where a
+        request needs the slot. Raises ClosedError.
         """
         never_s = threading.TIMEOUT_MAX
         request = replace(
@@ -136,7 +141,7 @@ class Pipeline:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
             self._warm_ups.append((live, tasks))
-            self._thinker.changed.notify_all()
+            self._admit()
         return WarmUp(live, self.clock)
 
     def cancel(self, live: LiveRequest) -> None:
@@ -188,23 +193,24 @@ class Pipeline:
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to the first requests of the queue. The lock is held."""
+        """Give free slots to the first requests of the queue, and to one warm-up at a time.
+
+        The lock is held.
+        """
         while self._queue and (self._free_slots or self._queue[0][0].ended):
             live, tasks = self._queue.popleft()
             if live.ended:
                 continue
             self._start(live, tasks)
+        running = [live for live in self._running if live.request.warm_up]
         if self._queue:
-            for live in self._running:
-                if live.request.warm_up:
-                    live.end()
-
-    def _admit_warm_up(self) -> None:
-        """Start the first warm-up, where nobody would wait for it. The lock is held."""
-        while self._warm_ups and self._warm_ups[0][0].ended:
-            self._warm_ups.popleft()
-        if self._warm_ups and self._free_slots and not self._running:
-            self._start(*self._warm_ups.popleft())
+            for live in running:
+                live.end()
+        while self._warm_ups and self._free_slots and not running:
+            live, tasks = self._warm_ups.popleft()
+            if not live.ended:
+                self._start(live, tasks)
+                running.append(live)
 
     def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
         """Give a request a slot and its tasks to the stages. The lock is held."""
@@ -226,6 +232,11 @@ class Pipeline:
             self._free_slots.append(live.slot)
             live.output.changed.notify_all()
             self._admit()
+
+    def _on_frame(self, live: LiveRequest) -> None:
+        """Pass on that a request has a new frame, or its last. The lock is held."""
+        self._vocoder.on_frame(live)
+        self._thinker.on_frame()
 
     def _wake(self) -> None:
         """Let every stage select again: a request has ended, or a queue has space again."""

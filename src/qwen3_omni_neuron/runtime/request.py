@@ -14,6 +14,9 @@ from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
 
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
+# Chunks after which a player has more audio than a start needs: the first one, which may be small,
+# and the second, which must be there before the first one has been played.
+START_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,11 @@ class LiveRequest:
         self.reused_rows = 0  # of the prompt, in the thinker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
+        self.chunks = 0  # that the vocoder has decoded
+        self.chunk_due = (
+            False  # the vocoder decodes its next chunk now, or next; until START_CHUNKS
+        )
+        self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(("thinker", "talker", "vocoder"))
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
@@ -121,6 +129,11 @@ class LiveRequest:
     def waiting_frames(self) -> int:
         """Frames that the vocoder has not decoded."""
         return len(self.codes) - self.decoded_frames
+
+    @property
+    def speech_over(self) -> bool:
+        """True where all of its speech was decoded, or it has none."""
+        return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
         """Return the time by the clock at which a wait for this request is too long.

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -72,12 +73,13 @@ class TalkerStage(Stage[TalkerTask]):
         engine: Talker,
         config: TalkerConfig,
         shared: Shared,
+        right_of_way: RightOfWay,
         on_frame: Callable[[LiveRequest], None],
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._held = HeldRows(engine.slots, shared.lock)
+        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots, shared.lock)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
@@ -100,10 +102,15 @@ class TalkerStage(Stage[TalkerTask]):
         return partial(self._work, first, stepping, new)
 
     def _select_warm_up(self) -> Work | None:
-        """Return the extension of a warm-up, where the thinker is ready with one."""
+        """Return the extension of a warm-up that the thinker is ready with, in a pause."""
         tasks = (task for task in self._tasks if task.phase is Phase.EXTEND)
         task = next((task for task in tasks if task.live.accepted is not None), None)
-        return None if task is None else partial(self._warm_up, task)
+        if task is None:
+            return None
+        # No row of the talker takes longer than one of the thinker, whose time is known.
+        expected_s = self._right_of_way.expected_s(len(task.wanted.prompt.token_ids))
+        pause = self._right_of_way.may_warm(expected_s, self._clock.now())
+        return partial(self._warm_up, task) if pause else None
 
     def _warm_up(self, task: TalkerTask) -> None:
         extended = self._call_engine((task,), self._extend)
