@@ -44,8 +44,8 @@ class ThinkerStage(Stage[ThinkerTask]):
         self._engine, self._right_of_way = engine, right_of_way
 
     def on_frame(self) -> None:
-        """Wake this stage where a new frame may end a hold. The lock is held."""
-        if self._right_of_way.frame_ends_hold():
+        """Wake this stage, whose steps may wait for a new frame. The lock is held."""
+        if self._tasks and self._right_of_way.shares_cores:
             self.changed.notify_all()
 
     def _select(self) -> Work | float | None:
