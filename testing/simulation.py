@@ -1,7 +1,7 @@
 """The real pipeline over engines that only take time, in time that passes by itself."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ class Simulation:
     sizes: Sizes = field(default_factory=Sizes)
     frames: int | None = None
     max_queued: int = 16
+    shares_cores: bool = False
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -54,6 +55,7 @@ class Simulation:
             on_call=self._on_call,
         )
         engines = timed_engines(self.clock, self.times, script, self.sizes)
+        engines = replace(engines, shares_cores=self.shares_cores)
         self.pipeline = Pipeline(engines, self.config, self.max_queued, self.clock)
 
     def on_call(self, name: str, slots: Sequence[int]) -> None:

@@ -88,7 +88,7 @@ def test_the_ports_way_is_what_it_is_said_to_be(port: StageProfile) -> None:
 # Ours
 
 
-@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.8), ("split", 0.76)])
+@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.76), ("split", 0.76)])
 def test_ours_is_below_its_goal_at_the_ports_latencies(
     port: StageProfile, placement: str, goal_s: float
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_vocoder_call_that_costs_more_than_its_sound_is_made_of_more_frames(
 
 
 def test_a_first_chunk_too_small_for_shared_cores_runs_dry(port: StageProfile) -> None:
-    assert case(port, ramp(1), "shared", 1, FEW)["underruns"] == len(FEW)
+    assert case(port, ramp(1), "shared", 1, FEW)["underruns"] >= len(FEW)
     assert case(port, ramp(1), "split", 1, FEW)["underruns"] == 0
     assert case(port, ramp(8), "shared", 1, FEW)["underruns"] == 0
     assert case(port, ramp(8), "shared", 1, FEW)["first_chunks"][:3] == (8, 16, 25)

@@ -1,48 +1,50 @@
-"""Right of way: which request's work waits for another one's, so that no listener waits for text.
+"""Right of way: which request's work waits for another one's, so that no listener has to wait.
 
 The thinker's stage asks `RightOfWay` before each call. A *starter* is a speaking request whose text
-has begun and whose first sample is not out. A *listener* is one whose first sample is out and whose
-speech is not over. Audio *lasts* until a player that started at the first sample has played it.
+has begun and whose second audio chunk is not decoded; a *listener* is one with two chunks or more,
+until its speech is over. The second chunk counts, because the first is so small that it only lasts
+until then. Audio *lasts* until a player that started at the first sample has played it.
 
 1. **A step for a starter waits until its next frame needs the token**, where stages share cores:
-   the talker has used every token before it, and the vocoder has no first chunk to decode. While
-   there is a starter, a listener's text is at most one token ahead of its frames. Requests for text
-   alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the vocoder's call 7, a
-   thinker step 10. Text that ran ahead cost the first sample three steps: 73 ms after the first
-   token. With the rule it comes 43 ms after it, and the second token follows at once, 57 ms of
-   audio before the player needs it. A request without any progress for half of its wait_timeout_s
-   is held no longer, since tokens, too, are progress: the rule makes no request late.
+   the talker has used every token before it, and the vocoder has no chunk of it to decode. While
+   there is a starter, or a listener whose audio lasts less than SHORT_S, a listener's text is at
+   most one token ahead of its frames. Otherwise text runs ahead, since it is wanted early, too.
+   Requests for text alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the
+   vocoder's call 7, a thinker step 10. Where text runs ahead, three steps come between them: 79 ms
+   from the first token to the first sample. With the rule it is 43 ms. A request without progress
+   for half of its wait_timeout_s is held no longer: a token is progress, too, so that the rule
+   makes no request late.
 
 2. **A prompt waits for a listener who would run dry during its prefill and can be served first**,
-   and for a starter, with MARGIN. Where stages share cores nothing else runs during a prefill: the
-   listener has its decoded audio, and can be served first where its frames arrive so much faster
-   than they are played that the audio lasts long enough in time. Where the thinker has cores of its
-   own, the listener also has its frames and the tokens that were written for it, and is served by
-   the thinker's next steps. "In time": a prompt that is the next one waits at most as long as its
-   own prefill is expected to take, and never so long that its first token would be late. So no
-   prompt takes more than twice its time, and where the listeners can't be served in that time,
-   such as beside eight of them on slow cores, it does not wait at all. Example: a prefill of 600
-   ms, a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms. It gains 50 ms of
-   audio in 30 ms, so that 750 ms are there after 270 ms; then the prefill begins.
+   and for a starter. Where stages share cores nothing else runs during a prefill: the listener has
+   its decoded audio, which must last MARGIN times the prefill and one frame. It can be served first
+   where its frames arrive so much faster than they are played that the audio will last so long in
+   time. Where the thinker has cores of its own, the listener also has its frames and its tokens,
+   and is served by the thinker's next steps. "In time": the next prompt waits at most as long as
+   its own prefill is expected to take, and never so long that its first token would be late. So a
+   prompt takes at most twice its time, and where listeners can't be served within that, such as
+   eight of them on slow cores, it does not wait at all. Example: a prefill of 400 ms, and a
+   listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms. It needs
+   1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
 
-3. **Speech that is still arriving is prefilled only where nobody waits** (`may_warm`): no request
-   waits for its first token or first sample, none writes text without speech, and every listener's
-   audio lasts longer than the piece is expected to take, with MARGIN. Example: a window of 104 rows
-   takes 54 ms, and two listeners have 2 s and 60 ms of audio. 60 ms are less than 1.25 * 54 ms: the
-   piece waits until the second one's next chunk is decoded.
+3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
+   no request waits for its first token or its first two chunks, none writes text without speech,
+   and every listener's audio lasts MARGIN times the expected time of the piece and of a frame.
+   Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
+   70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
 
 The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
 many rows; 0 before the first one was measured.
 """
 
 import math
-import statistics
 from collections.abc import Collection
 from itertools import pairwise
 
 from qwen3_omni_neuron.runtime.request import START_CHUNKS, LiveRequest
 
 MARGIN = 1.25  # factor on the expected time of a prefill
+SHORT_S = 0.25  # audio of a listener below which no text runs ahead
 LEAST_HOLD_S = 1e-4  # shorter holds are none: a wait would not be that exact
 
 
@@ -54,7 +56,7 @@ class RightOfWay:
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
-        self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
+        self.shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
         self._row_s: dict[int, float] = {}  # seconds a row, by the rows' number of binary digits
         self._step_s = 0.0
@@ -81,13 +83,13 @@ class RightOfWay:
         This is rule 1. The answer may become 0 earlier: with a frame, the first sample, or the end
         of a request.
         """
-        if not self._shares_cores or live.request.talker is None or live.speech_ended:
+        if not self.shares_cores or live.request.talker is None or live.speech_ended:
             return 0.0
         ahead = len(live.token_ids) - len(live.codes)
         if _starts(live):
             wanted = ahead <= 0 and not live.chunk_due
         else:
-            wanted = ahead <= 1 or not any(_starts(other) for other in self._running)
+            wanted = ahead <= 1 or not any(self._is_short(o, now) for o in self._running)
         if wanted:
             return 0.0
         release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
@@ -121,9 +123,12 @@ class RightOfWay:
             return False
         return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
 
-    def frame_ends_hold(self) -> bool:
-        """Return whether a new frame may end a hold of rule 1."""
-        return self._shares_cores and any(_starts(live) for live in self._running)
+    def _is_short(self, live: LiveRequest, now: float) -> bool:
+        """Return whether a request is a starter, or a listener with little audio."""
+        if _starts(live):
+            return True
+        short = live.plays_until_s - now < SHORT_S and live.output.has_space_for_chunk
+        return short and _speaks(live)
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
         """Return how much more audio a request needs to last until its next frame, 0 where none.
@@ -131,7 +136,7 @@ class RightOfWay:
         That frame comes after a prefill of expected_s.
         """
         lasts_s = max(0.0, live.plays_until_s - now)
-        if self._shares_cores:
+        if self.shares_cores:
             next_s = _frame_s(live) or 0.0
         elif live.text.closed or live.speech_ended:
             return 0.0
@@ -149,7 +154,7 @@ class RightOfWay:
         missing_s = self._missing_s(live, expected_s, now)
         if not missing_s:
             return 0.0
-        if not self._shares_cores:
+        if not self.shares_cores:
             if not (live.text.has_space and live.output.has_space_for_token):
                 return math.inf  # its caller does not read
             return max(LEAST_HOLD_S, math.ceil(missing_s / self._frame_audio_s) * self._step_s)
@@ -164,12 +169,12 @@ class RightOfWay:
 
 
 def _frame_s(live: LiveRequest) -> float | None:
-    """Return the median of the last intervals between frames, None before there are two frames.
+    """Return the shortest of the last intervals between frames, None before there are two frames.
 
-    Not the mean: a frame that waited for another prompt says nothing of those to come.
+    The others may have waited for another prompt, or for a request that has ended since.
     """
     intervals = [after - before for before, after in pairwise(live.frame_times)]
-    return statistics.median(intervals) if intervals else None
+    return min(intervals) if intervals else None
 
 
 def _speaks(live: LiveRequest) -> bool:

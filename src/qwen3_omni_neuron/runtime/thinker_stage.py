@@ -55,8 +55,8 @@ class ThinkerStage(Stage[ThinkerTask]):
         self.held = HeldRows(engine.slots, shared.lock)
 
     def on_frame(self) -> None:
-        """Wake this stage where a new frame may end a hold. The lock is held."""
-        if self._right_of_way.frame_ends_hold():
+        """Wake this stage, whose steps may wait for a new frame. The lock is held."""
+        if self._tasks and self._right_of_way.shares_cores:
             self.changed.notify_all()
 
     def _select(self) -> Work | float | None:
