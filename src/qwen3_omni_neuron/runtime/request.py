@@ -97,6 +97,7 @@ class LiveRequest:
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
+        self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
         self.chunks = 0  # that the vocoder has decoded
         self.chunk_due = (
             False  # the vocoder decodes its next chunk now, or next; until START_CHUNKS
