@@ -12,7 +12,7 @@ import torch
 from bench.replay import OURS, PROFILES, case
 from bench.replaying.load import make_load
 from bench.replaying.profiles import StageProfile
-from bench.replaying.simulation import GREEDY, replay
+from bench.replaying.simulation import GREEDY
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
@@ -127,10 +127,11 @@ def test_a_held_thinker_makes_no_request_late(simulate: Simulate) -> None:
 # A prompt beside listeners
 
 
-def test_a_listener_has_text_while_another_prompt_is_prefilled(port: StageProfile) -> None:
-    """Cores of their own: without text the talker stands still for 668 ms."""
-    replies = replay(port, OURS, "split", 2, make_load(2, seed=0)).replies
-    assert max(reply.silent_s for reply in replies) < 0.02
+def test_listeners_have_text_while_other_prompts_are_prefilled(port: StageProfile) -> None:
+    """Cores of their own: a talker without text stands still for 668 ms, 5.3 s in all of these."""
+    four_at_once = case(port, OURS, "split", 4, make_load(40, seed=0))
+    assert four_at_once["silent_s"] < 1.5
+    assert four_at_once["ttfb_mean_s"] < 1.2, "1.3 without the rule"
 
 
 def make_live(talks: bool = True, first_token_timeout_s: float = 1e6) -> LiveRequest:
@@ -150,7 +151,7 @@ def listener(buffered_s: float, frame_s: float = 0.03, tokens: int = 20) -> Live
     live = make_live()
     live.timestamps.first_token_s = live.timestamps.first_sample_s = -1.0
     live.token_ids, live.codes = [0] * tokens, [torch.zeros(16)] * 20
-    live.decoded_frames, live.chunks = 20, START_CHUNKS
+    live.decoded_frames, live.chunks, live.chunk_wanted = 20, START_CHUNKS, 3
     live.plays_until_s = buffered_s
     live.frame_times.extend(-frame_s * n for n in range(9, 0, -1))
     return live
@@ -199,8 +200,8 @@ def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
     ("live", "waits"),
     [
         (listener(0.1, tokens=20), True),
-        (listener(0.1, tokens=25), True),  # 0.1 + 5 * 0.08 are less than 1.25 * 0.41
-        (listener(0.1, tokens=26), False),
+        (listener(0.1, tokens=27), True),  # 0.1 + (7 - 2) * 0.08 are less than 1.25 * 0.41
+        (listener(0.1, tokens=28), False),
         (listener(0.1, frame_s=0.2, tokens=20), True),  # tokens are what it lacks, not frames
         (starter(), True),
     ],

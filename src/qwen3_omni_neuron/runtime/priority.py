@@ -19,13 +19,13 @@ until then. Audio *lasts* until a player that started at the first sample has pl
    and for a starter. Where stages share cores nothing else runs during a prefill: the listener has
    its decoded audio, which must last MARGIN times the prefill and one frame. It can be served first
    where its frames arrive so much faster than they are played that the audio will last so long in
-   time. Where the thinker has cores of its own, the listener also has its frames and its tokens,
-   and is served by the thinker's next steps. "In time": the next prompt waits at most as long as
-   its own prefill is expected to take, and never so long that its first token would be late. So a
-   prompt takes at most twice its time, and where listeners can't be served within that, such as
-   eight of them on slow cores, it does not wait at all. Example: a prefill of 400 ms, and a
-   listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms. It needs
-   1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
+   time. Where the thinker has cores of its own, the listener also has its frames and its tokens, as
+   far as they fill chunks, and is served by the thinker's next steps. "In time": the next prompt
+   waits at most as long as its own prefill is expected to take, and never so long that its first
+   token would be late. So a prompt takes at most twice its time, and where listeners can't be
+   served within that, such as eight of them on slow cores, it does not wait at all. Example: a
+   prefill of 400 ms, and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms.
+   It needs 1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
 
 3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
    no request waits for its first token or its first two chunks, none writes text without speech,
@@ -142,8 +142,9 @@ class RightOfWay:
             return 0.0
         else:
             next_s = self._step_s
-            # Each token becomes a frame: these are the tokens and the frames not decoded yet.
-            lasts_s += (len(live.token_ids) - live.decoded_frames) * self._frame_audio_s
+            # Each token becomes a frame. The last of them may not fill a chunk, and then they wait.
+            coming = len(live.token_ids) - live.decoded_frames - (live.chunk_wanted - 1)
+            lasts_s += max(0, coming) * self._frame_audio_s
         return max(0.0, (expected_s + next_s) * MARGIN - lasts_s)
 
     def _serving_s(self, live: LiveRequest, expected_s: float, now: float) -> float:

@@ -105,6 +105,7 @@ class LiveRequest:
         self.reused_rows = 0  # of the prompt, in the thinker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
+        self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
         self.chunks = 0  # that the vocoder has decoded
         self.chunk_due = (
             False  # the vocoder decodes its next chunk now, or next; until START_CHUNKS

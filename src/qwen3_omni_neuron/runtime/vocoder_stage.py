@@ -89,7 +89,7 @@ class VocoderStage(Stage[VocoderTask]):
         live, pending = task.live, task.live.waiting_frames
         if not pending or not live.output.has_space_for_chunk:
             return 0
-        wanted = self._wanted(task, pending)
+        wanted = live.chunk_wanted = self._wanted(task, pending)
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
