@@ -91,6 +91,7 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.vs_transformers --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
 	$(VENV)/bin/python -m bench.concurrency --json $(BENCH_RESULTS)/concurrency.json
 	$(VENV)/bin/python -m bench.long_audio --json $(BENCH_RESULTS)/long_audio.json
+	$(VENV)/bin/python -m bench.sessions --json $(BENCH_RESULTS)/sessions.json
 	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \
 	    --thinker-max-new-tokens 48 --timeline 1 --save-audio $(BENCH_RESULTS)/ttfb_rtf \
 	    --json $(BENCH_RESULTS)/ttfb_rtf.json

@@ -99,6 +99,16 @@ class Reply:
         return "".join(kept)
 
 
+def mean_pace(replies: Sequence[Reply]) -> float:
+    """Return the bytes of text in a second of a session's speech; BYTES_PER_S before there is any.
+
+    Replies whose speech did not come to its own end do not count.
+    """
+    spoken = [reply for reply in replies if reply.spoken_bytes]
+    text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
+    return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
+
+
 class ReplyStream(SpeechStream):
     """Stream of a session's reply: a SpeechStream that notes what the caller was given."""
 
@@ -172,7 +182,9 @@ class Session:
         self._clip: GrowingClip | None = None  # the last item of _turn
         self._reply: Reply | None = None
         self._stream: Callable[[], ReplyStream | None] = lambda: None
-        self._warmed_windows = -1  # of _clip; -1: nor what comes before it
+        # Windows of _clip, and its peak, when they were last computed ahead; None: not yet, nor
+        # what comes before the clip.
+        self._warmed: tuple[int, float] | None = None
         self._warming: list[WarmUp] = []
         self._closed = False
         first = [] if system is None else [{"role": "system", "content": system}]
@@ -218,7 +230,7 @@ class Session:
             clip = self._clip or self._load.growing_clip(sampling_rate, "append_audio")
             clip.push(samples, sampling_rate)
             if self._clip is None and clip.begun:
-                self._clip, self._warmed_windows = clip, -1
+                self._clip, self._warmed = clip, None
                 self._turn = self._turn or _Turn("user")
                 self._turn.add([clip], [{"type": "audio"}], [AudioItem(clip)])
             if self._clip is not None:
@@ -257,7 +269,7 @@ class Session:
                 )
             request = self._model.request(self._prompt(read), parsed, speak, arrived_s)
             self._end_warming(parsed.first_token_timeout_s)
-            reply = Reply(speak, self._pace())
+            reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
             stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)
             if self._turn is not None:
                 self._history.append(self._turn)
@@ -360,18 +372,16 @@ class Session:
         media = [medium for turn in read for medium in turn.media]
         return self._model.conversation.assemble(messages, media, growing)
 
-    def _pace(self) -> float:
-        """Return the bytes of text that a second of speech has had so far."""
-        spoken = [e for e in self._history if isinstance(e, Reply) and e.spoken_bytes]
-        text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
-        return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
-
     def _warm(self, clip: GrowingClip) -> None:
-        """Have the rows that are final computed ahead, where a window of the speech is new."""
+        """Have the rows that are final computed ahead.
+
+        Again where a window of the speech is new, or a louder moment may have changed one.
+        """
         model, windows = self._model, self._model.conversation.whole_windows(clip)
-        if not model.pipeline.reuses or windows == self._warmed_windows or self._streaming():
+        state = windows, clip.peak if windows else 0.0
+        if not model.pipeline.reuses or state == self._warmed or self._streaming():
             return
-        self._warmed_windows = windows
+        self._warmed = state
         prompt = self._prompt(self._read(), growing=True)
         if len(prompt) > model.most_tokens:
             return

@@ -75,9 +75,9 @@ def ours(document: str) -> list[tuple[list[str], Block]]:
 
 def test_the_documents_are_there() -> None:
     assert {"README.md", "CONTRIBUTING.md", "examples/README.md", "BENCHMARK.md"} < {*DOCUMENTS}
-    assert {f"docs/{name}.md" for name in ("options", "trn2", "architecture", "proof")} < {
-        *DOCUMENTS
-    }
+    assert {
+        f"docs/{name}.md" for name in ("options", "sessions", "trn2", "architecture", "proof")
+    } < {*DOCUMENTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

@@ -85,7 +85,7 @@ class Conversation:
         )
 
     def assemble(self, messages: Messages, media: Sequence[Media], growing: bool = False) -> Prompt:
-        """Make the prompt of messages that messages.read_messages has read.
+        """Make the prompt of messages that conversation.messages.read_messages has read.
 
         growing: the last item of the messages is a clip that still arrives. The prompt then ends
         with the last row that is final whatever follows: that of the clip's last whole window of

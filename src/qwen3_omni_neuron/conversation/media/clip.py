@@ -81,6 +81,11 @@ class GrowingClip(Clip):
         """True where any piece had a sample."""
         return self._audio.begun
 
+    @property
+    def peak(self) -> float:
+        """Loudest value so far, as conversation.media.log_mel.LogMelStream has it."""
+        return self._stream.peak
+
     def push(self, piece: Any, sampling_rate: Any) -> None:
         """Take the next piece; see conversation.media.audio.ArrivingAudio.push."""
         self._add(self._audio.push(piece, sampling_rate))
