@@ -386,12 +386,11 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
     while not (copy / "vision").exists():
-        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it was interrupted"
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said

@@ -212,9 +212,10 @@ class TalkerStage(Stage[TalkerTask]):
                 [draws[task] for task in tasks],
             ).unbind()
 
-        for task, codes in self._call_engine(list(code0), predict):
-            with self._lock:
-                now = self._clock.now()
+        predicted = self._call_engine(list(code0), predict)
+        with self._lock:
+            now = self._clock.now()
+            for task, codes in predicted:
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)
