@@ -25,7 +25,7 @@ GREEDY = SamplingParams(do_sample=False)
 
 @dataclass
 class Call:
-    """One engine call: its start, its slots, and its size, see timed_engines.Script."""
+    """One engine call: its start, its slots, and its size, see testing.timed_engines.Script."""
 
     name: str
     at_s: float

@@ -233,7 +233,7 @@ def test_a_copy_that_fails_leaves_no_rows_to_reuse(
         self._engine.prefill(target, other)
         raise RuntimeError("the engine failed at a copy")
 
-    monkeypatch.setattr(_Watched, "copy", fail)
+    monkeypatch.setattr(_Thinker, "copy", fail)
     with pytest.raises(RuntimeError, match="at a copy"):
         reusing.generate_audio([SYSTEM, user(text("Tell me of birds"))], seed=1, **LIMITS)
     monkeypatch.undo()
