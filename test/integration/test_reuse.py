@@ -219,27 +219,27 @@ def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
 
 
 def test_a_copy_that_fails_leaves_no_rows_to_reuse(
-    reusing: Qwen3Omni, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, anew: Qwen3Omni, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    long: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
-    questions = [[SYSTEM, user(text(f"Number {n}?"))] for n in range(5)]
-    for messages in (long, *questions[:3]):
-        reusing.generate_audio(messages, seed=1, **LIMITS)
-
-    other = reusing.conversation.prompt([user(text("Some other words, many of them, " * 9))])
+    first: Messages = [user(text("Some other words, many of them. " * 9))]
+    second: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
+    third: Messages = [SYSTEM, user(text("Who are you?"))]
 
     def fail(self: _Watched, source: int, target: int, rows: int) -> None:
         """Fail with the target's rows overwritten."""
-        self._engine.prefill(target, other)
+        self._engine.copy(source, target, rows)
         raise RuntimeError("the engine failed at a copy")
 
-    monkeypatch.setattr(_Thinker, "copy", fail)
-    with pytest.raises(RuntimeError, match="at a copy"):
-        reusing.generate_audio([SYSTEM, user(text("Tell me of birds"))], seed=1, **LIMITS)
-    monkeypatch.undo()
-    for messages in (*questions, long):
-        again = reusing.generate_audio(messages, seed=1, **LIMITS)
-        assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
+    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:
+        for messages in (first, second):
+            omni.generate_audio(messages, seed=1, **LIMITS)
+        monkeypatch.setattr(_Thinker, "copy", fail)
+        with pytest.raises(RuntimeError, match="at a copy"):  # to the slot of the first
+            omni.generate_audio(third, seed=1, **LIMITS)
+        monkeypatch.undo()
+        for messages in (first, second, third):
+            again = omni.generate_audio(messages, seed=1, **LIMITS)
+            assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
 
 
 CONTENTS = [
