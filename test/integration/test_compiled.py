@@ -532,6 +532,8 @@ def test_doctor_reports_in_markdown(
         "| qwen3-omni-neuron | 0.1.0 |",
         f"| torch | {metadata.version('torch')} |",
         "| neuronx-cc | 2.26.* | not installed | |",
+        "| cpu | reused |",
+        "| neuron | none: each prompt is computed anew |",
         "| NEURON_RT_VISIBLE_CORES | 0-7 |",
         "| NEURON_CC_FLAGS | not set |",
     ):

@@ -42,13 +42,14 @@ class Arriving:
 
     def finish(self) -> list[int]:
         """Encode the last window, and those anew whose values a later peak changed: which."""
-        self._take(self.stream.finish())
+        frames, peak = self.stream.finish()
+        self._take(frames)
         if self.frames.shape[1]:
-            self._encode(self.frames)
+            self._encode(self.frames, peak)
         anew = []
-        for index, (window, peak) in enumerate(zip(self.windows, self.peaks, strict=True)):
-            now = scaled(window.clone(), self.stream.peak)
-            if not torch.equal(scaled(window.clone(), peak), now):
+        for index, (window, before) in enumerate(zip(self.windows, self.peaks, strict=True)):
+            now = scaled(window.clone(), peak)
+            if not torch.equal(scaled(window.clone(), before), now):
                 self.rows[index] = self._rows(now)
                 anew.append(index)
         return anew
@@ -56,13 +57,13 @@ class Arriving:
     def _take(self, frames: Tensor) -> None:
         self.frames = torch.cat((self.frames, frames), 1)
         while self.frames.shape[1] >= self.config.window_mel_frames:
-            self._encode(self.frames[:, : self.config.window_mel_frames])
+            self._encode(self.frames[:, : self.config.window_mel_frames], self.stream.peak)
             self.frames = self.frames[:, self.config.window_mel_frames :]
 
-    def _encode(self, window: Tensor) -> None:
+    def _encode(self, window: Tensor, peak: float) -> None:
         self.windows.append(window)
-        self.peaks.append(self.stream.peak)
-        self.rows.append(self._rows(scaled(window.clone(), self.stream.peak)))
+        self.peaks.append(peak)
+        self.rows.append(self._rows(scaled(window.clone(), peak)))
 
     def _rows(self, mel: Tensor) -> Tensor:
         (batch,) = window_batches([mel], self.config, 1)
@@ -105,7 +106,7 @@ def test_windows_encoded_while_the_clip_arrives(
 ) -> None:
     assert models.audio_encoder is not None
     samples = clip(levels)
-    whole = log_mel([samples], settings)
+    whole = [log_mel(samples, settings)]
     batches = window_batches(whole, config.thinker.audio, 8)
     rows = torch.cat([models.audio_encoder(*batch)[batch.valid] for batch in batches])
     arriving = Arriving(models, config, settings)
@@ -159,7 +160,7 @@ def sound(seconds):
 def encode(seconds):
     item = {"audio": sound(seconds), "sampling_rate": 16000}
     waveform = load_waveform(item, 16000, "hour", limit_s=3600.0)
-    mel = log_mel([waveform], settings)[0]
+    mel = log_mel(waveform, settings)
     rows = CpuAudio(models.audio_encoder).encode([mel])
     assert rows.isfinite().all() and len(rows) == config.thinker.audio.tokens(mel.shape[1])
     return rows, (waveform.nbytes + mel.nbytes + rows.nbytes) / 2**20

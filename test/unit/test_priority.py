@@ -92,7 +92,7 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunks_and_no_others(
 def test_text_alone_is_written_beside_a_starter(simulate: Simulate) -> None:
     simulation = simulate(Times(0.1, 0.01, 0.01, 1.0, 0.02, 0.02, 0.03), shares_cores=True)
     speaking = simulation.start(TOKENS * 10)
-    writing = finish(simulation.start(TOKENS * 10, speak=False))
+    writing = finish(simulation.start(TOKENS[::-1] * 10, speak=False))
     # A prefill, the wait of rule 2, a prefill and 70 steps, while the talker prefills for 1 s.
     assert writing.timings.total_s == pytest.approx(0.3 + 0.7)
     assert len(speaking._live.token_ids) == 1

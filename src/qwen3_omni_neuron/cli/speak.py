@@ -53,8 +53,8 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser, "the small one that ships with the package")
     for option in REQUEST_OPTIONS:
-        if option.name == "thinker_eos_token_id":
-            continue  # for programs that know the tokenizer
+        if option.name in ("thinker_eos_token_id", "cache_key"):
+            continue  # for programs that know the tokenizer, or serve several callers
         parse_value, metavar = _flag_type(option)
         parser.add_argument(
             "--" + option.name.replace("_", "-"),

@@ -30,21 +30,25 @@ def read_messages(
         )
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")
-    reader = _Reader(reserved, load)
+    reader = MessageReader(reserved, load)
     checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
     return checked, reader.media
 
 
-class _Reader:
-    """Checker of messages, which collects their media."""
+class MessageReader:
+    """Checker of messages one by one, which collects their media in order.
+
+    reserved, load: as `read_messages` has them.
+    """
 
     def __init__(self, reserved: Sequence[str], load: Loader[Any]):
         self._reserved, self._load = reserved, load
         self.media: list[Any] = []
 
     def message(self, message: Any, where: str) -> dict[str, Any]:
+        """Check a message; return it for a chat template. where: names it in errors."""
         if not isinstance(message, Mapping):
             raise MessageError(f"{where} is a {type(message).__name__}, not a dict.")
         role = _name_in(ROLES, message.get("role"))
@@ -53,9 +57,10 @@ class _Reader:
                 f"{where} has role {format_value(message.get('role'))}; it is one of "
                 f"{', '.join(ROLES)}."
             )
-        return {"role": role, "content": self._content(message.get("content"), role, where)}
+        return {"role": role, "content": self.content(message.get("content"), role, where)}
 
-    def _content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
+    def content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
+        """Check a message's content; return it for a chat template."""
         if isinstance(content, str):
             return self._text(content, role, where)
         if not _is_list(content):
@@ -63,9 +68,10 @@ class _Reader:
             raise MessageError(
                 f"{where} has content of type {kind}; give a string or a list of items."
             )
-        return [self._item(x, role, f"{where}.content[{i}]") for i, x in enumerate(content)]
+        return [self.item(x, role, f"{where}.content[{i}]") for i, x in enumerate(content)]
 
-    def _item(self, item: Any, role: str, where: str) -> dict[str, Any]:
+    def item(self, item: Any, role: str, where: str) -> dict[str, Any]:
+        """Check one item of a message's content; return it for a chat template."""
         if not isinstance(item, Mapping):
             raise MessageError(f"{where} is a {type(item).__name__}, not a dict with a type.")
         kind = _name_in(("text", *MEDIA_KINDS), item.get("type"))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
+from qwen3_omni_neuron.conversation.media.clip import GrowingClip, features
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
     ImageItem,
@@ -21,7 +22,7 @@ from qwen3_omni_neuron.conversation.media.items import (
     MediaLoader,
     VideoItem,
 )
-from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages
 from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
@@ -69,19 +70,38 @@ class Conversation:
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
         the message or item at fault.
         """
-        load = MediaLoader(
-            self._patches,
-            self._mel.rate,
-            use_audio_in_video,
-            most_tokens,
-            self._audio_tokens_per_s,
+        load = self.loader(use_audio_in_video, most_tokens)
+        return self.assemble(*read_messages(messages, self.reserved, load))
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Tokens that stand for media in a prompt, which no text may contain."""
+        return tuple(self._placeholders.values())
+
+    def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
+        """Return the reader of a conversation's media; `prompt` has the same arguments."""
+        return MediaLoader(
+            self._patches, self._mel, use_audio_in_video, most_tokens, self._audio_tokens_per_s
         )
-        checked, media = read_messages(messages, tuple(self._placeholders.values()), load)
-        waveforms = [m.waveform for m in media if m.waveform is not None]
-        mel = log_mel(waveforms, self._mel)
+
+    def assemble(self, messages: Messages, media: Sequence[Media], growing: bool = False) -> Prompt:
+        """Make the prompt of messages that messages.read_messages has read.
+
+        growing: the last item of the messages is a clip that still arrives. The prompt then ends
+        with the last row that is final whatever follows: that of the clip's last whole window of
+        the audio encoder, or the one before the clip. Rows before it change in two cases alone: a
+        later, louder moment of the clip can change its windows' features, and a clip that becomes
+        the longest the ends of the others. Such a prompt has no use for its talker's assistant
+        rows: they have the positions of a reply that begins there.
+        """
+        clips = [item.clip for item in media if item.clip is not None]
+        window = self._config.thinker.audio.window_mel_frames if growing else None
+        mel = features(clips, window)
         runs = self._runs(media, mel)
-        text = self._expand(self._template.render(checked), media, runs)
+        text = self._expand(self._template.render(messages), media, runs, growing)
         token_ids = torch.tensor(self._tokenizer.encode(text))
+        if growing and not len(runs[-1]):
+            runs, mel = runs[:-1], mel[:-1]
         placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
         user_tokens = user_positions(token_ids, self._config)
         rows = len(user_tokens) + ASSISTANT_ROWS
@@ -94,6 +114,11 @@ class Conversation:
             tuple(m.patches for m in media if isinstance(m, VideoItem)),
         )
 
+    def whole_windows(self, clip: GrowingClip) -> int:
+        """Count the whole windows of the audio encoder that a growing clip has so far."""
+        window = self._config.thinker.audio.window_mel_frames
+        return clip.complete_frames(window) // window
+
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(token_ids)
@@ -102,8 +127,7 @@ class Conversation:
         """Return the run of tokens of each item. mel: features of those with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
-            has_audio = item.waveform is not None
-            audio_tokens = c.audio.tokens(next(clips).shape[1]) if has_audio else 0
+            audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
             if isinstance(item, AudioItem):
                 runs.append(MediaRun(audio_tokens))
                 continue
@@ -113,8 +137,13 @@ class Conversation:
             runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
         return runs
 
-    def _expand(self, text: str, media: Sequence[Media], runs: Sequence[MediaRun]) -> str:
-        """Replace each item's one placeholder in the template's text by all of its tokens."""
+    def _expand(
+        self, text: str, media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
+    ) -> str:
+        """Replace each item's one placeholder in the template's text by all of its tokens.
+
+        growing: leave out what follows the last item.
+        """
         found = re.split(f"({'|'.join(map(re.escape, self._placeholders.values()))})", text)
         wanted = [self._placeholders[item.kind] for item in media]
         if found[1::2] != wanted:
@@ -123,7 +152,7 @@ class Conversation:
                 "write one placeholder an item, in their order."
             )
         found[1::2] = [self._tokens(item, run) for item, run in zip(media, runs, strict=True)]
-        return "".join(found)
+        return "".join(found[:-1] if growing else found)
 
     def _tokens(self, item: Media, run: MediaRun) -> str:
         own, audio = self._placeholders[item.kind], self._placeholders["audio"]

@@ -116,7 +116,7 @@ class RightOfWay:
 
     def may_warm(self, expected_s: float, now: float) -> bool:
         """Return whether a piece of a prompt that nobody waits for may be prefilled: rule 3."""
-        running = [live for live in self._running if not live.ended]
+        running = [live for live in self._running if not live.ended and not live.request.warm_up]
         if any(live.timestamps.first_token_s is None or _starts(live) for live in running):
             return False
         if any(_writes_alone(live) for live in running):

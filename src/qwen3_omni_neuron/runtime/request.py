@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
@@ -51,7 +52,10 @@ class Request:
 
     talker: None where the caller wants text alone. arrived_s: time by the clock when the request
     came, before its conversation was read. first_token_timeout_s: limit from then to the first
-    token. wait_timeout_s: limit between any two of its tokens, frames or chunks.
+    token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: of the
+    prompt's rows, by which rows are reused; None where none are. cache_key: only requests with the
+    same one share rows. warm_up: compute the prompt's rows, for a request that will begin with
+    them, and nothing after them.
     """
 
     thinker: ThinkerRequest
@@ -60,6 +64,9 @@ class Request:
     arrived_s: float
     first_token_timeout_s: float
     wait_timeout_s: float
+    keys: PromptKeys | None = None
+    cache_key: str | None = None
+    warm_up: bool = False
 
 
 @dataclass
@@ -95,6 +102,7 @@ class LiveRequest:
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
+        self.reused_rows = 0  # of the prompt, in the thinker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
         self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
