@@ -85,7 +85,7 @@ def replayed(options: argparse.Namespace) -> Iterator[Row]:
             for others in options.others:
                 for held in (0, MEAN_PROMPT_ROWS - OPEN_ROWS):
                     behaviour = EXTENDS if held else OURS
-                    load = [REPLAYED] * 5
+                    load = [REPLAYED] * 3
                     found = replay_after_speech(profile, behaviour, placement, load, held, others)
                     yield {
                         "kind": "replay",

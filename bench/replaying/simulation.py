@@ -89,8 +89,8 @@ def replay_after_speech(
     """Ask each request of a load when its speech ends, its first rows computed while it arrived.
 
     held_rows: of each prompt, computed by a warm-up; 0 for none. others: clients that ask cold
-    requests of the same lengths all the while. Returns the seconds from the end of each request's
-    speech to its first sample.
+    requests of the same lengths all the while, each when it has heard the last reply. Returns the
+    seconds from the end of each request's speech to its first sample.
     """
     clock = VirtualClock()
     cores = CoreGroups(clock, placement)
@@ -101,7 +101,8 @@ def replay_after_speech(
     def talk(number: int) -> None:
         while not asked:
             number = (number + 1) % len(load)
-            clients.ask(number, load[number], behaviour)
+            timings = clients.ask(number, load[number], behaviour).result.timings
+            clock.sleep(timings.audio_s - timings.total_s)
         ended.append(number)
 
     try:
