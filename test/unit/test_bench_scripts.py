@@ -16,6 +16,7 @@ import torch
 import bench
 from bench import (
     bandwidth,
+    end_of_speech,
     long_speech,
     stages,
     thinker_ttft,
@@ -383,6 +384,32 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
     assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
+
+
+def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
+    more = ["--seconds", "9", "--piece-ms", "200", "--turns", "1,3", "--others", "0,1"]
+    found = run(end_of_speech, [*more, "--rounds", "1", "--speed", "20"], tmp_path)
+    cases = [(r["reuse"], r["others"], r["turn"], r["piece_ms"]) for r in found.rows]
+    modes = (("on", 200), ("off", None))
+    assert cases == [(m, n, turn, ms) for m, ms in modes for n in (0, 1) for turn in (1, 3)]
+    for row in found.rows:
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert row["prompt_rows"] > 9 * 13 * (1 if row["turn"] == 1 else 2)
+        assert (row["reused_rows"] > 0) == (row["reuse"] == "on")
+    first, third = (row for row in found.rows if row["reuse"] == "on" and not row["others"])
+    assert third["reused_rows"] > first["prompt_rows"], "what was said before, at least"
+
+
+def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
+    """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
+    found = run(end_of_speech, ["--replay", "port-167,roofline", "--others", "0"], tmp_path)
+    assert all(row["kind"] == "replay" for row in found.rows)
+    seconds = {(r["profile"], r["placement"], r["held_rows"]): r["max_s"] for r in found.rows}
+    held = 1294 - end_of_speech.OPEN_ROWS
+    assert seconds["port-167", "shared", held] < 0.170
+    assert seconds["port-167", "split", held] < 0.150
+    assert seconds["port-167", "shared", 0] > 0.7
+    assert seconds["roofline", "shared", held] < seconds["roofline", "shared", 0]
 
 
 def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:

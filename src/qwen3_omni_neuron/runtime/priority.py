@@ -56,7 +56,7 @@ class RightOfWay:
     """
 
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
-        self.shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
+        self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
         self._row_s: dict[int, float] = {}  # seconds a row, by the rows' number of binary digits
         self._step_s = 0.0
@@ -83,7 +83,7 @@ class RightOfWay:
         This is rule 1. The answer may become 0 earlier: with a frame, the first sample, or the end
         of a request.
         """
-        if not self.shares_cores or live.request.talker is None or live.speech_ended:
+        if not self._shares_cores or live.request.talker is None or live.speech_ended:
             return 0.0
         ahead = len(live.token_ids) - len(live.codes)
         if _starts(live):
@@ -136,7 +136,7 @@ class RightOfWay:
         That frame comes after a prefill of expected_s.
         """
         lasts_s = max(0.0, live.plays_until_s - now)
-        if self.shares_cores:
+        if self._shares_cores:
             next_s = _frame_s(live) or 0.0
         elif live.text.closed or live.speech_ended:
             return 0.0
@@ -155,7 +155,7 @@ class RightOfWay:
         missing_s = self._missing_s(live, expected_s, now)
         if not missing_s:
             return 0.0
-        if not self.shares_cores:
+        if not self._shares_cores:
             if not (live.text.has_space and live.output.has_space_for_token):
                 return math.inf  # its caller does not read
             return max(LEAST_HOLD_S, math.ceil(missing_s / self._frame_audio_s) * self._step_s)

@@ -52,11 +52,12 @@ class ThinkerStage(Stage[ThinkerTask]):
     def __init__(self, engine: Thinker, shared: Shared, right_of_way: RightOfWay):
         super().__init__("thinker", shared)
         self._engine, self._right_of_way = engine, right_of_way
+        self._holds = False  # whether the last selection held something back
         self.held = HeldRows(engine.slots, shared.lock)
 
     def on_frame(self) -> None:
-        """Wake this stage, whose steps may wait for a new frame. The lock is held."""
-        if self._tasks and self._right_of_way.shares_cores:
+        """Wake this stage where it waits for a new frame (runtime.priority). The lock is held."""
+        if self._holds:
             self.changed.notify_all()
 
     def _select(self) -> Work | float | None:
@@ -75,6 +76,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                     holds.append(hold_s)
                 else:
                     writing.append(task)
+        self._holds = bool(holds)
         if new is None and not writing:
             return min(holds, default=None)
         return partial(self._work, new, writing)
