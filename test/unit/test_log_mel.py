@@ -134,6 +134,18 @@ def test_frames_are_the_same_whatever_the_blocks(settings: MelSettings, block: i
     assert torch.equal(scaled(raw, peak), log_mel(clip, settings))
 
 
+@pytest.mark.parametrize("frames", [3, 99, 199, 201, 203, 399, 407])
+def test_frames_are_the_same_however_many_follow(settings: MelSettings, frames: int) -> None:
+    """To the bit: a frame that is computed again where the clip goes on is the same."""
+    clip = speechlike(100_000)
+    early, late = LogMelStream(settings), LogMelStream(settings)
+    found = []
+    for stream, samples in ((early, clip[: frames * 160]), (late, clip)):
+        found.append(torch.cat((stream.push(samples), stream.finish()[0]), 1))
+    complete = frames - 2  # the last two see the clip's end
+    assert torch.equal(found[0][:, :complete], found[1][:, :complete])
+
+
 @pytest.mark.parametrize("samples", [0, 3, 200])
 def test_a_very_short_clip_beside_a_longer_one(
     extractor: Any, settings: MelSettings, samples: int

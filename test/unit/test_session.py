@@ -95,8 +95,9 @@ def test_a_clip_in_pieces_is_the_clip(
     if kind is np.int16:
         samples = (samples.clip(-1, 1) * 32767).astype(np.int16)
     samples = samples[:, 0] if channels == 1 else samples
+    other_order = np.asfortranarray(samples)  # numpy sums it in another order
     whole = omni.conversation.prompt(
-        [user({"type": "audio", "audio": samples, "sampling_rate": rate})]
+        [user({"type": "audio", "audio": other_order, "sampling_rate": rate})]
     )
     with omni.session() as session:
         for piece in pieces(samples, dice):
@@ -217,6 +218,22 @@ def test_a_later_louder_moment_changes_features_and_no_row(
     for early, late in itertools.pairwise([*warmed, final]):
         assert_prefix(early, late, same_features=False)
     assert not torch.equal(warmed[0].audio_mel[0], final.audio_mel[0][:, :800])
+
+
+def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed = capture_warm(omni, monkeypatch)
+    speech = noise(9, 16000)
+    with omni.session(**GREEDY) as session:
+        session.append("Hello")
+        stream = session.respond()
+        session.append_audio(speech, 16000)
+        assert not warmed
+        stream.close()
+        session.append_audio(speech[:1], 16000)
+        assert len(warmed) == 1
+        assert_prefix(warmed[0], session._prompt(session._read(), growing=True))
 
 
 def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) -> None:
