@@ -31,6 +31,7 @@ from bench.common.results import Results, ResultsError, load_results, publish
 from bench.common.work import Work, work_of
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing import report_cases
@@ -46,6 +47,9 @@ SKY = {"id": "sky", "messages": [{"role": "user", "content": "What colour is the
 HEARD = [{"type": "audio", "audio": str(QUESTION_WAV)}]
 SPOKEN = {"id": "spoken", "messages": [{"role": "user", "content": HEARD}]}
 LONG = {"id": "long", "messages": [{"role": "user", "content": "word " * 5000}]}
+needs_library = pytest.mark.skipif(
+    find_library() is None, reason="the C was not compiled, and these are the bytes that it reads"
+)
 FEW = ["--thinker-max-new-tokens", "4", "--talker-max-new-tokens", "7"]  # 6 frames
 
 
@@ -344,6 +348,7 @@ def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) 
     assert second["times_faster_than_mixed"] == gain
 
 
+@needs_library
 def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     models, _ = lay_out(RELEASED, ("thinker",))
     assert models.thinker is not None
@@ -373,6 +378,7 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     assert int8.weight_bytes == bytes_of(1, scales) + 4 * 152064
 
 
+@needs_library
 def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     models, _ = lay_out(RELEASED, ("talker",))
     assert models.code_predictor is not None and RELEASED.talker is not None
