@@ -32,8 +32,8 @@ class TalkerTask(Task):
     """A request in the talker stage.
 
     limit: most codec tokens, the one that ends speech included. start: user rows of the prompt that
-    its slot held before. row: token id of the text row that
-    the next call appends, None until it has been taken from the buffer.
+    its slot held before. row: token id of the text row that the next call appends, None until it
+    has been taken from the buffer.
     """
 
     def __init__(

@@ -23,8 +23,8 @@ class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: most tokens of text.
-    next_since_s: when its prompt became the next one to prefill; rows: how many rows of it no slot
-    held then.
+    next_since_s: when its prompt became the next one to prefill. rows: how many rows of the prompt
+    are to be computed, as far as is known.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -84,24 +84,18 @@ class ThinkerStage(Stage[ThinkerTask]):
     def _next_prompt(self, now: float) -> ThinkerTask | None:
         """Return the task whose prompt is the next one, a warm-up's only in a pause."""
         waiting = [task for task in self._tasks if task.last is None]
-        for task in waiting:
-            if not task.live.request.warm_up:
-                if task.next_since_s is None:
-                    task.next_since_s = now
-                    task.rows -= self._shared(task)
-                return task
-        for task in waiting:
-            rows = min(len(task.live.request.thinker.prompt) - self._shared(task), WARM_UP_ROWS)
-            if self._right_of_way.may_warm(self._right_of_way.expected_s(rows), now):
-                return task
-        return None
-
-    def _shared(self, task: ThinkerTask) -> int:
-        """Return how many of a prompt's first rows some slot holds."""
-        request = task.live.request
-        if request.keys is None:
-            return 0
-        return self.held.shared(request.keys.thinker, request.cache_key)
+        if not waiting:
+            return None
+        new = next((task for task in waiting if not task.live.request.warm_up), waiting[0])
+        request = new.live.request
+        if new.next_since_s is None:
+            new.next_since_s = now
+            if request.keys is not None:
+                new.rows -= self.held.shared(request.keys.thinker, request.cache_key)
+        if request.warm_up:
+            expected_s = self._right_of_way.expected_s(min(new.rows, WARM_UP_ROWS))
+            return new if self._right_of_way.may_warm(expected_s, now) else None
+        return new
 
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
@@ -171,9 +165,10 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
         """Pass the rows at media positions to the talker, where a warm-up is complete."""
-        held = self.held[task.slot]
+        held, rows = self.held[task.slot], len(task.live.request.thinker.prompt)
+        task.rows = rows - len(held.keys) if held else rows
         with self._lock:
-            if not task.live.ended and held and len(held.keys) == task.rows:
+            if not task.live.ended and not task.rows:
                 task.live.accepted = accepted
                 task.live.text.close()  # wakes the talker's stage
                 self._release(task)
