@@ -82,3 +82,10 @@ def reference(both_of_seed: BothMaker) -> Reference:
 def omni(both_of_seed: BothMaker) -> Qwen3Omni:
     """Ours in float32, with three slots."""
     return both_of_seed(1)[0]
+
+
+@pytest.fixture(scope="session")
+def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    """Ours as `omni`, but without reuse: a test may call its engines behind the runtime's back."""
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
+        yield omni

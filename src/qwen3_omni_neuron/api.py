@@ -52,7 +52,7 @@ class Qwen3Omni:
         conversation: Conversation,
         engines: Engines,
         max_queued: int,
-        reuse: bool,
+        reuse: bool = True,
     ):
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation

@@ -154,7 +154,7 @@ class RequestArguments(TypedDict, total=False):
     ]
     cache_key: Annotated[
         str | None,
-        OptionDoc("only requests with the same one reuse each other's rows", _NAME),
+        OptionDoc("only requests with the same one reuse each other's rows", _NAME, "one for all"),
     ]
     first_token_timeout_s: Annotated[
         float,

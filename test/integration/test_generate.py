@@ -72,13 +72,13 @@ def test_every_speaker_is_the_references(
     assert_same(ours, theirs, reference)
 
 
-def test_speakers_give_different_logits(omni: Qwen3Omni) -> None:
+def test_speakers_give_different_logits(bare: Qwen3Omni) -> None:
     """Codes would be too coarse: random weights hardly listen to one row among many."""
-    engines = omni._pipeline._engines
-    prompt = omni.conversation.prompt(TEXT)
+    engines = bare._pipeline._engines
+    prompt = bare.conversation.prompt(TEXT)
     _, accepted = engines.thinker.prefill(0, prompt)
     logits = []
-    for speaker_id in omni._config.talker.speaker_ids.values():
+    for speaker_id in bare._config.talker.speaker_ids.values():
         engines.talker.prepare(0, prompt.talker, speaker_id)
         logits.append(engines.talker.prefill(0, accepted, 5))
     assert not torch.allclose(logits[0], logits[1], atol=1e-3)
@@ -179,18 +179,18 @@ def test_token_0_is_spoken_like_any_other(
     "messages", [SYSTEM + TEXT, SYSTEM + EARLIER], ids=["text", "earlier-turns-and-clips"]
 )
 def test_every_talker_row_is_the_references(
-    omni: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch, messages: Any
+    bare: Qwen3Omni, reference: Reference, monkeypatch: pytest.MonkeyPatch, messages: Any
 ) -> None:
     """Prompt rows and decode rows: text row k at step k, tts_eos once, then tts_pad.
 
     A prompt without media goes in before the thinker has answered, and its last row as a step."""
-    talker = omni._pipeline._engines.talker
+    talker = bare._pipeline._engines.talker
     rows: list[torch.Tensor] = []
     fill, advance = talker._fill, talker._advance
 
-    def spy_fill(slot: int, prompt_rows: torch.Tensor, positions: torch.Tensor) -> Any:
+    def spy_fill(slot: int, prompt_rows: torch.Tensor, *rest: Any) -> Any:
         rows.append(prompt_rows)
-        return fill(slot, prompt_rows, positions)
+        return fill(slot, prompt_rows, *rest)
 
     def spy_advance(slots: Any, row: torch.Tensor) -> Any:
         rows.append(row)
@@ -198,7 +198,7 @@ def test_every_talker_row_is_the_references(
 
     monkeypatch.setattr(talker, "_fill", spy_fill)
     monkeypatch.setattr(talker, "_advance", spy_advance)
-    _, theirs = reply_to_the_limit(omni, reference, messages, tokens=4, talker_max_new_tokens=10)
+    _, theirs = reply_to_the_limit(bare, reference, messages, tokens=4, talker_max_new_tokens=10)
     ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.
     prompt = len(theirs.talker_rows[0])
@@ -340,9 +340,9 @@ def test_other_precisions_speak(checkpoint: Path, dtype: str) -> None:
 
 @pytest.mark.parametrize("room", [0, 1])
 def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
-    omni: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
+    bare: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    talker = omni._pipeline._engines.talker
+    talker = bare._pipeline._engines.talker
     assert talker is not None
     ids = torch.tensor([config.im_start_id, config.user_id, 7, 8])
     prompt = prompt_of(ids).talker
@@ -354,9 +354,9 @@ def test_a_talker_prompt_that_leaves_no_position_for_a_frame_is_refused(
         talker.prepare(0, prompt, 5)
 
 
-def test_a_slot_forgets_a_prompt_that_was_given_up(omni: Qwen3Omni, config: OmniConfig) -> None:
+def test_a_slot_forgets_a_prompt_that_was_given_up(bare: Qwen3Omni, config: OmniConfig) -> None:
     """Closed between `prepare` and `prefill`, when its clip was still awaited."""
-    talker = omni._pipeline._engines.talker
+    talker = bare._pipeline._engines.talker
     assert talker is not None
     user = [config.im_start_id, config.user_id]
     logits = []

@@ -119,6 +119,7 @@ class CpuThinker:
         logits, accepted = self._slots.prefill(slot, rows, positions, *visual, start=start)
         return logits, accepted[: len(ids)][media_mask(ids, self._config)]
 
+    @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see engines.protocols.Thinker.copy."""
         self._slots.copy(source, target, rows)

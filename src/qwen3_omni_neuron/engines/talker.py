@@ -66,6 +66,7 @@ class TalkerEngine:
             positions = prompt.positions[:, start : len(prompt.token_ids)]
             self._decoder.prefill(slot, rows, positions, start=start)
 
+    @torch.inference_mode()
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see Talker.copy."""
         self._decoder.copy(source, target, rows)
