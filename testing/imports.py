@@ -9,7 +9,7 @@ NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "events", "model"},
+    {"errors", "events", "model", "status"},
     {"checkpoint", "conversation", "process", "tiny"},
     {"engines"},
     {"runtime", "compilation"},

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import qwen3_omni_neuron
-from qwen3_omni_neuron import Qwen3Omni, cli, errors, events
+from qwen3_omni_neuron import Qwen3Omni, cli, errors, events, status
 from qwen3_omni_neuron.compilation import manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.options import RequestOptions
@@ -28,7 +28,10 @@ PACKAGE = [
     "__version__",
     "generate_audio",
 ]
-METHODS = ["close", "generate_audio", "generate_text", "load", "stream"]
+METHODS = [
+    *("close", "generate_audio", "generate_text", "info", "load", "status", "stream"),
+    "stream_text",
+]
 LOAD = [
     "model_path",
     "target",
@@ -53,6 +56,9 @@ OPTIONS = [
     "thinker_temperature",
     "thinker_top_k",
     "thinker_top_p",
+    "stop",
+    "tools",
+    "literal_text",
     "talker_max_new_tokens",
     "talker_do_sample",
     "talker_temperature",
@@ -69,10 +75,16 @@ OPTIONS = [
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
     "talker_finish_reason timings seed",
-    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames",
+    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames "
+    "prompt_audio_tokens prompt_image_tokens",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
+}
+STATUS = {
+    "ModelInfo": "speakers thinks takes_tools slots context_length",
+    "Status": "running queued stages",
+    "StageTime": "calls busy_s",
 }
 ERRORS = [
     "ArtifactError",
@@ -97,7 +109,7 @@ ERRORS = [
 VERBS = {
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help
-        --image --instance --model --out --placement --predictor-do-sample
+        --image --instance --literal-text --model --out --placement --predictor-do-sample
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
@@ -165,6 +177,11 @@ def test_options_of_load_and_of_a_request() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_fields_of_events_and_results(name: str) -> None:
     assert [field.name for field in fields(getattr(events, name))] == RESULTS[name].split()
+
+
+@pytest.mark.parametrize("name", STATUS)
+def test_fields_of_a_models_status(name: str) -> None:
+    assert [field.name for field in fields(getattr(status, name))] == STATUS[name].split()
 
 
 def test_errors() -> None:

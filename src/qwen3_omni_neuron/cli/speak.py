@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
+_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools")
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +54,8 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser, "the small one that ships with the package")
     for option in REQUEST_OPTIONS:
-        if option.name == "thinker_eos_token_id":
-            continue  # for programs that know the tokenizer
+        if option.name in _FOR_PROGRAMS:
+            continue
         parse_value, metavar = _flag_type(option)
         parser.add_argument(
             "--" + option.name.replace("_", "-"),

@@ -2,25 +2,31 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from qwen3_omni_neuron.errors import MessageError, format_value
+from qwen3_omni_neuron.errors import MessageError, format_value, printable
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
 Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: names the item in errors."""
+Rewriter = Callable[[str], str]
+_MAX_DEPTH = 32  # of lists and dicts in a description of a tool
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a pair; UTF-8 can't
 
 
 def read_messages(
-    messages: Messages, reserved: Sequence[str], load: Loader[Media]
+    messages: Messages,
+    reserved: Sequence[str],
+    load: Loader[Media],
+    rewrite: Rewriter | None = None,
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
-    reserved: tokens that stand for media in a prompt, which no text may contain.
+    reserved: tokens that stand for media in a prompt, which no text may contain. rewrite: function
+    that every text goes through; None: texts stay as they are.
     Raises MessageError, which names the message or item at fault, and the errors of `load`.
     """
     if not _is_list(messages):
@@ -30,18 +36,35 @@ def read_messages(
         )
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")
-    reader = _Reader(reserved, load)
+    reader = _Reader(reserved, load, rewrite)
     checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
     return checked, reader.media
 
 
+def read_tools(
+    tools: Sequence[Any], reserved: Sequence[str], rewrite: Rewriter | None = None
+) -> list[dict[str, Any]]:
+    """Check descriptions of tools, and return a copy for a chat template.
+
+    Raises MessageError for anything that JSON has no form for. rewrite: as in read_messages.
+    """
+    if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise MessageError("tools is no list of dicts, each of which describes a function.")
+    reader = _Reader(reserved, _no_media, rewrite)
+    return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
+    raise AssertionError("tools have no media")
+
+
 class _Reader:
     """Checker of messages, which collects their media."""
 
-    def __init__(self, reserved: Sequence[str], load: Loader[Any]):
-        self._reserved, self._load = reserved, load
+    def __init__(self, reserved: Sequence[str], load: Loader[Any], rewrite: Rewriter | None):
+        self._reserved, self._load, self._rewrite = reserved, load, rewrite
         self.media: list[Any] = []
 
     def message(self, message: Any, where: str) -> dict[str, Any]:
@@ -53,7 +76,37 @@ class _Reader:
                 f"{where} has role {format_value(message.get('role'))}; it is one of "
                 f"{', '.join(ROLES)}."
             )
-        return {"role": role, "content": self._content(message.get("content"), role, where)}
+        calls = message.get("tool_calls") if role == "assistant" else None
+        if not calls:
+            return {"role": role, "content": self._content(message.get("content"), role, where)}
+        if not _is_list(calls) or not all(isinstance(call, Mapping) for call in calls):
+            raise MessageError(f"{where} has tool_calls that are no list of dicts.")
+        return {
+            "role": role,
+            "content": self._content(message.get("content") or "", role, where),
+            "tool_calls": [
+                self.plain(call, role, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+            ],
+        }
+
+    def plain(self, value: Any, role: str, where: str, depth: int = 0) -> Any:
+        """Return a copy of what JSON may hold, with every string checked."""
+        if depth > _MAX_DEPTH:
+            raise MessageError(f"{where} has more than {_MAX_DEPTH} lists or dicts in each other.")
+        if isinstance(value, str):
+            return self._text(value, role, where)
+        if isinstance(value, Mapping):
+            return {
+                self.plain(str(key), role, where, depth + 1): self.plain(
+                    value[key], role, f"{where}.{printable(str(key), 40)}", depth + 1
+                )
+                for key in value
+            }
+        if _is_list(value):
+            return [self.plain(v, role, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise MessageError(f"{where} is a {type(value).__name__}, which JSON has no form for.")
 
     def _content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
         if isinstance(content, str):
@@ -97,7 +150,7 @@ class _Reader:
                 f"{len(text)}: half of a UTF-16 surrogate pair, which is no character. Remove it, "
                 'or join pairs: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").'
             )
-        return text
+        return text if self._rewrite is None else self._rewrite(text)
 
 
 def _is_list(value: object) -> bool:

@@ -5,15 +5,18 @@ item's encoder gives.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
+from qwen3_omni_neuron.conversation.literal_text import LiteralText
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
     ImageItem,
@@ -23,12 +26,12 @@ from qwen3_omni_neuron.conversation.media.items import (
 )
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
-from qwen3_omni_neuron.conversation.messages import Messages, read_messages
+from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
 from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
 from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, MessageError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 
@@ -58,14 +61,21 @@ class Conversation:
         messages: Messages,
         use_audio_in_video: bool = False,
         most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
     ) -> Prompt:
         """Make the prompt of a conversation, up to where the assistant's answer begins.
 
-        messages: dicts with "role" (system, user or assistant) and "content": a string, or a list
-        of {"type": "text", "text": ...} and, from users, {"type": "audio", "audio": ...}, "image"
-        and "video"; see conversation.media.audio.load_waveform, conversation.media.image.load_image
-        and conversation.media.video.load_video for their forms. use_audio_in_video: also take the
+        messages: dicts with "role" (system, user, assistant, or tool where the template takes
+        tools) and "content": a string, or a list of {"type": "text", "text": ...} and, from users,
+        {"type": "audio", "audio": ...}, "image" and "video"; see
+        conversation.media.audio.load_waveform, conversation.media.image.load_image and
+        conversation.media.video.load_video for their forms. use_audio_in_video: also take the
         audio of videos. most_tokens: an item that alone has more is refused before it is decoded.
+        tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
+        have its "tool_calls". literal_text: names of special tokens in the messages' text are
+        words, as they must be in text from strangers; otherwise they are those tokens, as in the
+        reference.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
         the message or item at fault.
         """
@@ -76,12 +86,21 @@ class Conversation:
             most_tokens,
             self._audio_tokens_per_s,
         )
-        checked, media = read_messages(messages, tuple(self._placeholders.values()), load)
+        literal = LiteralText(self._tokenizer) if literal_text else None
+        reserved = () if literal else tuple(self._placeholders.values())
+        mark = literal.mark if literal else None
+        checked, media = read_messages(messages, reserved, load, mark)
+        described = read_tools(tools, reserved, mark) or None
+        if not self.takes_tools and (described or any(m["role"] == "tool" for m in checked)):
+            raise MessageError(
+                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
+                "tool, out; or take a checkpoint whose template does."
+            )
         waveforms = [m.waveform for m in media if m.waveform is not None]
         mel = log_mel(waveforms, self._mel)
         runs = self._runs(media, mel)
-        text = self._expand(self._template.render(checked), media, runs)
-        token_ids = torch.tensor(self._tokenizer.encode(text))
+        text = self._expand(self._template.render(checked, described), media, runs)
+        token_ids = torch.tensor(literal.encode(text) if literal else self._tokenizer.encode(text))
         placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
         user_tokens = user_positions(token_ids, self._config)
         rows = len(user_tokens) + ASSISTANT_ROWS
@@ -92,7 +111,24 @@ class Conversation:
             tuple(mel),
             tuple(m.patches for m in media if isinstance(m, ImageItem)),
             tuple(m.patches for m in media if isinstance(m, VideoItem)),
+            audio_tokens=sum(run.audio_tokens for run in runs),
+            image_tokens=sum(len(run) - run.audio_tokens for run in runs),
         )
+
+    @property
+    def takes_tools(self) -> bool:
+        """True where the template shows tools to the model."""
+        return self._template.takes_tools
+
+    @cached_property
+    def thinks(self) -> bool:
+        """True where the template lets a reply begin with reasoning."""
+        prompt = self._template.render([{"role": "user", "content": ""}])
+        return prompt.rstrip().endswith("<think>")
+
+    def encode_words(self, text: str) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words."""
+        return self._tokenizer.encode_words(text)
 
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
