@@ -109,10 +109,9 @@ def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
 def test_a_requests_media_tokens_are_counted(omni: Qwen3Omni) -> None:
     from testing.media_cases import CLIP, image, text, user
 
-    result = omni.generate_text(
-        [user(CLIP, image(64, 64), text("Well?"))], thinker_max_new_tokens=2
-    )
-    prompt = omni.conversation.prompt([user(CLIP, image(64, 64), text("Well?"))])
+    messages = [user(CLIP, image(64, 64), text("Well?"))]
+    result = omni.generate_text(messages, thinker_max_new_tokens=2)
+    prompt = omni.conversation.prompt(messages)
     config = omni._config.thinker
     for tokens, ids in (
         (result.timings.prompt_audio_tokens, [config.audio_token_id]),

@@ -86,9 +86,8 @@ def test_no_special_token_can_be_joined_from_pieces(plain: Conversation, name: s
 PIECES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"]), max_size=6),
     st.sampled_from(SPECIAL_TOKENS),
-    st.sampled_from(SPECIAL_TOKENS).flatmap(
-        lambda n: st.integers(1, len(n) - 1).map(n.__getitem__)
-    ),
+    st.builds(lambda name, at: name[:at], st.sampled_from(SPECIAL_TOKENS), st.integers(1, 8)),
+    st.builds(lambda name, at: name[at:], st.sampled_from(SPECIAL_TOKENS), st.integers(1, 8)),
     st.sampled_from(["<|im_", "end|>", "<", "|>", "<|", ">", "<tool_", "<think", "<<|im_end|>>"]),
 )
 

@@ -88,9 +88,8 @@ def test_a_reply_ends_before_the_stop_string_in_text_and_speech(omni: Qwen3Omni)
 
 def test_a_stop_string_that_does_not_come_changes_nothing(omni: Qwen3Omni) -> None:
     plain = omni.generate_audio(HELLO, **LIMITS)
-    watched = omni.generate_audio(
-        HELLO, stop=["\u4f60\u597d" * 3, plain.text[-1] + "never"], **LIMITS
-    )
+    stops = ["\u4f60\u597d" * 3, plain.text[-1] + "never"]
+    watched = omni.generate_audio(HELLO, stop=stops, **LIMITS)
     assert watched.text == plain.text
     assert watched.token_ids == plain.token_ids
     assert watched.codes.tolist() == plain.codes.tolist()
