@@ -68,9 +68,10 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
 def _speak(parsed: argparse.Namespace) -> int:
     """Answer one question. Returns the exit status."""
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.wav import WavFile, pcm16
+    from qwen3_omni_neuron.cli.wav import WavFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
+    from qwen3_omni_neuron.sound import pcm16
 
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
