@@ -19,7 +19,17 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("OpenAI", "OpenAPI", "FastAPI", "NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript", "PyAV", "SoX"),
+    *(
+        "OpenAI",
+        "OpenAPI",
+        "FastAPI",
+        "NxD",
+        "TorchNeuron",
+        "ModelBuilderV2",
+        "TorchScript",
+        "PyAV",
+        "SoX",
+    ),
     *("LibriSpeech", "MoE", "MiB", "GiB"),
 }
 # Folders of a compiled tree.

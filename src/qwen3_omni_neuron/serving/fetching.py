@@ -1,5 +1,6 @@
 """Media from URLs: only of hosts that the operator named, only public addresses, within limits."""
 
+import contextlib
 import http.client
 import ipaddress
 import socket
@@ -156,10 +157,8 @@ def _left(end_s: float) -> float:
 
 
 def _shut_down(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
 
 
 def _refused(where: str, why: str, code: str = "invalid_media_url") -> ApiError:

@@ -1,6 +1,7 @@
-"""The gate before every endpoint: request ids, keys, rates, bodies, deadlines, clients that leave."""
+"""The gate before every endpoint: request ids, keys, rates, bodies, deadlines, lost clients."""
 
 import asyncio
+import contextlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from qwen3_omni_neuron.serving.service import Service
 
 OPEN_PATHS = ("/health", "/ready")
 """Paths that need no key, count towards no rate and are answered while the server drains."""
+_DISCARD_S = 2.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", *_WATCHED)
 
@@ -49,6 +51,9 @@ class Gate:
             await self._run(scope, receive, answer, context)
         except ApiError as error:
             context.error = error.code
+            context.release_body()
+            if error.code == "body_too_large":
+                await self._discard(receive)
             await answer.refuse(error)
         except Exception as error:  # whatever no handler has taken
             context.error = "internal_error"
@@ -64,7 +69,7 @@ class Gate:
         """Check key, rate and state, and read the body. Raises ApiError."""
         if context.path in OPEN_PATHS:
             return
-        headers = {name: value for name, value in scope["headers"]}
+        headers = dict(scope["headers"])
         address = scope["client"][0] if scope.get("client") else "unknown"
         authorization = headers.get(b"authorization")
         context.owner = self._keys.owner(
@@ -91,27 +96,31 @@ class Gate:
             self._held_bytes -= reserved
 
         context.on_release = release
+
+        async def read() -> None:
+            nonlocal reserved
+            more = True
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ApiError(400, "the client left.", "client_left")
+                part = message.get("body", b"")
+                parts.append(part)
+                reserved += len(part)
+                self._held_bytes += len(part)
+                self._check_size(reserved)
+                if self._held_bytes > settings.max_bodies_bytes:
+                    raise ApiError(
+                        503,
+                        "the server holds as many bytes of requests as it may. Try again soon.",
+                        "too_many_bytes",
+                        retry_after_s=RETRY_S,
+                    )
+                more = message.get("more_body", False)
+
         try:
-            async with asyncio.timeout(settings.body_timeout_s):
-                more = True
-                while more:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ApiError(400, "the client left.", "client_left")
-                    part = message.get("body", b"")
-                    parts.append(part)
-                    reserved += len(part)
-                    self._held_bytes += len(part)
-                    self._check_size(reserved)
-                    if self._held_bytes > settings.max_bodies_bytes:
-                        raise ApiError(
-                            503,
-                            "the server holds as many bytes of requests as it may. Try again soon.",
-                            "too_many_bytes",
-                            retry_after_s=RETRY_S,
-                        )
-                    more = message.get("more_body", False)
-        except TimeoutError:
+            await asyncio.wait_for(read(), settings.body_timeout_s)
+        except asyncio.TimeoutError:
             raise ApiError(
                 408,
                 f"the body did not arrive within {settings.body_timeout_s:g} s. Send less, or "
@@ -119,6 +128,17 @@ class Gate:
                 "body_timeout",
             ) from None
         context.body = b"".join(parts)
+
+    async def _discard(self, receive: Receive) -> None:
+        """Read on for a moment: a client that is still sending would not see the refusal."""
+
+        async def read() -> None:
+            left = self._service.settings.max_body_bytes
+            while left > 0 and (message := await receive()).get("more_body"):
+                left -= len(message["body"])
+
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), _DISCARD_S)
 
     def _check_size(self, size: int) -> None:
         most = self._service.settings.max_body_bytes
@@ -138,7 +158,10 @@ class Gate:
         async def nothing_more() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        answering = asyncio.create_task(self._app(scope, nothing_more, answer.send))
+        async def answered() -> None:
+            await self._app(scope, nothing_more, answer.send)
+
+        answering = asyncio.create_task(answered())
         leaving = asyncio.create_task(_left(receive))
         try:
             await asyncio.wait(

@@ -48,7 +48,7 @@ class MediaReader:
         return {"type": kind, kind: content}
 
     def _of_url(self, url: str, kind: str, where: str) -> bytes:
-        if not url[:5].lower() == "data:":
+        if url[:5].lower() != "data:":
             content, media_type = self._fetcher.fetch(url, where)
         else:
             head = _DATA_URL.match(url)
@@ -64,8 +64,8 @@ class MediaReader:
         if not media_type.startswith(allowed):
             raise ApiError(
                 400,
-                f"{where} is {kind}, and its content says that it is {media_type[:80]}. Give it the "
-                f"type {kind}/..., or send it as what it is.",
+                f"{where} is {kind}, and its content says that it is {media_type[:80]}. Give it "
+                f"the type {kind}/..., or send it as what it is.",
                 "invalid_media_type",
                 "messages",
             )

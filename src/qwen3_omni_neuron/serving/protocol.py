@@ -14,8 +14,8 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 class GuardedProtocol(H11Protocol):
     """One connection.
 
-    Headers have header_timeout_s to arrive, from the moment that they are waited for. A client that
-    stops reading has send_timeout_s to go on, then its connection is cut, which cancels its request.
+    Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
+    reading has send_timeout_s to go on; then its connection is cut, which cancels its request.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):

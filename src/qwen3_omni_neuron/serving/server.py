@@ -34,9 +34,9 @@ class Server:
     """A server over one model.
 
     It listens before the model is loaded: /ready says when it is. The first SIGTERM or SIGINT lets
-    running requests end and takes no more, the second ends all at once. Where a process of the model
-    dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that whoever
-    watches over it starts it anew.
+    running requests end and takes no more, the second ends all at once. Where a process of the
+    model dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that
+    whoever watches over it starts it anew.
     """
 
     def __init__(
