@@ -366,9 +366,8 @@ def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
     assert get(f"{url_of(server)}/health").json() == {"status": "ok"}
     assert get(f"{url_of(server)}/ready").json()["status"] == "ready"
     text = get(f"{url_of(server)}/metrics").text
-    found = {
-        sample.name: sample for m in text_string_to_metric_families(text) for sample in m.samples
-    }
+    families = text_string_to_metric_families(text)
+    found = {sample.name: sample for family in families for sample in family.samples}
     for name in (
         *("requests_total", "queued_seconds_count", "ttft_seconds_count", "ttfb_seconds_sum"),
         *("rtf_count", "underruns_total", "underrun_seconds_total", "tokens_total"),
@@ -478,9 +477,8 @@ def test_an_error_before_the_first_word_has_a_status_and_one_after_it_is_an_even
                 client.chat.completions.create(**ASKED, stream=stream)
             assert failed.value.status_code == status
             assert "secret" not in str(failed.value)
-            assert failed.value.response.headers.get("retry-after") == (
-                "1" if status == 503 else None
-            )
+            again = failed.value.response.headers.get("retry-after")
+            assert again == ("1" if status == 503 else None)
     with (
         serving(ScriptedModel(["Hi"], raises=error)) as server,  # type: ignore[arg-type]
         client_of(server) as client,
@@ -523,7 +521,6 @@ def test_the_package_runs_without_the_servers_packages() -> None:
         "cli.make_parser(); "
         "print([m for m in ('fastapi', 'uvicorn', 'prometheus_client') if m in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -16,6 +16,7 @@ from qwen3_omni_neuron.serving.service import Service
 
 OPEN_PATHS = ("/health", "/ready")
 """Paths that need no key, count towards no rate and are answered while the server drains."""
+MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _DISCARD_S = 2.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", *_WATCHED)
@@ -67,6 +68,13 @@ class Gate:
 
     async def _admit(self, scope: Scope, receive: Receive, context: Context) -> None:
         """Check key, rate and state, and read the body. Raises ApiError."""
+        raw = scope["headers"]
+        if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
+            raise ApiError(
+                431,
+                f"a request may have {MOST_HEADERS} headers, of {MOST_HEADER_BYTES} bytes in all.",
+                "headers_too_large",
+            )
         if context.path in OPEN_PATHS:
             return
         headers = dict(scope["headers"])
