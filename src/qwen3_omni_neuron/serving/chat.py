@@ -25,6 +25,7 @@ from qwen3_omni_neuron.events import (
 )
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.chat_request import (
+    FURTHER_FIELDS,
     ChatRequest,
     check_request,
     conversation,
@@ -45,7 +46,9 @@ Json = dict[str, Any]
 
 
 @router.post(
-    "/v1/chat/completions", openapi_extra=body_of(ChatRequest), responses=errors_of(with_body=True)
+    "/v1/chat/completions",
+    openapi_extra=body_of(ChatRequest, FURTHER_FIELDS),
+    responses=errors_of(with_body=True),
 )
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""

@@ -8,9 +8,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.media import MediaReader
+from qwen3_omni_neuron.serving.openapi import schema_of_option
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.serving.vllm_omni import vllm_omni_options
+from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
 
 _LARGEST_SEED = 2**63 - 1
@@ -37,6 +38,14 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "logit_bias": ({},),
     "response_format": ({"type": "text"},),
 }
+
+FURTHER_FIELDS: Mapping[str, Any] = {
+    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in _OWN_OPTIONS},
+    **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
+    **{name: {"enum": [*values, None]} for name, values in _ONLY.items()},
+    **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
+}
+"""Schemas of the fields that a request may have beside those of `ChatRequest`."""
 
 
 class _Strict(BaseModel):
@@ -222,7 +231,7 @@ def check_request(wanted: ChatRequest) -> None:
     for name, value in (wanted.model_extra or {}).items():
         if name in _OWN_OPTIONS or name in _WITHOUT_EFFECT or value is None:
             continue
-        if name in ("sampling_params_list", "mm_processor_kwargs"):
+        if name in VLLM_OMNI_FIELDS:
             continue
         if name not in _ONLY:
             raise _wrong(

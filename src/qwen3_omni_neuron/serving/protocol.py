@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from typing import Any
 
 import h11
@@ -9,6 +10,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
+
+# The system would let it grow to megabytes, which a client that does not read would fill.
+SEND_BUFFER_BYTES = 1 << 17
 
 
 class GuardedProtocol(H11Protocol):
@@ -27,6 +31,9 @@ class GuardedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, or refuse it where there are too many."""
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if len(self.connections) > self._settings.max_connections:
             most = self._settings.max_connections
             message = f"{most} connections are open, the most that are taken. Try again soon."

@@ -9,6 +9,7 @@ from typing import Any
 
 from qwen3_omni_neuron.serving.errors import ApiError
 
+VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
 # Their names, and the options of a request. Others of their fields have no effect here.
 _THINKER = {
     "temperature": "thinker_temperature",
