@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import wave
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from qwen3_omni_neuron.errors import EngineDiedError, LateError
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound import pcm16
 from testing.http_server import serving, url_of, wait_until
+from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.scripted_model import ScriptedModel
@@ -524,3 +526,14 @@ def test_the_package_runs_without_the_servers_packages() -> None:
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_dashboard_shows_figures_that_there_are(server: Server, client: OpenAI) -> None:
+    client.chat.completions.create(**SPOKEN, audio=AUDIO)
+    text = client._client.get(f"{url_of(server)}/metrics").text
+    there = {s.name for family in text_string_to_metric_families(text) for s in family.samples}
+    dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text(encoding="utf-8"))
+    shown = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    named = {name for expression in shown for name in re.findall(r"qwen3_omni_\w+", expression)}
+    assert len(named) > 15
+    assert named <= there

@@ -120,6 +120,15 @@ VERBS = {
         --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --max-new-tokens --model --placement --threads -h files
     """,
+    "serve": """
+        --allow-media-host --api-keys --body-timeout-s --compiled --context-length --cores
+        --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
+        --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
+        --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
+        --max-pixels --max-queued --media-timeout-s --model --model-name --placement --port
+        --request-timeout-s --requests-per-minute --send-timeout-s --threads --tls-cert
+        --tls-key -h
+    """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
         --decode-buckets --dry-run --dtype --help --lnc --max-concurrency --model --only

@@ -17,24 +17,24 @@ from qwen3_omni_neuron.errors import NotInstalledError
 
 KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# Fields of ServerSettings that are flags of the same name, with a number as their value.
+# Flags of the same name as a field of ServerSettings, with a number as their value.
 _LIMITS = {
-    "requests_per_minute": "of one key, or of one address without keys; default: any number",
-    "max_connections": "open at a time",
-    "header_timeout_s": "time for a request's headers",
-    "body_timeout_s": "time for a request's body",
-    "send_timeout_s": "time for a client that has stopped reading to go on",
-    "request_timeout_s": "time for a whole request",
-    "drain_timeout_s": "time for running requests to end after SIGTERM",
-    "max_body_bytes": "of one request",
-    "max_bodies_bytes": "of all requests that are held at a time",
-    "max_media": "media items of a request",
-    "max_media_bytes": "of one item",
-    "max_media_s": "duration of one item",
-    "max_pixels": "of an image or a frame",
-    "media_timeout_s": "time to fetch a URL",
-    "kept_replies": "spoken replies that a later turn may name by the id of their audio",
-    "kept_reply_s": "time that they are kept",
+    "--requests-per-minute": "of one key, or of one address without keys; default: any number",
+    "--max-connections": "open at a time",
+    "--header-timeout-s": "time for a request's headers",
+    "--body-timeout-s": "time for a request's body",
+    "--send-timeout-s": "time for a client that has stopped reading to go on",
+    "--request-timeout-s": "time for a whole request",
+    "--drain-timeout-s": "time for running requests to end after SIGTERM",
+    "--max-body-bytes": "of one request",
+    "--max-bodies-bytes": "of all requests that are held at a time",
+    "--max-media": "media items of a request",
+    "--max-media-bytes": "of one item",
+    "--max-media-s": "duration of one item",
+    "--max-pixels": "of an image or a frame",
+    "--media-timeout-s": "time to fetch a URL",
+    "--kept-replies": "spoken replies that a later turn may name by the id of their audio",
+    "--kept-reply-s": "time that they are kept",
 }
 
 
@@ -76,8 +76,8 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-content", action="store_true", help="write texts of requests and replies to the log"
     )
-    for name, text in _LIMITS.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=_number, metavar="N", help=text)
+    for flag, text in _LIMITS.items():
+        parser.add_argument(flag, type=_number, metavar="N", help=text)
 
 
 def _serve(parsed: argparse.Namespace) -> int:

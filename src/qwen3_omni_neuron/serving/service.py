@@ -1,4 +1,4 @@
-"""What the endpoints of one server share."""
+"""Objects that the endpoints of one server share."""
 
 from dataclasses import dataclass
 

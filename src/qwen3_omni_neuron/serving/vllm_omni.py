@@ -1,4 +1,4 @@
-"""What clients of vllm-omni send beside OpenAI's fields, and how they read streamed speech.
+"""Fields that clients of vllm-omni send beside OpenAI's, and their reading of streamed speech.
 
 They give the sampling of each stage in `sampling_params_list`. Of a stream they read `content`,
 which is text or a whole WAV file in base64, as the top-level `modality` says.
