@@ -54,7 +54,7 @@ def measure(options: argparse.Namespace) -> Figures:
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS) as omni,
-        server_process(checkpoint, options) as (host, port),
+        server_process(checkpoint, options) as (host, port, _),
     ):
 
         def through_api(seed: int) -> RequestEvents:
@@ -169,8 +169,10 @@ def overhead(rows: Sequence[Row]) -> list[Row]:
 
 
 @contextmanager
-def server_process(checkpoint: Any, options: argparse.Namespace) -> Iterator[tuple[str, int]]:
-    """Serve the checkpoint in a process of its own. Yields host and port."""
+def server_process(
+    checkpoint: Any, options: argparse.Namespace
+) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
+    """Serve the checkpoint in a process of its own. Yields host, port and process."""
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
     words += ["--dtype", options.dtype, "--placement", options.placement]
@@ -191,7 +193,7 @@ def server_process(checkpoint: Any, options: argparse.Namespace) -> Iterator[tup
             raise InputError("the server did not start.")
         threading.Thread(target=process.stderr.read, daemon=True).start()
         host, _, port = url.removeprefix("http://").rpartition(":")
-        yield host, int(port)
+        yield host, int(port), process
     finally:
         process.terminate()
         process.wait()

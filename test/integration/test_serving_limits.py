@@ -6,8 +6,10 @@ import io
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
+import ssl
 import struct
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import openai
 import pytest
@@ -80,7 +83,7 @@ def status_of(answer: bytes) -> int:
 
 @pytest.fixture(scope="module")
 def server(omni: Qwen3Omni) -> Iterator[Server]:
-    limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "max_connections": 80}
+    limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "max_connections": 250}
     sizes = {"max_body_bytes": 400_000, "max_media_bytes": 200_000, "max_media": 3}
     media = {"max_media_s": 20.0, "max_pixels": 500_000}
     with serving(omni, **limits, **sizes, **media) as running:
@@ -199,7 +202,7 @@ def test_a_body_that_comes_too_slowly_is_a_408(server: Server) -> None:
 def test_connections_that_send_a_byte_at_a_time_are_cut_and_hurt_nobody(server: Server) -> None:
     request = head(2)
     with client_of(server) as client:
-        socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(60)]
+        socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
         ended = 0
         start_s = time.monotonic()
         for byte in request:
@@ -576,6 +579,21 @@ def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
         settings = ServerSettings(port=taken.getsockname()[1])
         with pytest.raises(OutputError, match="can't be listened on"):
             Server(settings, lambda: ScriptedModel([])).run()  # type: ignore[arg-type, return-value]
+
+
+def test_https_is_served_where_there_is_a_certificate(omni: Qwen3Omni, tmp_path: Path) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not on PATH")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    request += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [*request, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.create_default_context(cafile=str(cert))
+    with serving(omni, tls_cert=cert, tls_key=key) as server:
+        url = url_of(server).replace("http://", "https://")
+        with urlopen(f"{url}/ready", context=context) as answer:
+            assert json.load(answer)["status"] == "ready"
 
 
 def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(

@@ -19,7 +19,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("OpenAI", "OpenAPI", "KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
+    *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
     *("NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript"),
 }
 # Folders of a compiled tree.
