@@ -178,6 +178,21 @@ def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None
     still_answers(server)
 
 
+@pytest.mark.parametrize("request_line", ["POST /v1/chat/completions", "GET /health"])
+def test_a_body_that_drips_after_its_answer_is_cut(server: Server, request_line: str) -> None:
+    """Refused by its length, or never read: the answer comes, and the connection ends."""
+    with connected(server) as sock:
+        lines = f"{request_line} HTTP/1.1\r\nhost: a\r\ncontent-length: 500000\r\n\r\n"
+        sock.sendall(lines.encode())
+        assert status_of(sock.recv(4096)) in (200, 413)
+        start_s = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - start_s < SECONDS:
+                sock.sendall(b"x")
+                time.sleep(0.05)
+        assert time.monotonic() - start_s < SECONDS / 2
+
+
 def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
     with serving(omni, max_bodies_bytes=100_000) as server:
         with connected(server) as sock:

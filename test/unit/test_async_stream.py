@@ -56,6 +56,31 @@ def test_a_cancelled_task_cancels_its_request(omni: Qwen3Omni) -> None:
     assert slots_are_free(omni)
 
 
+def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen3Omni) -> None:
+    """By its wake-up and its cancel in one turn of the loop: the task ends, and takes no event."""
+
+    async def cancelled() -> None:
+        stream = omni.stream(HELLO, thinker_max_new_tokens=1000, talker_max_new_tokens=1000)
+        output = stream._live.output
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        reading = asyncio.create_task(read())
+        with output.changed:  # no stage can put anything meanwhile
+            while output.on_change is None:
+                await asyncio.sleep(0)
+            output.on_change()
+            await asyncio.sleep(0)  # the wait has ended, and its task has not run yet
+            reading.cancel()
+        await asyncio.wait({reading}, timeout=5)
+        assert reading.cancelled()
+
+    asyncio.run(cancelled())
+    assert slots_are_free(omni)
+
+
 def test_a_deadline_is_raised_in_a_loop_too(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +116,7 @@ def test_text_alone_is_streamed_without_speech(omni: Qwen3Omni) -> None:
 def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
     assert omni.info.speakers == ("Aiden", "Chelsie", "Ethan")
     assert (omni.info.slots, omni.info.thinks, omni.info.takes_tools) == (3, False, False)
+    assert slots_are_free(omni)
     before = omni.status()
     streams = [omni.stream(HELLO, thinker_max_new_tokens=1000) for _ in range(5)]
     during = omni.status()

@@ -150,11 +150,12 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                         raise StopAsyncIteration
                     return item
                 output.on_change = wake
+            # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
+            deadline = loop.call_later(remaining_s, woken.set)  # the next turn ends the request
             try:
-                await asyncio.wait_for(woken.wait(), remaining_s)
-            except asyncio.TimeoutError:  # the deadline: the next turn ends the request
-                pass
+                await woken.wait()
             finally:
+                deadline.cancel()
                 with output.changed:
                     output.on_change = None
 

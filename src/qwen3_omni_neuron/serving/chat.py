@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
@@ -69,7 +69,8 @@ async def chat_completions(request: Request) -> Response:
             reply.take(event)
             if isinstance(event, AudioChunk):
                 reply.player.arrived(event)
-    return JSONResponse(await service.model.in_thread(reply.whole))
+    body = await service.model.in_thread(reply.whole)
+    return Response(body, media_type="application/json")
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,8 @@ class ChatReply:
             yield _event(self._frame([]) | {"usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
-    def whole(self) -> Json:
-        """Return the answer as one object."""
+    def whole(self) -> bytes:
+        """Return the answer as one object, in JSON."""
         message: Json = {"role": "assistant", "content": "".join(self._texts) or None}
         message["refusal"] = None
         if self._reasons:
@@ -225,7 +226,8 @@ class ChatReply:
             "logprobs": None,
             "finish_reason": self._finish_reason(),
         }
-        return self._frame([choice], "chat.completion") | {"usage": self._usage()}
+        answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
+        return json.dumps(answer, ensure_ascii=False).encode()
 
     def _text_deltas(self, parts: list[Part], tokens: int) -> list[Json]:
         deltas: list[Json] = []

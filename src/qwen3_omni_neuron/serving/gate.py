@@ -1,7 +1,6 @@
 """The gate before every endpoint: request ids, keys, rates, bodies, deadlines, lost clients."""
 
 import asyncio
-import contextlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from qwen3_omni_neuron.serving.service import Service
 OPEN_PATHS = ("/health", "/ready")
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
-_DISCARD_S = 2.0
+_CANCEL_AGAIN_S = 0.5
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", *_WATCHED)
 
@@ -53,8 +52,6 @@ class Gate:
         except ApiError as error:
             context.error = error.code
             context.release_body()
-            if error.code == "body_too_large":
-                await self._discard(receive)
             await answer.refuse(error)
         except Exception as error:  # whatever no handler has taken
             context.error = "internal_error"
@@ -137,17 +134,6 @@ class Gate:
             ) from None
         context.body = b"".join(parts)
 
-    async def _discard(self, receive: Receive) -> None:
-        """Read on for a moment: a client that is still sending would not see the refusal."""
-
-        async def read() -> None:
-            left = self._service.settings.max_body_bytes
-            while left > 0 and (message := await receive()).get("more_body"):
-                left -= len(message["body"])
-
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(read(), _DISCARD_S)
-
     def _check_size(self, size: int) -> None:
         most = self._service.settings.max_body_bytes
         if size > most:
@@ -179,9 +165,11 @@ class Gate:
             )
         finally:
             done = answering.done()
-            for task in (answering, leaving):
-                task.cancel()
-            await asyncio.wait((answering, leaving))
+            leaving.cancel()
+            while not answering.done():  # again where something has swallowed the cancel
+                answering.cancel()
+                await asyncio.wait((answering,), timeout=_CANCEL_AGAIN_S)
+            await asyncio.wait((leaving,))
         if done:
             answering.result()
         elif leaving.cancelled():
@@ -224,8 +212,6 @@ class _Answer:
         body = json.dumps(error.body).encode()
         headers = {"content-type": "application/json", **error.headers}
         headers["content-length"] = str(len(body))
-        if error.status in (408, 413):
-            headers["connection"] = "close"  # the rest of the body is not read
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         start = {"type": "http.response.start", "status": error.status, "headers": raw}
         await self.send(start)

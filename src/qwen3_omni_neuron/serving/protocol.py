@@ -13,6 +13,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # The system would let it grow to megabytes, which a client that does not read would fill.
 SEND_BUFFER_BYTES = 1 << 17
+LINGER_S = 2.0
 
 
 class GuardedProtocol(H11Protocol):
@@ -71,6 +72,15 @@ class GuardedProtocol(H11Protocol):
         self._send_timer = None
         super().resume_writing()
 
+    def on_response_complete(self) -> None:
+        """Go on to the next request; where this one's body is still coming, only for a moment.
+
+        A client that sends all of it before it reads would not see a refusal that closes at once.
+        """
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
+
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
         self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
@@ -80,6 +90,10 @@ class GuardedProtocol(H11Protocol):
 
     def _head_is_late(self) -> None:
         if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.abort()
+
+    def _body_is_late(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:

@@ -63,6 +63,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # else whoever is on this machine could name any address
             timeout_graceful_shutdown=1,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
