@@ -99,6 +99,7 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.vs_transformers --size small --json $(BENCH_RESULTS)/vs_transformers-small.json
 	$(VENV)/bin/python -m bench.concurrency --json $(BENCH_RESULTS)/concurrency.json
 	$(VENV)/bin/python -m bench.long_audio --json $(BENCH_RESULTS)/long_audio.json
+	$(VENV)/bin/python -m bench.sessions --json $(BENCH_RESULTS)/sessions.json
 	$(VENV)/bin/python -m bench.ttfb_rtf --requests 16 --talker-max-new-tokens 101 \
 	    --thinker-max-new-tokens 48 --timeline 1 --save-audio $(BENCH_RESULTS)/ttfb_rtf \
 	    --json $(BENCH_RESULTS)/ttfb_rtf.json
@@ -109,6 +110,8 @@ bench: $(VENV)/installed
 	$(VENV)/bin/python -m bench.leak --json $(BENCH_RESULTS)/leak.json
 	$(VENV)/bin/python -m bench.bandwidth --size small --dtype mixed --dtype int8 \
 	    --json $(BENCH_RESULTS)/bandwidth.json
+	$(VENV)/bin/python -m bench.end_of_speech --json $(BENCH_RESULTS)/end_of_speech-tiny.json
+	$(VENV)/bin/python -m bench.end_of_speech --size small --json $(BENCH_RESULTS)/end_of_speech-small.json
 	$(VENV)/bin/python -m bench.long_speech --json $(BENCH_RESULTS)/long_speech.json
 	$(VENV)/bin/python -m bench.report $(BENCH_RESULTS)/*.json --out $(BENCH_RESULTS)/report
 

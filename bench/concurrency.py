@@ -60,6 +60,7 @@ def measure(options: argparse.Namespace) -> Figures:
             checkpoint,
             max_concurrency=options.requests,
             placement=options.placement,
+            reuse=False,  # the same requests come again and again
         ) as omni,
     ):
 

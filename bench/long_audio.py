@@ -78,7 +78,7 @@ def read_file(folder: Path, seconds: int) -> dict[str, float]:
 def features(folder: Path, seconds: int) -> dict[str, float]:
     """Measure our log-mel features."""
     settings, waveform = MelSettings.of(extractor(folder).to_dict()), noise(seconds)
-    return measured(lambda: log_mel([waveform], settings)[0])
+    return measured(lambda: log_mel(waveform, settings))
 
 
 def features_of_transformers(folder: Path, seconds: int) -> dict[str, float]:

@@ -53,7 +53,7 @@ from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.native.linear import use_native_linears
-from qwen3_omni_neuron.cpu.precision import library_for
+from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
@@ -131,10 +131,12 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
     library, threads = library_for(plan.dtype), options.threads or torch.get_num_threads()
     models = load_host_models(Checkpoint(folder), config, spec.dtype)
     assert models.audio_encoder is not None and models.vision_encoder is not None
-    encoder, _ = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)
+    # Which of the two modules: without the library torch computes with the widened weights.
+    kind = int(PRECISIONS[plan.dtype].packed and library is None)
+    encoder = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)[kind]
     use_native_linears(encoder, library, threads)
     audio = CpuAudio(encoder)
-    eye, _ = packed_and_widened(models.vision_encoder, "vision_encoder", plan.dtype)
+    eye = packed_and_widened(models.vision_encoder, "vision_encoder", plan.dtype)[kind]
     use_native_linears(eye, library, threads)
     vision = CpuVision(eye)
     c = config.thinker

@@ -75,7 +75,8 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
     """Answer one prompt with both, in turn: a row a reply."""
     messages, text_tokens = PROMPTS[name], options.text_tokens
     reference = Reference(checkpoint)
-    with Qwen3Omni.load(checkpoint, dtype=options.dtype) as omni:
+    # Without reuse: the same prompt comes again and again, and transformers computes it each time.
+    with Qwen3Omni.load(checkpoint, dtype=options.dtype, reuse=False) as omni:
         ours = omni.generate_audio(messages, **settings(options))
         # transformers does not speak the last token where the limit ends the text: one more.
         theirs = answer(reference, omni.conversation, messages, options, text_tokens + 1)

@@ -33,14 +33,19 @@ class UnpicklableError(Exception):
 class FakeThinker:
     """Thinker that returns its arguments; some methods fail, each in its own way."""
 
+    extends = True
+
     def __init__(self, slots: int = 2, note: str = "") -> None:
         self.slots = slots
         self.context_length = 128
         self._note = note
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
         mel = sum((clip.sum() for clip in prompt.audio_mel), torch.tensor(0.0))
-        return prompt.token_ids[None] * slot, prompt.positions.float() + mel
+        return prompt.token_ids[None, start:] * slot, prompt.positions[:, start:].float() + mel
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        raise CheckpointError(f"copied {source} {target} {rows}")
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         return torch.tensor([[float(s), float(t)] for s, t in zip(slots, token_ids, strict=True)])
@@ -80,11 +85,19 @@ class FakeThinker:
 class FakeTalker:
     slots = 2
     context_length = 64
+    extends = True
+    prepared = 0
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        self.prepared = 1000 * len(prompt) + 100 * start + 10 * slot + len(accepted)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        self.prepared = 100 * source + 10 * target + rows
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         if len(prompt) > self.context_length:
             raise PromptTooLongError(f"{len(prompt)} rows, {self.context_length} fit")
-        self.prepared = len(prompt) + speaker_id
+        self.prepared = len(prompt) + speaker_id + 100 * start
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         return accepted.sum(0, keepdim=True) + first_token + self.prepared

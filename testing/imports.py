@@ -15,7 +15,7 @@ LAYERS = [
     {"runtime", "compilation"},
     {"options", "graphs", "placement"},
     {"cpu", "neuron"},
-    {"targets"},
+    {"targets", "session"},
     {"api"},
     {"transcription", "__init__"},
     {"serving"},

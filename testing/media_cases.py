@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.tiny.sizes import SIZES, resized
+
 QUESTION_WAV = Path(__file__).parents[1] / "examples" / "question.wav"
 RATE = 16000
 Item = dict[str, Any]
@@ -117,3 +120,15 @@ CASES = {
         ]
     ),
 }
+
+
+def write_deeper_checkpoint(folder: Path) -> Path:
+    """Write a tiny checkpoint for comparisons with images and videos.
+
+    Its accept layer lies above those that deepstack adds to, as in the release. Where it does not,
+    4.57 hands out hidden states that deepstack was added to, and 5.x those before.
+    """
+    thinker = {"text_config": {"num_hidden_layers": 5}}
+    talker = {"accept_hidden_layer": 4}
+    size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
+    return write_tiny_checkpoint(folder, seed=1, size=size)

@@ -66,7 +66,7 @@ class ScriptedStream:
             raise self._raises
         audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in chunks)])
         seconds = len(audio) / SAMPLE_RATE
-        timings = Timings(0.0, 0.1, 0.2, 0.3, seconds, 0.1, 7, len(texts), len(chunks))
+        timings = Timings(0.0, 0.1, 0.2, 0.3, seconds, 0.1, 7, 0, len(texts), len(chunks))
         yield Finished(
             SpeechResult(
                 "".join(texts),

@@ -1,11 +1,13 @@
 """The real pipeline over engines that only take time, in time that passes by itself."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -23,11 +25,12 @@ GREEDY = SamplingParams(do_sample=False)
 
 @dataclass
 class Call:
-    """One engine call: its start, and its slots."""
+    """One engine call: its start, its slots, and its size, see testing.timed_engines.Script."""
 
     name: str
     at_s: float
     slots: tuple[int, ...]
+    size: int
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Simulation:
     sizes: Sizes = field(default_factory=Sizes)
     frames: int | None = None
     max_queued: int = 16
+    shares_cores: bool = False
 
     def __post_init__(self) -> None:
         self.clock = VirtualClock()
@@ -51,16 +55,17 @@ class Simulation:
             on_call=self._on_call,
         )
         engines = timed_engines(self.clock, self.times, script, self.sizes)
+        engines = replace(engines, shares_cores=self.shares_cores)
         self.pipeline = Pipeline(engines, self.config, self.max_queued, self.clock)
 
     def on_call(self, name: str, slots: Sequence[int]) -> None:
         """Do nothing; a test replaces this to make an engine fail or stall."""
 
-    def _on_call(self, name: str, slots: Sequence[int], _size: int) -> None:
-        self.calls.append(Call(name, self.clock.now(), tuple(slots)))
+    def _on_call(self, name: str, slots: Sequence[int], size: int) -> None:
+        self.calls.append(Call(name, self.clock.now(), tuple(slots), size))
         self.on_call(name, slots)
 
-    def start(
+    def request(
         self,
         tokens: Sequence[int],
         frames: int = 20,
@@ -70,9 +75,10 @@ class Simulation:
         chunk_frames: tuple[int, ...] | None = None,
         first_token_timeout_s: float = 1e6,
         wait_timeout_s: float = 1e6,
+        cache_key: str | None = None,
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
-    ) -> SpeechStream:
-        """Start a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
+    ) -> Request:
+        """Make a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
         prompt = prompt_of(ids)
         thinker = ThinkerRequest(
@@ -85,9 +91,20 @@ class Simulation:
         talker = None
         if speak:
             talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
-        request = Request(
-            thinker, talker, 0, self.clock.now(), first_token_timeout_s, wait_timeout_s
+        return Request(
+            thinker,
+            talker,
+            0,
+            self.clock.now(),
+            first_token_timeout_s,
+            wait_timeout_s,
+            prompt_keys(prompt, self.config),
+            cache_key,
         )
+
+    def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:
+        """Start a request; see `request`."""
+        request = self.request(tokens, frames, **options)
         return SpeechStream(self.pipeline, request, owner=self)
 
     def called(self, name: str) -> list[Call]:

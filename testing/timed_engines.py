@@ -27,11 +27,14 @@ LATENCY_SAMPLES = 555
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds of a call of each kind; a step's may depend on its number in the first slot."""
+    """Seconds of a call of each kind.
 
-    thinker_prefill_s: float = 0.0
+    A step's may depend on its number in the first slot, and a prompt's on its number of rows.
+    """
+
+    thinker_prefill_s: float | Callable[[int], float] = 0.0
     thinker_step_s: float | Callable[[int], float] = 0.0
-    talker_prepare_s: float = 0.0
+    talker_prepare_s: float | Callable[[int], float] = 0.0
     talker_prefill_s: float = 0.0
     talker_step_s: float | Callable[[int], float] = 0.0
     predict_s: float = 0.0
@@ -74,13 +77,24 @@ def timed_engines(
 
 
 class _Timed:
+    """An engine over a clock. _held: the token ids that each slot holds, of thinker and talker."""
+
+    extends = True
+
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         self._clock, self._times, self._script, self._sizes = clock, times, script, sizes
         self.slots, self.context_length = sizes.slots, sizes.context_length
+        self._held: dict[int, list[int]] = {}
 
     def _take(self, name: str, slots: Sequence[int], size: int, seconds: float) -> None:
         self._script.on_call(name, slots, size)
         self._clock.sleep(seconds)
+
+    def _fill(self, slot: int, token_ids: Tensor, start: int) -> None:
+        """Let a slot hold a prompt of which it must hold the first `start` rows already."""
+        ids = token_ids.tolist()
+        assert self._held.get(slot, [])[:start] == ids[:start], "the slot holds other rows"
+        self._held[slot] = ids
 
     def close(self) -> None:
         """Do nothing: there is no memory to free."""
@@ -94,8 +108,10 @@ class TimedThinker(_Timed):
         self._rest: dict[int, list[int]] = {}
         self._fed: dict[int, int] = {}
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        self._take("thinker.prefill", (slot,), len(prompt), self._times.thinker_prefill_s)
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        rows = len(prompt) - start
+        self._take("thinker.prefill", (slot,), rows, _at(self._times.thinker_prefill_s, rows))
+        self._fill(slot, prompt.token_ids, start)
         self._rest[slot], self._fed[slot] = list(self._script.reply(prompt)), 0
         return self._logits([self._rest[slot][0]]), torch.zeros(0, 1)
 
@@ -109,9 +125,14 @@ class TimedThinker(_Timed):
                 "the thinker was given another token than its own"
             )
             next_ids.append(self._rest[slot][fed + 1])
-        for slot in slots:
+        for slot, token_id in zip(slots, token_ids, strict=True):
             self._fed[slot] += 1
+            self._held[slot].append(token_id)
         return self._logits(next_ids)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        self._take("thinker.copy", (target,), rows, 0.0)
+        self._held[target] = self._held[source][:rows]
 
     def _logits(self, token_ids: Sequence[int]) -> Tensor:
         return torch.nn.functional.one_hot(torch.tensor(token_ids), self._sizes.vocab).float()
@@ -126,10 +147,21 @@ class TimedTalker(_Timed):
         self._frames: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
-        self._take("talker.prepare", (slot,), len(prompt), self._times.talker_prepare_s)
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        rows = len(prompt.token_ids) - start
+        self._take("talker.extend", (slot,), rows, _at(self._times.talker_prepare_s, rows))
+        self._fill(slot, prompt.token_ids, start)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        self._take("talker.copy", (target,), rows, 0.0)
+        self._held[target] = self._held[source][:rows]
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
+        rows = len(prompt) - start
+        self._take("talker.prepare", (slot,), rows, _at(self._times.talker_prepare_s, rows))
+        self._fill(slot, prompt.token_ids, start)
         self._seen[slot], self._frames[slot] = seen_in(prompt, speaker_id), []
-        self._rows[slot] = len(prompt)
+        self._rows[slot] = rows
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         self._take("talker.prefill", (slot,), self._rows[slot], self._times.talker_prefill_s)

@@ -48,7 +48,7 @@ class Judge:
 
     def hear(self, samples: NDArray[np.float32]) -> list[RecognisedWord]:
         """Recognise every word, in order. samples: float32 [samples] at 24 kHz."""
-        return [self._nearest(word) for word in _words(samples)]
+        return [self._nearest(samples[a:b]) for a, b in word_bounds(samples)]
 
     def _nearest(self, sound: NDArray[np.float32]) -> RecognisedWord:
         features = _features(sound)
@@ -59,16 +59,19 @@ class Judge:
         return RecognisedWord(word, speaker, distance, features.shape[1] / length)
 
 
-def _words(samples: NDArray[np.float32]) -> list[NDArray[np.float32]]:
-    """Return the parts between silences."""
+def word_bounds(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
+    """Return the first sample of each word, and the one after its last: the parts between silences.
+
+    samples: float32 [samples] at 24 kHz.
+    """
     parts = split(samples, top_db=_SILENCE_DB, ref=_loudest, frame_length=4 * _HOP, hop_length=_HOP)
-    words: list[list[int]] = []
-    for start, end in parts:
+    words: list[tuple[int, int]] = []
+    for start, end in parts.tolist():
         if words and start - words[-1][1] < _GAP_S * RATE:
-            words[-1][1] = end
+            words[-1] = words[-1][0], end
         else:
-            words.append([start, end])
-    return [samples[a:b] for a, b in words if b - a >= _SHORTEST_S * RATE]
+            words.append((start, end))
+    return [(a, b) for a, b in words if b - a >= _SHORTEST_S * RATE]
 
 
 def _loudest(values: NDArray[np.float32]) -> float:

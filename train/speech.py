@@ -64,6 +64,11 @@ def spoken_clip(words: str, variation: Variation, rng: random.Random) -> NDArray
     return (gain * clip).astype(np.float32)
 
 
+def pink_noise(samples: int, rng: random.Random) -> NDArray[np.float32]:
+    """Return noise of power 1 whose power falls with frequency."""
+    return _noise(samples, 1.0, rng)
+
+
 def _noise(samples: int, exponent: float, rng: random.Random) -> NDArray[np.float32]:
     """Return noise of power 1 whose power falls with frequency to this exponent."""
     source = np.random.default_rng(rng.getrandbits(32))

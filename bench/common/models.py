@@ -58,10 +58,14 @@ def load_chosen(
     options: Namespace,
     slots: int,
     wrap_engines: Callable[[Engines], Engines] | None = None,
+    reuse: bool = False,
 ) -> Qwen3Omni:
-    """Load the checkpoint with this number of slots; a compiled tree has its own number."""
+    """Load the checkpoint with this number of slots; a compiled tree has its own number.
+
+    reuse: of earlier prompts' rows. A benchmark that repeats a prompt would measure nothing of it.
+    """
     loading = model_arguments.load_arguments(options, slots)
-    return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, **loading)
+    return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, reuse=reuse, **loading)
 
 
 @contextmanager

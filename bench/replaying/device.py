@@ -20,11 +20,15 @@ STAGE_OF = {
     "thinker.prefill": "thinker_prefill",
     "thinker.step": "thinker_decode",
     "talker.prefill": "talker_prefill",
+    "talker.extend": "talker_prefill",
     "talker.step": "talker_step",
     "talker.predict": "code_predictor",
     "vocoder.start": "code2wav_start",
     "vocoder.step": "code2wav_step",
 }
+
+
+COPY_S = 0.003  # rows copied between slots: published as the cost of one more graph's dispatch
 
 
 @dataclass(frozen=True)
@@ -63,11 +67,13 @@ class CoreGroups:
     """The core groups of a placement.
 
     "shared" is one group for all stages; "split" is one each for the thinker, the talker with its
-    code predictor, and the vocoder. spans: every call that was made, ordered by their ends.
+    code predictor, and the vocoder. shared: which of them. spans: every call that was made, ordered
+    by their ends.
     """
 
     def __init__(self, clock: VirtualClock, placement: str):
         self._clock = clock
+        self.shared = placement == "shared"
         self._group_of = PLACEMENTS[placement]
         self._groups = {name: CoreGroup(clock) for name in set(self._group_of.values())}
         self.spans: list[Span] = []
@@ -87,7 +93,9 @@ class Behaviour:
     None: adaptive. start_after: text tokens that the talker's prefill waits for. inline_frames:
     every so many frames the talker waits until the vocoder has decoded them; 0: they run
     concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
-    whether the profile's driver_start and driver_frame are spent.
+    whether the profile's driver_start and driver_frame are spent. right_of_way: whether the runtime
+    knows that stages share cores, where they do. extends: whether a prefill costs what its own rows
+    do, see StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
     """
 
     name: str
@@ -97,6 +105,8 @@ class Behaviour:
     inline_frames: int = 0
     context_frames: int = 0
     driver: bool = False
+    right_of_way: bool = True
+    extends: bool = False
 
 
 @dataclass
@@ -125,12 +135,22 @@ class Device:
         """Wait until the call may begin, and spend its time."""
         if name == "talker.prepare":
             return  # the profile's talker_prefill includes it
+        if name.endswith(".copy"):
+            self._cores.run(name, COPY_S)
+            return
+        if name == "talker.extend":
+            self._cores.run(name, self._profile.seconds(STAGE_OF[name], size))
+            return
         if name == "thinker.prefill":
             self._progress[slots[0]] = _Progress()
         self._drive(name, slots)
         if name.startswith("vocoder"):
             size += len(slots) * self._behaviour.context_frames
-        self._cores.run(name, self._profile.seconds(STAGE_OF[name], size))
+        if name == "thinker.prefill" and self._behaviour.extends:
+            seconds = self._profile.prefill_by_rows_s(size)
+        else:
+            seconds = self._profile.seconds(STAGE_OF[name], size)
+        self._cores.run(name, seconds)
         with self._changed:
             for slot in slots:
                 self._count(name, self._progress[slot])

@@ -48,6 +48,7 @@ STAGES = {
 }
 RULES = ("bucket", "line")
 WINDOW_MEL_FRAMES = 800  # 8 s
+MEAN_PROMPT_ROWS = 1294  # published: see bench/replaying/load.py
 
 # Each stage's rows of bench/stages.py, the size of a call, and the rule between sizes: a prompt is
 # padded to a bucket, a step to a batch, so none is faster than the next larger one measured.
@@ -105,6 +106,19 @@ class StageProfile:
     def seconds(self, stage: str, size: float) -> float:
         """Return the seconds of a call. Raises ProfileError above the largest bucket."""
         return self.stages[stage].of(size)
+
+    def prefill_by_rows_s(self, rows: int) -> float:
+        """Return the seconds of a thinker's prefill of these rows alone, behind others or not.
+
+        A profile with one size says nothing of fewer rows. They are taken to cost as much a row as
+        the mean prompt of the published load did, and at least a decode step.
+        """
+        latency = self.stages["thinker_prefill"]
+        seconds = latency.of(rows)
+        if len(latency.seconds) > 1:
+            return seconds
+        share = min(1.0, rows / MEAN_PROMPT_ROWS)
+        return max(seconds * share, self.seconds("thinker_decode", 1))
 
     @staticmethod
     def parse(value: Any) -> "StageProfile":

@@ -1,18 +1,22 @@
 """A replay: the package's runtime over timed engines, and clients on a virtual clock."""
 
+import dataclasses
 import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 
 from bench.common.metrics import playback
 from bench.common.observed import take_events
 from bench.replaying.device import Behaviour, CoreGroups, Device, Span
-from bench.replaying.load import RequestLengths
+from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from bench.replaying.profiles import WINDOW_MEL_FRAMES, StageProfile
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.conversation.row_keys import WIDTH, PromptKeys, RowKeys
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
@@ -27,6 +31,7 @@ from testing.virtual_clock import VirtualClock
 EOS, VOCAB = 383, 384
 GREEDY = SamplingParams(do_sample=False)
 NEVER_S = 1e6
+LONGEST_WARM_UP_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,77 @@ def replay(
     assert all(lengths.text_tokens >= behaviour.start_after for lengths in load)
     clock = VirtualClock()
     cores = CoreGroups(clock, placement)
+    pipeline = _pipeline(clock, cores, profile, behaviour, concurrency, load)
+    try:
+        replies = _Clients(pipeline, clock, profile).run(load, behaviour, concurrency)
+    finally:
+        pipeline.close()
+    return Replayed(replies, cores.spans)
+
+
+def replay_after_speech(
+    profile: StageProfile,
+    behaviour: Behaviour,
+    placement: str,
+    load: Sequence[RequestLengths],
+    held_rows: int,
+    others: int,
+) -> list[float]:
+    """Ask each request of a load when its speech ends, its first rows computed while it arrived.
+
+    held_rows: of each prompt, computed by a warm-up; 0 for none. others: clients that ask cold
+    requests of the same lengths all the while, each when it has heard the last reply. Returns the
+    seconds from the end of each request's speech to its first sample.
+    """
+    clock = VirtualClock()
+    cores = CoreGroups(clock, placement)
+    pipeline = _pipeline(clock, cores, profile, behaviour, others + 2, load)
+    clients = _Clients(pipeline, clock, profile)
+    asked, ended = False, []
+
+    def talk(number: int) -> None:
+        while not asked:
+            number = (number + 1) % len(load)
+            timings = clients.ask(number, load[number], behaviour).result.timings
+            clock.sleep(timings.audio_s - timings.total_s)
+        ended.append(number)
+
+    try:
+        for number in range(others):
+            clock.thread(partial(talk, number), f"other-{number}").start()
+        found = []
+        for number, lengths in enumerate(load):
+            clock.sleep(lengths.audio_s)
+            if held_rows:
+                warm_up = pipeline.warm_up(clients.request(number, lengths, behaviour, held_rows))
+                # Speech goes on until the rows are there, where they are late.
+                until_s = clock.now() + LONGEST_WARM_UP_S
+                while not warm_up.ended and clock.now() < until_s:
+                    clock.sleep(0.1)
+                warm_up.end(LONGEST_WARM_UP_S)
+            reply = clients.ask(number, lengths, behaviour, keyed=True)
+            ttfb_s = reply.result.timings.ttfb_s
+            assert ttfb_s is not None, "every reply of a load speaks"
+            found.append(ttfb_s)
+        asked = True
+        while len(ended) < others:
+            clock.sleep(1.0)
+    finally:
+        pipeline.close()
+    return found
+
+
+def _pipeline(
+    clock: VirtualClock,
+    cores: CoreGroups,
+    profile: StageProfile,
+    behaviour: Behaviour,
+    slots: int,
+    load: Sequence[RequestLengths],
+) -> Pipeline:
+    """Start a pipeline whose replies are as long as the load says: see _prompt."""
     device = Device(clock, profile, behaviour, cores)
-    sizes = Sizes(concurrency, 65536, VOCAB, TALKER.text.vocab_size, behaviour.buckets)
+    sizes = Sizes(slots, 65536, VOCAB, TALKER.text.vocab_size, behaviour.buckets)
 
     def reply(prompt: Prompt) -> list[int]:
         return [1] * load[int(prompt.token_ids[0])].text_tokens + [EOS]
@@ -76,13 +150,9 @@ def replay(
         _EncodingThinker(device, clock, script, sizes),
         TimedTalker(clock, Times(), script, sizes),
         TimedVocoder(clock, Times(), script, sizes),
+        shares_cores=cores.shared and behaviour.right_of_way,
     )
-    pipeline = Pipeline(engines, RELEASED, 0, clock)
-    try:
-        replies = _Clients(pipeline, clock, profile).run(load, behaviour, concurrency)
-    finally:
-        pipeline.close()
-    return Replayed(replies, cores.spans)
+    return Pipeline(engines, RELEASED, 0, clock)
 
 
 def take_reply(stream: SpeechStream, arrived_s: float, clock: VirtualClock) -> Reply:
@@ -99,10 +169,13 @@ class _EncodingThinker(TimedThinker):
         super().__init__(clock, Times(), script, sizes)
         self._device = device
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[torch.Tensor, torch.Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         (mel,) = prompt.audio_mel
-        self._device.encode(math.ceil(mel.shape[1] / WINDOW_MEL_FRAMES))
-        return super().prefill(slot, prompt)
+        windows = math.ceil(mel.shape[1] / WINDOW_MEL_FRAMES)
+        self._device.encode(min(windows, 1) if start else windows)  # the open one
+        return super().prefill(slot, prompt, start)
 
 
 class _Clients:
@@ -123,7 +196,7 @@ class _Clients:
         def client() -> None:
             try:
                 for number, lengths in todo:
-                    self._replies.append(self._ask(number, lengths, behaviour))
+                    self._replies.append(self.ask(number, lengths, behaviour))
             except Exception as error:
                 self._error = self._error or error
             with self._ended:
@@ -140,18 +213,42 @@ class _Clients:
             raise self._error
         return self._replies
 
-    def _ask(self, number: int, lengths: RequestLengths, behaviour: Behaviour) -> Reply:
+    def ask(
+        self, number: int, lengths: RequestLengths, behaviour: Behaviour, keyed: bool = False
+    ) -> Reply:
+        """Send a request and take its reply. keyed: whether it reuses rows."""
         arrived_s = self._clock.now()
         self._clock.sleep(self._profile.seconds("preprocessing", lengths.audio_s))
-        prompt = _prompt(number, lengths)
+        rows = lengths.prompt_rows if keyed else 0
+        request = self.request(number, lengths, behaviour, rows)
+        request = dataclasses.replace(request, arrived_s=arrived_s)
+        return take_reply(SpeechStream(self._pipeline, request, owner=self), arrived_s, self._clock)
+
+    def request(
+        self, number: int, lengths: RequestLengths, behaviour: Behaviour, keyed_rows: int
+    ) -> Request:
+        """Make a request of the first `keyed_rows` rows of a prompt; 0: of all, without keys."""
+        prompt, keys = _prompt(number, lengths), None
+        if keyed_rows:
+            user_rows = min(keyed_rows - SYSTEM_ROWS, len(prompt.talker.token_ids))
+            ids = prompt.token_ids[:keyed_rows]
+            talks = dataclasses.replace(prompt.talker, token_ids=ids[:user_rows])
+            prompt = dataclasses.replace(prompt, token_ids=ids, talker=talks)
+            keys = PromptKeys(_keys(ids), _keys(talks.token_ids))
         thinker = ThinkerRequest(
             prompt, GREEDY, lengths.text_tokens + 1, frozenset((EOS,)), lambda ids: "." * len(ids)
         )
         talker = TalkerRequest(
             prompt.talker, 0, GREEDY, GREEDY, lengths.frames + 1, behaviour.chunk_frames
         )
-        request = Request(thinker, talker, number, arrived_s, NEVER_S, NEVER_S)
-        return take_reply(SpeechStream(self._pipeline, request, owner=self), arrived_s, self._clock)
+        return Request(thinker, talker, number, self._clock.now(), NEVER_S, NEVER_S, keys)
+
+
+def _keys(token_ids: torch.Tensor) -> RowKeys:
+    """Return keys of rows without media, all at position 0."""
+    values = np.zeros((len(token_ids), WIDTH), np.int32)
+    values[:, 0] = token_ids.numpy()
+    return RowKeys(values, np.zeros(len(token_ids), np.bool_))
 
 
 def _prompt(number: int, lengths: RequestLengths) -> Prompt:

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan,
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
@@ -30,6 +31,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.session import Session, SessionModel
 from qwen3_omni_neuron.status import ModelInfo, Status
 from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
@@ -53,11 +55,12 @@ class Qwen3Omni:
         conversation: Conversation,
         engines: Engines,
         max_queued: int,
+        reuse: bool,
     ):
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
-        self._pipeline = Pipeline(engines, config, max_queued)
+        self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse)
         # Threads and processes end with the model, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
 
@@ -69,6 +72,7 @@ class Qwen3Omni:
         max_concurrency: int | None = None,
         context_length: int | None = None,
         max_queued: int = 256,
+        reuse: bool = True,
         placement: str = "shared",
         compiled_path: str | Path | None = None,
         instance: str | None = None,
@@ -84,8 +88,9 @@ class Qwen3Omni:
         max_concurrency: slots, so many requests at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
         where that is less); prompt and reply must fit. max_queued: requests that may wait for a
-        slot, in the order they came; one more gets a BusyError. placement: "shared", all engines
-        in this process, or "split", thinker, talker and vocoder each in a process of its own.
+        slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md.
+        placement: "shared", all engines in this process, or "split", thinker, talker and vocoder
+        each in a process of its own.
         compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
@@ -114,7 +119,7 @@ class Qwen3Omni:
         engines = load_engines(find_target(plan.target), spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued)
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse)
 
     def generate_audio(
         self, messages: Messages, **options: "Unpack[RequestArguments]"
@@ -164,6 +169,30 @@ class Qwen3Omni:
         """Return how many requests run and wait now, and the stages' times so far."""
         return self._pipeline.status()
 
+    def session(
+        self,
+        system: str | None = None,
+        messages: Messages = (),
+        **options: "Unpack[RequestArguments]",
+    ) -> Session:
+        """Begin a conversation that goes on turn by turn, with speech as it arrives.
+
+        system: content of a system message. messages: the conversation before, such as another
+        session's `messages`. options: those of each reply, unless `Session.respond` has others.
+        Raises an InputError (see errors).
+        """
+        if "speaker" in options:
+            RequestOptions.parse(options).speaker_id(self._config)
+        model = SessionModel(
+            self.conversation,
+            self._pipeline,
+            self._request,
+            self._context_length - 1,
+            self._config.talker is not None,
+            self,
+        )
+        return Session(model, system, messages, options)
+
     def close(self) -> None:
         """End what still runs with a ClosedError, the threads, and the engines."""
         self._finalizer.detach()
@@ -178,7 +207,8 @@ class Qwen3Omni:
     def _start(self, messages: Messages, given: RequestArguments, speak: bool) -> SpeechStream:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
-        speaker_id = options.speaker_id(self._config) if speak else None
+        if speak:
+            options.speaker_id(self._config)  # a wrong one is refused before anything is read
         with one_torch_thread():
             prompt = self.conversation.prompt(
                 messages,
@@ -187,12 +217,18 @@ class Qwen3Omni:
                 options.tools,
                 options.literal_text,
             )
+        request = self._request(prompt, options, speak, arrived_s)
+        return SpeechStream(self._pipeline, request, owner=self)
+
+    def _request(
+        self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float
+    ) -> Request:
         self._check_length(prompt)
         talker = None
-        if speaker_id is not None:
+        if speak:
             talker = TalkerRequest(
                 prompt.talker,
-                speaker_id,
+                options.speaker_id(self._config),
                 options.talker_sampling(),
                 options.predictor_sampling(),
                 options.talker_max_new_tokens,
@@ -214,23 +250,24 @@ class Qwen3Omni:
             else None,
         )
         seed = secrets.randbits(32) if options.seed is None else options.seed
-        request = Request(
+        return Request(
             thinker,
             talker,
             seed,
             arrived_s,
             options.first_token_timeout_s,
             options.wait_timeout_s,
+            prompt_keys(prompt, self._config) if self._pipeline.reuses else None,
+            options.cache_key,
         )
-        return SpeechStream(self._pipeline, request, owner=self)
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:
             raise PromptTooLongError(
                 f"the prompt has {len(prompt)} tokens and the KV cache {self._context_length} "
-                "positions, one of which the reply needs. Shorten the conversation, or load with "
-                f"a larger context_length (this checkpoint: up to "
-                f"{self._config.thinker.text.max_positions})."
+                "positions, one of which the reply needs. Shorten the conversation (of a session: "
+                "begin another with fewer of its messages), or load with a larger context_length "
+                f"(this checkpoint: up to {self._config.thinker.text.max_positions})."
             )
 
 

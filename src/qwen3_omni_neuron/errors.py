@@ -6,7 +6,7 @@
     ├── NotInstalledError        what a target needs is not installed
     ├── CompileError             a graph's compile ended by itself, or another run has the tree
     ├── InputError (ValueError)  the caller's input
-    │   ├── MessageError         conversation: roles, content, media kinds
+    │   ├── MessageError         conversation: roles, content, media kinds, turns
     │   ├── AudioError           a clip that can't be read, or is empty
     │   ├── ImageError           an image that can't be read or encoded
     │   ├── VideoError           a video that can't be read or encoded
@@ -15,7 +15,7 @@
     ├── BucketError (ValueError) a call of a size that no engine was compiled for
     ├── BusyError                every slot is in use, and the queue is full
     ├── LateError (TimeoutError) a deadline of the request has passed
-    ├── ClosedError              the model was closed
+    ├── ClosedError              the model or the session was closed
     ├── EngineDiedError          a process that ran a part of the model ended by itself
     └── OutputError (OSError)    a file that can't be written
 
@@ -84,7 +84,7 @@ class LateError(Qwen3OmniError, TimeoutError):
 
 
 class ClosedError(Qwen3OmniError):
-    """The model was closed."""
+    """The model or the session was closed."""
 
 
 class EngineDiedError(Qwen3OmniError):

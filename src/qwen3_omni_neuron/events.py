@@ -18,8 +18,9 @@ class Timings:
     queued_s: to the slot; ttft_s: to the first text token; ttfb_s: to the first audio sample (None
     without speech); total_s: to the last event; audio_s: duration of the audio; rtf: time of the
     last sample over audio_s, below 1 is faster than real time (None without speech);
-    prompt_tokens, text_tokens, frames: numbers of them. prompt_audio_tokens, prompt_image_tokens:
-    how many of the prompt's are of audio, and of images and videos.
+    prompt_tokens, text_tokens, frames: numbers of them. reused_tokens: those of the prompt whose
+    rows an earlier request had computed. prompt_audio_tokens, prompt_image_tokens: those of audio,
+    and of images and videos.
     """
 
     queued_s: float
@@ -29,6 +30,7 @@ class Timings:
     audio_s: float
     rtf: float | None
     prompt_tokens: int
+    reused_tokens: int
     text_tokens: int
     frames: int
     prompt_audio_tokens: int = 0

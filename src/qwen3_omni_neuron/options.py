@@ -182,6 +182,10 @@ class RequestArguments(TypedDict, total=False):
             "adaptive",
         ),
     ]
+    cache_key: Annotated[
+        str | None,
+        OptionDoc("only requests with the same one reuse each other's rows", _NAME, "no key"),
+    ]
     first_token_timeout_s: Annotated[
         float,
         OptionDoc("seconds from arrival to the first token, time in the queue included", _SECONDS),
@@ -209,6 +213,9 @@ class LoadArguments(TypedDict, total=False):
         ),
     ]
     max_queued: Annotated[int, OptionDoc("requests that may wait for a slot")]
+    reuse: Annotated[
+        bool, OptionDoc("compute what prompts begin with once, where an earlier one began so, too")
+    ]
     placement: Annotated[
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
     ]
@@ -240,11 +247,11 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames and the two
-    timeouts are ours. A field
-    whose default is None takes the checkpoint's own value, where `OptionDoc.default` names no
-    other. Limits count tokens, the one that ends text or speech included. As in the reference, the
-    talker token that meets its limit is never decoded, so N tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key and
+    the two timeouts are ours. A field whose default is None takes the checkpoint's own value, where
+    `OptionDoc.default` names no other. Limits count tokens, the one that ends text or speech
+    included. As in the reference, the talker token that meets its limit is never decoded, so N
+    tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -270,6 +277,7 @@ class RequestOptions:
     predictor_top_k: int = 50
     predictor_top_p: float = 0.8
     chunk_frames: Sequence[int] | None = None
+    cache_key: str | None = None
     first_token_timeout_s: float = 600.0
     wait_timeout_s: float = 120.0
 

@@ -49,7 +49,8 @@ def load_engines(
         return _start_processes(target.build_engines, spec, environments, torch_threads)
     set_environment(environments[stages[0]])  # "shared": the same for all stages
     built = target.build_engines(spec, stages)
-    return Engines.of(built, enter_thread=partial(torch.set_num_threads, torch_threads))
+    enter_thread = partial(torch.set_num_threads, torch_threads)
+    return Engines.of(built, enter_thread, shares_cores=True)
 
 
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:

@@ -386,12 +386,11 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     process = subprocess.Popen(
         [sys.executable, "-c", code, *words], stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 60
     while not (copy / "vision").exists():
-        assert time.monotonic() < deadline
+        assert process.poll() is None, "it ended before it was interrupted"
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130
     assert "interrupted" in said
     assert "Traceback" not in said
@@ -532,6 +531,8 @@ def test_doctor_reports_in_markdown(
         "| qwen3-omni-neuron | 0.1.0 |",
         f"| torch | {metadata.version('torch')} |",
         "| neuronx-cc | 2.26.* | not installed | |",
+        "| cpu | reused |",
+        "| neuron | none: each prompt is computed anew |",
         "| NEURON_RT_VISIBLE_CORES | 0-7 |",
         "| NEURON_CC_FLAGS | not set |",
     ):

@@ -17,9 +17,7 @@ from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.thinker import CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.sizes import SIZES, resized
-from testing.media_cases import CASES, Case, audio, text, user
+from testing.media_cases import CASES, Case, audio, text, user, write_deeper_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference, media_inputs
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
@@ -38,12 +36,7 @@ GRIDS = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its accept layer lies above those that deepstack adds to, as in the release. Where it does
-    not, 4.57 hands out hidden states that deepstack was added to, and 5.x those before."""
-    thinker = {"text_config": {"num_hidden_layers": 5}}
-    talker = {"accept_hidden_layer": 4}
-    size = resized(SIZES["tiny"], {"thinker_config": thinker, "talker_config": talker})
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("deeper"), seed=1, size=size)
+    return write_deeper_checkpoint(tmp_path_factory.mktemp("deeper"))
 
 
 @pytest.fixture(scope="module")

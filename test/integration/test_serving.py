@@ -97,9 +97,22 @@ def test_usage_and_reason_are_the_results(omni: Qwen3Omni, client: OpenAI) -> No
     assert usage.completion_tokens_details.audio_tokens == timings.frames
     assert usage.completion_tokens_details.text_tokens == timings.text_tokens
     assert usage.total_tokens == timings.prompt_tokens + timings.text_tokens + timings.frames
-    assert usage.prompt_tokens_details.cached_tokens == 0
+    cached = usage.prompt_tokens_details.cached_tokens
+    assert cached is not None and 0 <= cached < usage.prompt_tokens
     assert answer.choices[0].finish_reason == "length"
     assert answer.model == MODEL
+
+
+def test_a_prompt_that_grows_is_computed_from_where_it_is_new(client: OpenAI) -> None:
+    turns = [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "So?"}]
+    cached = []
+    for messages in (turns, [*turns, *turns]):
+        asked: Any = {**ASKED, "messages": messages, "max_completion_tokens": 2}
+        usage = client.chat.completions.create(**asked, extra_body={"cache_key": "me"}).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        cached.append((usage.prompt_tokens_details.cached_tokens, usage.prompt_tokens))
+    assert cached[0][0] == 0
+    assert cached[1][0] >= cached[0][1] - 4  # but for where the reply began
 
 
 def test_streamed_speech_is_the_apis_with_its_parts_in_order(

@@ -128,6 +128,21 @@ def test_another_key_can_not_name_a_spoken_reply(omni: Qwen3Omni) -> None:
                 two.chat.completions.create(**{**ASKED, "messages": turns})
 
 
+def test_rows_are_shared_within_a_key_alone(omni: Qwen3Omni) -> None:
+    words: Any = {**ASKED, "messages": [{"role": "user", "content": "only this test asks so"}]}
+
+    def cached(server: Server, key: str) -> int:
+        with client_of(server, key) as client:
+            usage = client.chat.completions.create(**words).usage
+        assert usage is not None and usage.prompt_tokens_details is not None
+        return usage.prompt_tokens_details.cached_tokens or 0
+
+    with serving(omni, api_keys=("uno", "due")) as server:
+        assert cached(server, "uno") == 0
+        assert cached(server, "uno") > 10
+        assert cached(server, "due") == 0
+
+
 def test_a_caller_who_asks_too_often_is_told_when_to_come_back(omni: Qwen3Omni) -> None:
     with serving(omni, requests_per_minute=2) as server, client_of(server) as client:
         for _ in range(2):

@@ -274,7 +274,7 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, s
             list(stream)
     with pytest.raises(EngineDiedError, match="Load the model again"):
         split.generate_audio(TEXT, **options)
-    assert time.monotonic() - killed_s < 1.0
+    assert time.monotonic() - killed_s < 20  # not by a deadline, which is later
     if stage == "thinker":  # it had written all of this one's text
         assert_same(last(written), expected, tolerance=1e-5)
     else:

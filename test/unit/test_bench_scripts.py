@@ -16,6 +16,7 @@ import torch
 import bench
 from bench import (
     bandwidth,
+    end_of_speech,
     long_speech,
     stages,
     thinker_ttft,
@@ -30,6 +31,7 @@ from bench.common.results import Results, ResultsError, load_results, publish
 from bench.common.work import Work, work_of
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing import report_cases
@@ -45,6 +47,9 @@ SKY = {"id": "sky", "messages": [{"role": "user", "content": "What colour is the
 HEARD = [{"type": "audio", "audio": str(QUESTION_WAV)}]
 SPOKEN = {"id": "spoken", "messages": [{"role": "user", "content": HEARD}]}
 LONG = {"id": "long", "messages": [{"role": "user", "content": "word " * 5000}]}
+needs_library = pytest.mark.skipif(
+    find_library() is None, reason="the C was not compiled, and these are the bytes that it reads"
+)
 FEW = ["--thinker-max-new-tokens", "4", "--talker-max-new-tokens", "7"]  # 6 frames
 
 
@@ -343,6 +348,7 @@ def test_stages_are_compared_with_the_machine(tmp_path: Path, checkpoint: Path) 
     assert second["times_faster_than_mixed"] == gain
 
 
+@needs_library
 def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     models, _ = lay_out(RELEASED, ("thinker",))
     assert models.thinker is not None
@@ -372,6 +378,7 @@ def test_the_work_of_a_call_is_that_of_the_released_sizes() -> None:
     assert int8.weight_bytes == bytes_of(1, scales) + 4 * 152064
 
 
+@needs_library
 def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     models, _ = lay_out(RELEASED, ("talker",))
     assert models.code_predictor is not None and RELEASED.talker is not None
@@ -383,6 +390,32 @@ def test_a_frame_reads_the_code_predictor_fifteen_times() -> None:
     assert frame.weight_bytes == 15 * (5 * layer * 2 + norms * 4) + heads * 2
     assert frame.distinct_bytes == 5 * layer * 2 + norms * 4 + heads * 2
     assert frame.multiply_adds == 16 * 5 * layer + heads + 5 * 2 * 16 * 128 * (16 * 17 // 2)
+
+
+def test_the_end_of_speech_is_timed_in_each_turn(tmp_path: Path) -> None:
+    more = ["--seconds", "9", "--piece-ms", "200", "--turns", "1,3", "--others", "0,1"]
+    found = run(end_of_speech, [*more, "--rounds", "1", "--speed", "20"], tmp_path)
+    cases = [(r["reuse"], r["others"], r["turn"], r["piece_ms"]) for r in found.rows]
+    modes = (("on", 200), ("off", None))
+    assert cases == [(m, n, turn, ms) for m, ms in modes for n in (0, 1) for turn in (1, 3)]
+    for row in found.rows:
+        assert 0 < row["min_s"] <= row["median_s"] <= row["max_s"]
+        assert row["prompt_rows"] > 9 * 13 * (1 if row["turn"] == 1 else 2)
+        assert (row["reused_rows"] > 0) == (row["reuse"] == "on")
+    first, third = (row for row in found.rows if row["reuse"] == "on" and not row["others"])
+    assert third["reused_rows"] > first["prompt_rows"], "what was said before, at least"
+
+
+def test_the_end_of_speech_is_replayed_below_its_goals(tmp_path: Path) -> None:
+    """All but the last window is held: 170 ms on shared cores, 150 on cores of their own."""
+    found = run(end_of_speech, ["--replay", "port-167,roofline", "--others", "0"], tmp_path)
+    assert all(row["kind"] == "replay" for row in found.rows)
+    seconds = {(r["profile"], r["placement"], r["held_rows"]): r["max_s"] for r in found.rows}
+    held = 1294 - end_of_speech.OPEN_ROWS
+    assert seconds["port-167", "shared", held] < 0.170
+    assert seconds["port-167", "split", held] < 0.150
+    assert seconds["port-167", "shared", 0] > 0.7
+    assert seconds["roofline", "shared", held] < seconds["roofline", "shared", 0]
 
 
 def test_long_speech_is_timed_by_its_place(tmp_path: Path, model: list[str]) -> None:

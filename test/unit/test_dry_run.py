@@ -11,6 +11,7 @@ from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.graphs.decoders import prompt_graph
 from qwen3_omni_neuron.graphs.dry_run import (
     CoreMemory,
     DryRun,
@@ -40,7 +41,9 @@ PLAN = replace(
     projection_rows=(512,),
     batches=(1,),
     chunk_frames=(1,),
+    extends=False,
 )
+TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
 TWO_CHIPS = 2 * TRN2.bytes_per_s
 
 
@@ -132,9 +135,49 @@ def test_a_degree_that_does_not_fit_is_refused() -> None:
         dry_run(RELEASED, PLAN, degrees=(3,))
 
 
+@pytest.fixture(scope="module")
+def cores() -> Models:
+    """Thinker and talker as one of 8 cores has them."""
+    models = static_models(RELEASED)
+    for part in ("thinker", "talker"):
+        parallelize(getattr(models, part), 8, CountingGroup(8))
+    return models
+
+
+def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> None:
+    lines = TRN2_PAGE.split("| MB KV cache | floor ms |\n")[1].splitlines()[1:]
+    rows = [line.strip("| ").split(" | ") for line in lines[: lines.index("")]]
+    assert [label for label, *_ in rows] == [
+        "thinker_prefill[rows=1536]",
+        "thinker_extend[rows=128,window=2048]",
+        "thinker_extend[rows=128,window=8192]",
+        "thinker_extend[rows=16,window=2048]",
+        "thinker_copy",
+        "talker_extend[rows=128,window=2048]",
+    ]
+    plan = replace(PLAN, tp=8, max_concurrency=8, prompt_buckets=(1536,))
+    plan = replace(plan, decode_buckets=(2048, 8192), extends=True)
+    graphs = {graph.label: graph for graph in all_graphs(RELEASED, plan)}
+    for label, *said in rows:
+        cost = graph_cost(graphs[label], getattr(cores, graphs[label].part))
+        floor = TRN2.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+        counts = (cost.flops / 1e9, cost.weight_bytes / 1e6, cost.state_bytes / 1e6)
+        assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
+
+
+def test_a_plan_that_extends_has_its_graphs_in_the_text(config: OmniConfig) -> None:
+    run = dry_run(config, TINY_PLAN, degrees=(2,))
+    text = dry_run_text(run)
+    for name in ("thinker_extend", "thinker_extend_visual", "talker_extend"):
+        assert f"| {name}[rows=16,window=64] | 2 |" in text
+    assert planned(run, "thinker_copy", 2).floor_s > 0
+    without = dry_run_text(dry_run(config, replace(TINY_PLAN, extends=False), degrees=(2,)))
+    assert "_extend" not in without
+    assert "_copy" not in without
+
+
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
 
-TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding="utf-8")
 MEMORY_PLAN = replace(PLAN, max_concurrency=8, talker_context_length=12297)
 FAST_PLAN = replace(MEMORY_PLAN, profile="fast")
 
@@ -268,6 +311,28 @@ def test_state_that_a_step_reads_and_writes(config: OmniConfig) -> None:
     row = config.talker.text.kv_heads * config.talker.text.head_dim * 4
     tensors = len(graph.state)
     assert cost.state_bytes == tensors * row * (graph.bucket["window"] + 2)
+
+
+def test_extending_reads_its_window_and_its_experts(config: OmniConfig) -> None:
+    """And the rows' own places, which are looked at before they are written. Every row attends to
+    the whole window, masked or not."""
+    models = static_models(config, torch.float32)
+    c = config.talker.text
+    costs = {}
+    for window in (32, 64):
+        graph = prompt_graph(config, "talker", 16, TINY_PLAN, window)
+        costs[window] = cost = graph_cost(graph, models.talker)
+        row = c.kv_heads * c.head_dim * 4
+        assert cost.state_bytes == len(graph.state) * row * (window + 2 * 16)
+    # scores and mixed values, a product and a sum each
+    attention = 2 * 2 * c.heads * c.head_dim * 16 * 32 * c.layers
+    assert costs[64].flops - costs[32].flops == attention
+    assert costs[64].weight_bytes == costs[32].weight_bytes
+
+
+def test_a_copy_reads_and_writes_a_whole_slot(config: OmniConfig) -> None:
+    graph, cost = cost_of(config, static_models(config, torch.float32), "thinker_copy")
+    assert cost == Cost(0, 0, 2 * graph.state_bytes // TINY_PLAN.max_concurrency)
 
 
 def test_flops_of_a_matrix_and_of_attention(config: OmniConfig) -> None:

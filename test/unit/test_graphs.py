@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.conversation.positions import rope_positions
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.graphs.decoders import EXTEND_ROWS
 from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
@@ -49,7 +50,8 @@ def no_gradients() -> Iterator[None]:
 
 KINDS = (
     "audio_encoder", "vision_encoder", "thinker_prefill", "thinker_prefill_visual",
-    "thinker_decode", "text_projection", "hidden_projection", "talker_prefill", "talker_decode",
+    "thinker_extend", "thinker_extend_visual", "thinker_copy", "thinker_decode", "text_projection",
+    "hidden_projection", "talker_prefill", "talker_extend", "talker_copy", "talker_decode",
     "code_predictor_greedy", "code_predictor_sampled", "code2wav_start", "code2wav_step",
 )  # fmt: skip
 
@@ -65,6 +67,11 @@ def test_every_kind_of_graph_is_there_at_every_bucket(graphs: dict[str, Graph]) 
         == counts["talker_decode"]
         == len(plan.batches) * len(plan.decode_buckets)
     )
+    sizes = [(rows, window) for window in plan.decode_buckets for rows in EXTEND_ROWS]
+    extending = sum(rows < window for rows, window in sizes)
+    assert counts["thinker_extend"] == counts["thinker_extend_visual"] == extending > 0
+    assert counts["talker_extend"] == extending
+    assert counts["thinker_copy"] == counts["talker_copy"] == 1
     assert counts["code2wav_step"] == len(plan.batches) * len(plan.chunk_frames)
     assert {g.part for g in graphs.values()} == set(PARTS)
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
+from qwen3_omni_neuron.conversation.media.clip import Clip, features
 from qwen3_omni_neuron.conversation.media.log_mel import (
+    BLOCK_FRAMES,
     LogMelStream,
     MelSettings,
     log_mel,
@@ -47,6 +49,10 @@ def theirs(extractor: Any, clips: list[np.ndarray]) -> list[Tensor]:
     return [mel[:, mask] for mel, mask in zip(batch["input_features"], masks, strict=True)]
 
 
+def ours_of(clips: list[np.ndarray], settings: MelSettings) -> list[Tensor]:
+    return features([Clip(clip, settings) for clip in clips])
+
+
 def speechlike(samples: int, seed: int = 0) -> np.ndarray:
     """Noise in bursts, 90 dB apart, so that the floor counts."""
     noise = np.random.default_rng(seed).standard_normal(samples) * 0.2
@@ -62,7 +68,7 @@ def test_clips_of_any_length(
     extractor: Any, settings: MelSettings, config: OmniConfig, seconds: float, tokens: int
 ) -> None:
     clip = speechlike(round(seconds * RATE))
-    (ours,) = log_mel([clip], settings)
+    ours = log_mel(clip, settings)
     assert ours.shape == (128, round(seconds * 100))
     assert config.thinker.audio.tokens(ours.shape[1]) == tokens
     torch.testing.assert_close(ours, theirs(extractor, [clip])[0], **CLOSE)
@@ -79,7 +85,7 @@ def test_a_clip_beside_a_longer_one(
 ) -> None:
     """The shorter one is padded with zeros, of which its last frames see some."""
     clips = [speechlike(samples), speechlike(samples + longest, seed=3)]
-    ours, expected = log_mel(clips, settings), theirs(extractor, clips)
+    ours, expected = ours_of(clips, settings), theirs(extractor, clips)
     for mine, other in zip(ours, expected, strict=True):
         torch.testing.assert_close(mine, other, **CLOSE)
 
@@ -95,14 +101,14 @@ def test_the_peak_may_lie_at_either_end(
     click = speechlike(samples) * 1e-3
     click[at] = 0.9
     clips = [click, np.zeros(longest, np.float32)]
-    for mine, other in zip(log_mel(clips, settings), theirs(extractor, clips), strict=True):
+    for mine, other in zip(ours_of(clips, settings), theirs(extractor, clips), strict=True):
         torch.testing.assert_close(mine, other, **CLOSE)
 
 
 @pytest.mark.parametrize("kind", ["silent", "clipped"])
 def test_silence_and_clipped_sound(extractor: Any, settings: MelSettings, kind: str) -> None:
     clip = np.sign(speechlike(20_000)) if kind == "clipped" else np.zeros(20_000, np.float32)
-    (ours,) = log_mel([clip], settings)
+    ours = log_mel(clip, settings)
     torch.testing.assert_close(ours, theirs(extractor, [clip])[0], **CLOSE)
     if kind == "silent":
         assert (ours == -1.5).all()
@@ -110,20 +116,34 @@ def test_silence_and_clipped_sound(extractor: Any, settings: MelSettings, kind: 
 
 @pytest.mark.parametrize("block", [1, 159, 160, 161, 400, 7777, 10**6])
 def test_frames_are_the_same_whatever_the_blocks(settings: MelSettings, block: int) -> None:
-    clip = speechlike(3333 if block == 1 else 33_333)
+    clip = speechlike(33_333)
     stream = LogMelStream(settings)
     pieces, peaks, done = [], [stream.peak], 0
     for start in range(0, len(clip), block):
         pieces.append(stream.push(clip[start : start + block]))
         done += pieces[-1].shape[1]
         heard = min(start + block, len(clip))
-        # 200 samples after its middle; the first wants one more, for the mirror image before it.
-        assert done == (0 if heard <= 200 else (heard - 200) // 160 + 1)
+        # A frame is complete 200 samples after its middle; they are computed in blocks.
+        complete = max(0, (heard - 200) // 160 + 1)
+        assert done == complete - complete % BLOCK_FRAMES
         peaks.append(stream.peak)
-    raw = torch.cat([*pieces, stream.finish()], 1)
-    assert stream.peak == raw.max().item()
+    end, peak = stream.finish()
+    raw = torch.cat([*pieces, end], 1)
+    assert peak == raw.max().item()
     assert peaks == sorted(peaks)
-    torch.testing.assert_close(scaled(raw, stream.peak), log_mel([clip], settings)[0], **CLOSE)
+    assert torch.equal(scaled(raw, peak), log_mel(clip, settings))
+
+
+@pytest.mark.parametrize("frames", [3, 99, 199, 201, 203, 399, 407])
+def test_frames_are_the_same_however_many_follow(settings: MelSettings, frames: int) -> None:
+    """To the bit: a frame that is computed again where the clip goes on is the same."""
+    clip = speechlike(100_000)
+    early, late = LogMelStream(settings), LogMelStream(settings)
+    found = []
+    for stream, samples in ((early, clip[: frames * 160]), (late, clip)):
+        found.append(torch.cat((stream.push(samples), stream.finish()[0]), 1))
+    complete = frames - 2  # the last two see the clip's end
+    assert torch.equal(found[0][:, :complete], found[1][:, :complete])
 
 
 @pytest.mark.parametrize("samples", [0, 3, 200])
@@ -132,16 +152,17 @@ def test_a_very_short_clip_beside_a_longer_one(
 ) -> None:
     stream = LogMelStream(settings)
     clip = speechlike(samples)
-    raw = torch.cat((stream.push(clip), stream.finish(4000)), 1)
+    stream.push(clip)
+    raw, peak = stream.finish(4000)
     expected = theirs(extractor, [clip, np.zeros(4000, np.float32)])[0]
-    torch.testing.assert_close(scaled(raw, stream.peak), expected, **CLOSE)
+    torch.testing.assert_close(scaled(raw, peak), expected, **CLOSE)
 
 
 def test_too_few_samples_are_refused(settings: MelSettings) -> None:
     with pytest.raises(AudioError, match="200 samples are too few for features; 201 is the least"):
-        log_mel([speechlike(200)], settings)
-    assert log_mel([speechlike(201)], settings)[0].shape == (128, 1)
-    assert log_mel([], settings) == []
+        log_mel(speechlike(200), settings)
+    assert log_mel(speechlike(201), settings).shape == (128, 1)
+    assert features([]) == []
 
 
 @pytest.mark.parametrize(
@@ -167,7 +188,7 @@ def test_parameters_are_the_extractors(extractor: Any) -> None:
     """Another window, another hop, other bands: nothing is the released checkpoint's by heart."""
     other = WhisperFeatureExtractor(feature_size=40, n_fft=512, hop_length=128)
     clips = [speechlike(9000), speechlike(4321)]
-    ours = log_mel(clips, MelSettings.of(other.to_dict()))
+    ours = ours_of(clips, MelSettings.of(other.to_dict()))
     for mine, expected in zip(ours, theirs(other, clips), strict=True):
         torch.testing.assert_close(mine, expected, **CLOSE)
 

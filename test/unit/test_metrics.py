@@ -177,7 +177,7 @@ def test_ttft_and_ttfb_include_the_reading_of_the_conversation() -> None:
         sample_rate=RATE,
         thinker_finish_reason="stop",
         talker_finish_reason="length",
-        timings=Timings(1.75, 0, 0, 0, 2.0, 0, 5, 3, 26),
+        timings=Timings(1.75, 0, 0, 0, 2.0, 0, 5, 0, 3, 26),
         seed=0,
     )
     script: list[tuple[float, Event]] = [

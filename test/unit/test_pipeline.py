@@ -61,11 +61,12 @@ TIMINGS = {
 
 @pytest.mark.parametrize("times", TIMINGS.values(), ids=TIMINGS.keys())
 @pytest.mark.parametrize("tokens", range(1, 8))
+@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 def test_streaming_says_what_one_stage_after_the_other_says(
-    simulate: Simulate, times: Times, tokens: int
+    simulate: Simulate, times: Times, tokens: int, shares_cores: bool
 ) -> None:
     """Whenever the text ends, and whichever stage waits for which."""
-    simulation = simulate(times)
+    simulation = simulate(times, shares_cores=shares_cores)
     for frames in (1, 3, tokens, tokens + 1, 30):
         result = finish(simulation.start(TOKENS[:tokens], frames))
         simulation.assert_right(result, TOKENS[:tokens], frames)
@@ -436,8 +437,12 @@ def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
     simulation.assert_idle()
 
 
-def test_three_hundred_rounds_of_start_and_close_leave_nothing(simulate: Simulate) -> None:
-    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
+def test_three_hundred_rounds_of_start_and_close_leave_nothing(
+    simulate: Simulate, shares_cores: bool
+) -> None:
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, shares_cores=shares_cores)
     dice = random.Random(1)
     for _ in range(300):
         stream = simulation.start(TOKENS, 30)
@@ -468,11 +473,13 @@ CALLS = [
 
 @pytest.mark.parametrize("at", [0, 1, 5])
 @pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
 def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
-    simulate: Simulate, name: str, at: int
+    simulate: Simulate, name: str, at: int, shares_cores: bool
 ) -> None:
     """Calls for several slots at once, too: the one at fault is found."""
-    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, shares_cores=shares_cores)
     streams = [simulation.start([n, *TOKENS], 40, chunk_frames=(1,)) for n in range(3)]
     seen = 0
 

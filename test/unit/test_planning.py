@@ -9,8 +9,13 @@ import pytest
 
 from qwen3_omni_neuron.cli import compile as verb
 from qwen3_omni_neuron.compilation.plan import GRAPHS, flag_of, graphs_of
+from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.cpu.target import CPU
+from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.target import NEURON
 from qwen3_omni_neuron.targets import TARGETS
 from testing.released import RELEASED
 from testing.specs import plan_of
@@ -25,6 +30,15 @@ def test_what_a_neuron_compile_takes_by_itself() -> None:
     assert plan.prompt_buckets[-1] == plan.decode_buckets[-1] == 8192
     assert plan.batches == (1, 8)
     assert plan.predictor_top_k == 50
+
+
+def test_a_plan_extends_where_its_targets_engines_do() -> None:
+    assert {name: plan_of(MODEL, RELEASED, name).extends for name in TARGETS} == {
+        "cpu": True,
+        "neuron": False,
+    }
+    assert CPU.limits.extends == CpuThinker.extends == Slots.extends
+    assert NEURON.limits.extends == NeuronThinker.extends == NxdiSlots.extends
 
 
 def test_a_cpu_pads_nothing_by_itself() -> None:

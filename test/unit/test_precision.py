@@ -44,6 +44,10 @@ def test_unpacking_is_the_reverse_of_packing(shape: tuple[int, ...], dtype: torc
     assert not packed.transpose(-1, -2).flatten(1, 2)[:, out:].any()
     if (library := find_library()) is not None:
         assert torch.equal(pack(matrix, library), packed)
+        if dtype == torch.bfloat16:
+            widened = pack(matrix.float(), None)
+            assert torch.equal(pack(matrix, library, torch.float32), widened)
+            assert torch.equal(pack(matrix, None, torch.float32), widened)
         assert torch.equal(
             pack(matrix.transpose(0, 1).contiguous().transpose(0, 1), library), packed
         )
@@ -123,6 +127,19 @@ def test_every_parameter_is_kept_in_its_form(config: OmniConfig) -> None:
                 form = weight_form(PRECISIONS[plain], part, module, name)
                 kept_as = getattr(torch, plain)
                 assert (form.read_as, form.kept_as, form.matrix) == (kept_as, kept_as, None)
+
+
+def test_packing_widens_what_is_read_as_bfloat16(config: OmniConfig) -> None:
+    _, parts = lay_out(config)
+    for dtype, name, expected in (
+        ("float32", "head.weight", (torch.bfloat16, torch.float32, torch.float32)),
+        ("mixed", "head.weight", (torch.bfloat16, torch.bfloat16, torch.bfloat16)),
+        ("float32", "embedding.weight", (torch.float32, torch.float32, torch.float32)),
+        ("float64", "head.weight", (torch.float64, torch.float64, torch.float64)),
+    ):
+        form = weight_form(PRECISIONS[dtype], "thinker", parts["thinker"].module, name)
+        stored = (torch.bfloat16, torch.float16, torch.float32)
+        assert tuple(map(form.read, stored)) == expected, f"{name} in {dtype}"
 
 
 def test_encoders_and_code2wav_keep_their_convolutions_in_float32(config: OmniConfig) -> None:

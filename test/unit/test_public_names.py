@@ -15,6 +15,7 @@ from qwen3_omni_neuron import Qwen3Omni, cli, errors, events, status
 from qwen3_omni_neuron.compilation import manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.session import Session
 
 PACKAGE = [
     "AudioChunk",
@@ -29,9 +30,10 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("close", "generate_audio", "generate_text", "info", "load", "status", "stream"),
+    *("close", "generate_audio", "generate_text", "info", "load", "session", "status", "stream"),
     "stream_text",
 ]
+SESSION = ["append", "append_audio", "close", "heard", "messages", "respond"]
 LOAD = [
     "model_path",
     "target",
@@ -39,6 +41,7 @@ LOAD = [
     "max_concurrency",
     "context_length",
     "max_queued",
+    "reuse",
     "placement",
     "compiled_path",
     "instance",
@@ -69,14 +72,15 @@ OPTIONS = [
     "predictor_top_k",
     "predictor_top_p",
     "chunk_frames",
+    "cache_key",
     "first_token_timeout_s",
     "wait_timeout_s",
 ]
 RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
     "talker_finish_reason timings seed",
-    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens text_tokens frames "
-    "prompt_audio_tokens prompt_image_tokens",
+    "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
+    "frames prompt_audio_tokens prompt_image_tokens",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
@@ -176,6 +180,7 @@ def test_names_of_the_package() -> None:
     assert sorted(qwen3_omni_neuron.__all__) == PACKAGE
     assert all(hasattr(qwen3_omni_neuron, name) for name in PACKAGE)
     assert sorted(name for name in dir(Qwen3Omni) if not name.startswith("_")) == METHODS
+    assert sorted(name for name in dir(Session) if not name.startswith("_")) == SESSION
 
 
 def test_options_of_load_and_of_a_request() -> None:
@@ -214,7 +219,7 @@ def test_verbs_and_flags() -> None:
 
 
 def test_names_in_a_manifest() -> None:
-    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN]
+    assert [field.name for field in fields(CompilePlan)] == ["model", *PLAN, "extends"]
     for name, expected in MANIFEST.items():
         found = [field.name for field in fields(getattr(manifest, name))]
         assert found == expected.split(), name

@@ -22,7 +22,7 @@ from bench.replaying.profiles import (
     StageProfile,
     measured_profile,
 )
-from bench.replaying.simulation import replay, take_reply
+from bench.replaying.simulation import replay, replay_after_speech, take_reply
 from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
@@ -88,7 +88,7 @@ def test_the_ports_way_is_what_it_is_said_to_be(port: StageProfile) -> None:
 # Ours
 
 
-@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.8), ("split", 0.76)])
+@pytest.mark.parametrize(("placement", "goal_s"), [("shared", 0.76), ("split", 0.76)])
 def test_ours_is_below_its_goal_at_the_ports_latencies(
     port: StageProfile, placement: str, goal_s: float
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_vocoder_call_that_costs_more_than_its_sound_is_made_of_more_frames(
 
 
 def test_a_first_chunk_too_small_for_shared_cores_runs_dry(port: StageProfile) -> None:
-    assert case(port, ramp(1), "shared", 1, FEW)["underruns"] == len(FEW)
+    assert case(port, ramp(1), "shared", 1, FEW)["underruns"] >= len(FEW)
     assert case(port, ramp(1), "split", 1, FEW)["underruns"] == 0
     assert case(port, ramp(8), "shared", 1, FEW)["underruns"] == 0
     assert case(port, ramp(8), "shared", 1, FEW)["first_chunks"][:3] == (8, 16, 25)
@@ -140,6 +140,28 @@ def test_a_reply_is_said_whole(port: StageProfile) -> None:
         assert len(one.result.token_ids) == talk.text_tokens + 1
         assert one.result.timings.frames == sum(one.chunks) == talk.frames
         assert one.result.timings.prompt_tokens == talk.prompt_rows
+
+
+# Prompts that grow
+
+
+def test_rows_behind_others_cost_what_their_number_says(port: StageProfile) -> None:
+    """One length was published, 1,294 rows on average; a step is the least that a call costs."""
+    assert port.prefill_by_rows_s(1294) == port.prefill_by_rows_s(2000) == pytest.approx(0.668)
+    assert port.prefill_by_rows_s(111) == pytest.approx(0.668 * 111 / 1294)
+    assert port.prefill_by_rows_s(1) == pytest.approx(0.0102)
+    roofline = StageProfile.load(PROFILES / "roofline.json")
+    assert roofline.prefill_by_rows_s(111) == roofline.seconds("thinker_prefill", 111)
+
+
+def test_only_rows_that_are_not_held_are_prefilled(port: StageProfile) -> None:
+    """The thinker's share of its time, the talker's prefill, one or two frames, the vocoder."""
+    load = [replace(FEW[0], prompt_rows=1294, talker_rows=494)] * 3
+    found = replay_after_speech(port, replace(OURS, extends=True), "split", load, 1200, 0)
+    expected_s = 0.668 * 94 / 1294 + 0.027 + 0.009 + 0.003 + 0.119 / 30
+    assert expected_s - 1e-6 < found[1] < expected_s + 0.02
+    cold = replay_after_speech(port, replace(OURS, extends=True), "split", load, 0, 0)
+    assert cold[0] - found[0] == pytest.approx(0.668 * 1200 / 1294)
 
 
 # Cores

@@ -5,6 +5,7 @@ Which stored tensors fill a parameter is in checkpoint.names.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -44,20 +45,25 @@ def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype
 
 
 def converted(
-    part: Part, checkpoint: Checkpoint, dtype: torch.dtype | Callable[[str], torch.dtype]
+    part: Part,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | Callable[[str, torch.dtype], torch.dtype],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    dtype: of all, or a function of a parameter's name. Raises CheckpointError for a tensor of
-    another shape than config.json says.
+    dtype: of all, or a function of a parameter's name and of the type that holds all its stored
+    tensors exactly. Raises CheckpointError for a tensor of another shape than config.json says.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
         for target, pieces in part.pieces:
-            kept = dtype if isinstance(dtype, torch.dtype) else dtype(target)
+            stored = [reader.tensor(piece.name) for piece in pieces]
+            kept = dtype
+            if not isinstance(kept, torch.dtype):
+                kept = kept(target, reduce(torch.promote_types, (s.dtype for s in stored)))
             tensor = torch.empty(parameters[target].shape, dtype=kept)
             for piece in pieces:
-                copy_piece(tensor, piece, reader.tensor(piece.name))
+                copy_piece(tensor, piece, stored.pop(0))
             reader.trim()
             yield target, tensor
 

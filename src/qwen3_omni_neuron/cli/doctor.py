@@ -13,6 +13,7 @@ from qwen3_omni_neuron.compilation.versions import (
     installed_version,
 )
 from qwen3_omni_neuron.neuron.versions import NEURON_SDK, is_supported, supported_neuron
+from qwen3_omni_neuron.targets import TARGETS
 
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",
@@ -30,7 +31,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     """Print the report. Returns the exit status."""
-    print("\n".join([*_versions(), "", *_neuron(), "", *_machine()]))
+    print("\n".join([*_versions(), "", *_neuron(), "", *_prompts(), "", *_machine()]))
     return 0
 
 
@@ -63,6 +64,17 @@ def _neuron() -> list[str]:
             "here without being installed. Install it: pip install .",
         ]
     return lines
+
+
+def _prompts() -> list[str]:
+    """Say of each target what it does with rows of a prompt that a slot holds already."""
+    reused = {True: "reused", False: "none: each prompt is computed anew"}
+    rows = [(name, reused[target.limits.extends]) for name, target in TARGETS.items()]
+    return [
+        "| target | rows of an earlier prompt |",
+        "| --- | --- |",
+        *(f"| {n} | {v} |" for n, v in rows),
+    ]
 
 
 def _machine() -> list[str]:

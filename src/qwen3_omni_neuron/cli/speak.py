@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
-_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools")
+_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key")
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:

@@ -29,6 +29,8 @@ GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
+# Fields of a plan that say where the checkpoint lies, and what follows from the target.
+NOT_SETTINGS = frozenset({"model", "extends"})
 _EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
 _BY_GRAPH = {
@@ -55,6 +57,8 @@ class CompilePlan:
     projection_rows: rows that the talker's projections take at once. batches: slots that a step
     renews. chunk_frames: that the vocoder decodes. predictor_top_k: the largest that the code
     predictor samples with; 0: any.
+    extends: whether rows are appended to those that a slot holds and slots are copied, see Limits.
+    It follows from the target and is no setting.
     """
 
     model: Path
@@ -74,6 +78,7 @@ class CompilePlan:
     batches: tuple[int, ...]
     chunk_frames: tuple[int, ...]
     predictor_top_k: int
+    extends: bool
 
     @property
     def is_static(self) -> bool:
@@ -87,10 +92,9 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings but the checkpoint's folder, in the types of JSON."""
+        """All fields but NOT_SETTINGS, in the types of JSON."""
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        del settings["model"]
-        return settings
+        return {name: value for name, value in settings.items() if name not in NOT_SETTINGS}
 
     def graph_settings(self, graph: str) -> dict[str, Any]:
         """Return the settings that one graph depends on. graph: one of GRAPHS."""
@@ -129,9 +133,11 @@ class Limits:
     """The settings that a target allows, and its defaults: the first of each.
 
     target: its name. degrees: of tensor parallelism. profiles: by name, the numbers of physical
-    cores a logical one that it runs with. auto: the dtype that "auto" is for a checkpoint's dtype,
-    where it is another. predictor_top_k: the default; 0: any. sizes: defaults by
-    the name of a list in CompilePlan; a list that is not named here may have any size.
+    cores a logical one that it runs with. extends: whether its engines append rows to those that a
+    slot holds (see engines.protocols.Thinker); where not, each prompt is computed anew. auto: the
+    dtype that "auto" is for a checkpoint's dtype, where it is another. predictor_top_k: the
+    default; 0: any. sizes: defaults by the name of a list in CompilePlan; a list that is not named
+    here may have any size.
     """
 
     target: str
@@ -139,6 +145,7 @@ class Limits:
     profiles: Mapping[str, tuple[int, ...]]
     dtypes: tuple[str, ...]
     predictor_top_k: int
+    extends: bool
     sizes: Mapping[str, tuple[int, ...]]
     auto: Mapping[str, str] = field(default_factory=dict)
 
@@ -233,6 +240,7 @@ def make_plan(
         context_length=context_length,
         talker_context_length=talker_context_length,
         predictor_top_k=top_k,
+        extends=limits.extends,
         **chosen,
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import fingerprint
 from qwen3_omni_neuron.compilation.manifest import check_files, read_manifest
-from qwen3_omni_neuron.compilation.plan import CompilePlan, graphs_of, make_plan
+from qwen3_omni_neuron.compilation.plan import NOT_SETTINGS, CompilePlan, graphs_of, make_plan
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -67,7 +67,7 @@ def _plan(
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
     """Make the plan of a manifest, checked as a caller's settings are."""
-    wanted = {field.name for field in fields(CompilePlan)} - {"model"}
+    wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
     if differing := sorted(wanted ^ manifest_plan.keys()):
         raise ArtifactError(
             f"{folder} has a plan of another version: {', '.join(differing)} is missing or "

@@ -6,9 +6,13 @@ name, it would end the turn as well: whoever writes a part of a conversation cou
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from qwen3_omni_neuron.conversation.messages import MEDIA_KINDS
 from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+
+ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 
 
 class LiteralText:
@@ -28,6 +32,13 @@ class LiteralText:
         self._names = sorted(names, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, self._names)))
 
+    def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages for a chat template with every text of the caller's marked."""
+        return [
+            {name: value if name == "role" else self._mark_all(value) for name, value in m.items()}
+            for m in messages
+        ]
+
     def mark(self, text: str) -> str:
         """Return a text of the caller's with separators in its names of special tokens."""
         marked = text
@@ -46,6 +57,19 @@ class LiteralText:
             token_ids += self._tokenizer.encode_words(words.replace(self._separator, ""))
             token_ids += self._tokenizer.encode(name)
         return token_ids
+
+    def _mark_all(self, value: Any) -> Any:
+        """Return a copy of what JSON may hold with every string marked, except types of items."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            return {
+                self.mark(key): one if key == "type" and one in ITEM_TYPES else self._mark_all(one)
+                for key, one in value.items()
+            }
+        if isinstance(value, Sequence):
+            return [self._mark_all(one) for one in value]
+        return value
 
     def _separated(self, name: str) -> str:
         return name[:1] + self._separator + name[1:]

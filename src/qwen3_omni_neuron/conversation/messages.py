@@ -12,21 +12,16 @@ Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: names the item in errors."""
-Rewriter = Callable[[str], str]
 _MAX_DEPTH = 32  # of lists and dicts in a description of a tool
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a pair; UTF-8 can't
 
 
 def read_messages(
-    messages: Messages,
-    reserved: Sequence[str],
-    load: Loader[Media],
-    rewrite: Rewriter | None = None,
+    messages: Messages, reserved: Sequence[str], load: Loader[Media]
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
-    reserved: tokens that stand for media in a prompt, which no text may contain. rewrite: function
-    that every text goes through; None: texts stay as they are.
+    reserved: tokens that stand for media in a prompt, which no text may contain.
     Raises MessageError, which names the message or item at fault, and the errors of `load`.
     """
     if not _is_list(messages):
@@ -36,23 +31,21 @@ def read_messages(
         )
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")
-    reader = _Reader(reserved, load, rewrite)
+    reader = MessageReader(reserved, load)
     checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
     return checked, reader.media
 
 
-def read_tools(
-    tools: Sequence[Any], reserved: Sequence[str], rewrite: Rewriter | None = None
-) -> list[dict[str, Any]]:
+def read_tools(tools: Sequence[Any], reserved: Sequence[str]) -> list[dict[str, Any]]:
     """Check descriptions of tools, and return a copy for a chat template.
 
-    Raises MessageError for anything that JSON has no form for. rewrite: as in read_messages.
+    Raises MessageError for anything that JSON has no form for.
     """
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MessageError("tools is no list of dicts, each of which describes a function.")
-    reader = _Reader(reserved, _no_media, rewrite)
+    reader = MessageReader(reserved, _no_media)
     return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
@@ -60,14 +53,18 @@ def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
     raise AssertionError("tools have no media")
 
 
-class _Reader:
-    """Checker of messages, which collects their media."""
+class MessageReader:
+    """Checker of messages one by one, which collects their media in order.
 
-    def __init__(self, reserved: Sequence[str], load: Loader[Any], rewrite: Rewriter | None):
-        self._reserved, self._load, self._rewrite = reserved, load, rewrite
+    reserved, load: as `read_messages` has them.
+    """
+
+    def __init__(self, reserved: Sequence[str], load: Loader[Any]):
+        self._reserved, self._load = reserved, load
         self.media: list[Any] = []
 
     def message(self, message: Any, where: str) -> dict[str, Any]:
+        """Check a message; return it for a chat template. where: names it in errors."""
         if not isinstance(message, Mapping):
             raise MessageError(f"{where} is a {type(message).__name__}, not a dict.")
         role = _name_in(ROLES, message.get("role"))
@@ -78,12 +75,12 @@ class _Reader:
             )
         calls = message.get("tool_calls") if role == "assistant" else None
         if not calls:
-            return {"role": role, "content": self._content(message.get("content"), role, where)}
+            return {"role": role, "content": self.content(message.get("content"), role, where)}
         if not _is_list(calls) or not all(isinstance(call, Mapping) for call in calls):
             raise MessageError(f"{where} has tool_calls that are no list of dicts.")
         return {
             "role": role,
-            "content": self._content(message.get("content") or "", role, where),
+            "content": self.content(message.get("content") or "", role, where),
             "tool_calls": [
                 self.plain(call, role, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
             ],
@@ -108,7 +105,8 @@ class _Reader:
             return value
         raise MessageError(f"{where} is a {type(value).__name__}, which JSON has no form for.")
 
-    def _content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
+    def content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
+        """Check a message's content; return it for a chat template."""
         if isinstance(content, str):
             return self._text(content, role, where)
         if not _is_list(content):
@@ -116,9 +114,10 @@ class _Reader:
             raise MessageError(
                 f"{where} has content of type {kind}; give a string or a list of items."
             )
-        return [self._item(x, role, f"{where}.content[{i}]") for i, x in enumerate(content)]
+        return [self.item(x, role, f"{where}.content[{i}]") for i, x in enumerate(content)]
 
-    def _item(self, item: Any, role: str, where: str) -> dict[str, Any]:
+    def item(self, item: Any, role: str, where: str) -> dict[str, Any]:
+        """Check one item of a message's content; return it for a chat template."""
         if not isinstance(item, Mapping):
             raise MessageError(f"{where} is a {type(item).__name__}, not a dict with a type.")
         kind = _name_in(("text", *MEDIA_KINDS), item.get("type"))
@@ -150,7 +149,7 @@ class _Reader:
                 f"{len(text)}: half of a UTF-16 surrogate pair, which is no character. Remove it, "
                 'or join pairs: text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").'
             )
-        return text if self._rewrite is None else self._rewrite(text)
+        return text
 
 
 def _is_list(value: object) -> bool:

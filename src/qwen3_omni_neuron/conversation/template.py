@@ -17,6 +17,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
 from qwen3_omni_neuron.conversation.literal_text import LiteralText
+from qwen3_omni_neuron.conversation.media.clip import GrowingClip, features
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
     ImageItem,
@@ -24,7 +25,7 @@ from qwen3_omni_neuron.conversation.media.items import (
     MediaLoader,
     VideoItem,
 )
-from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
 from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
@@ -79,28 +80,59 @@ class Conversation:
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
         the message or item at fault.
         """
-        load = MediaLoader(
-            self._patches,
-            self._mel.rate,
-            use_audio_in_video,
-            most_tokens,
-            self._audio_tokens_per_s,
+        load = self.loader(use_audio_in_video, most_tokens)
+        reserved = () if literal_text else self.reserved
+        checked, media = read_messages(messages, reserved, load)
+        return self.assemble(
+            checked, media, tools=read_tools(tools, reserved), literal_text=literal_text
         )
-        literal = LiteralText(self._tokenizer) if literal_text else None
-        reserved = () if literal else tuple(self._placeholders.values())
-        mark = literal.mark if literal else None
-        checked, media = read_messages(messages, reserved, load, mark)
-        described = read_tools(tools, reserved, mark) or None
-        if not self.takes_tools and (described or any(m["role"] == "tool" for m in checked)):
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Tokens that stand for media in a prompt, which no text may contain."""
+        return tuple(self._placeholders.values())
+
+    def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
+        """Return the reader of a conversation's media; `prompt` has the same arguments."""
+        return MediaLoader(
+            self._patches, self._mel, use_audio_in_video, most_tokens, self._audio_tokens_per_s
+        )
+
+    def assemble(
+        self,
+        messages: Messages,
+        media: Sequence[Media],
+        growing: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+    ) -> Prompt:
+        """Make the prompt of messages that conversation.messages.read_messages has read.
+
+        growing: the last item of the messages is a clip that still arrives. The prompt then ends
+        with the last row that is final whatever follows: that of the clip's last whole window of
+        the audio encoder, or the one before the clip. Rows before it change in two cases alone: a
+        later, louder moment of the clip can change its windows' features, and a clip that becomes
+        the longest the ends of the others. Such a prompt has no use for its talker's assistant
+        rows: they have the positions of a reply that begins there. tools: as read_tools has read
+        them. literal_text: as in `prompt`.
+        """
+        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
             raise MessageError(
                 "this checkpoint's chat template takes no tools: leave tools, and messages of role "
                 "tool, out; or take a checkpoint whose template does."
             )
-        waveforms = [m.waveform for m in media if m.waveform is not None]
-        mel = log_mel(waveforms, self._mel)
+        literal = LiteralText(self._tokenizer) if literal_text else None
+        if literal is not None:
+            messages, tools = literal.marked(messages), literal.marked(tools)
+        clips = [item.clip for item in media if item.clip is not None]
+        window = self._config.thinker.audio.window_mel_frames if growing else None
+        mel = features(clips, window)
         runs = self._runs(media, mel)
-        text = self._expand(self._template.render(checked, described), media, runs)
+        text = self._template.render(messages, tools or None)
+        text = self._expand(text, media, runs, growing)
         token_ids = torch.tensor(literal.encode(text) if literal else self._tokenizer.encode(text))
+        if growing and not len(runs[-1]):
+            runs, mel = runs[:-1], mel[:-1]
         placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
         user_tokens = user_positions(token_ids, self._config)
         rows = len(user_tokens) + ASSISTANT_ROWS
@@ -130,6 +162,11 @@ class Conversation:
         """Tokenise text that is part of a reply; names of special tokens are words."""
         return self._tokenizer.encode_words(text)
 
+    def whole_windows(self, clip: GrowingClip) -> int:
+        """Count the whole windows of the audio encoder that a growing clip has so far."""
+        window = self._config.thinker.audio.window_mel_frames
+        return clip.complete_frames(window) // window
+
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(token_ids)
@@ -138,8 +175,7 @@ class Conversation:
         """Return the run of tokens of each item. mel: features of those with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
-            has_audio = item.waveform is not None
-            audio_tokens = c.audio.tokens(next(clips).shape[1]) if has_audio else 0
+            audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
             if isinstance(item, AudioItem):
                 runs.append(MediaRun(audio_tokens))
                 continue
@@ -149,8 +185,13 @@ class Conversation:
             runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
         return runs
 
-    def _expand(self, text: str, media: Sequence[Media], runs: Sequence[MediaRun]) -> str:
-        """Replace each item's one placeholder in the template's text by all of its tokens."""
+    def _expand(
+        self, text: str, media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
+    ) -> str:
+        """Replace each item's one placeholder in the template's text by all of its tokens.
+
+        growing: leave out what follows the last item.
+        """
         found = re.split(f"({'|'.join(map(re.escape, self._placeholders.values()))})", text)
         wanted = [self._placeholders[item.kind] for item in media]
         if found[1::2] != wanted:
@@ -159,7 +200,7 @@ class Conversation:
                 "write one placeholder an item, in their order."
             )
         found[1::2] = [self._tokens(item, run) for item, run in zip(media, runs, strict=True)]
-        return "".join(found)
+        return "".join(found[:-1] if growing else found)
 
     def _tokens(self, item: Media, run: MediaRun) -> str:
         own, audio = self._placeholders[item.kind], self._placeholders["audio"]

@@ -55,13 +55,21 @@ PRECISIONS = {
 class WeightForm:
     """Form of one parameter.
 
-    read_as: type that the checkpoint's values are rounded to when they are read. kept_as: type in
+    read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
     memory. matrix: shape [..., out, into] of what is packed; None: kept as the module has it.
     """
 
     read_as: torch.dtype
     kept_as: torch.dtype
     matrix: tuple[int, ...] | None
+
+    def read(self, stored: torch.dtype) -> torch.dtype:
+        """Return the type in which `keep` takes a parameter that the checkpoint has in `stored`.
+
+        A bfloat16 matrix stays one until packing widens it, which rounds nothing.
+        """
+        widened = self.matrix is not None and self.read_as == torch.float32
+        return stored if widened and stored == torch.bfloat16 else self.read_as
 
     def layout(self, target: str, shape: torch.Size) -> Layout:
         """Return shape and type of what is kept of a parameter, by name."""
@@ -80,7 +88,7 @@ class WeightForm:
             return {target: tensor}
         matrix, library = tensor.view(self.matrix), find_library()
         if self.kept_as != torch.int8:
-            return {target: pack(matrix, library)}
+            return {target: pack(matrix, library, self.kept_as)}
         rounded, scale = quantise(matrix)
         return {target: pack(rounded, library), target + SCALE: scale}
 

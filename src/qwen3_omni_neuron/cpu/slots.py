@@ -31,6 +31,8 @@ class Slots:
     model's `prefill` and `decode` run, by up to so many threads; None: in torch.
     """
 
+    extends = True
+
     def __init__(
         self,
         config: DecoderConfig,
@@ -52,22 +54,36 @@ class Slots:
             self._native = NativeSteps(config, model, self._cache, library, threads)
 
     def prefill(
-        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
+        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0.
+        """Append rows to the first `start` rows of a slot, whose later ones are dropped.
 
         rows: [S, hidden]; positions: float32 [3, S]; extra: the further inputs of the model's
         `prefill`, after the cache. Returns what `prefill` returns, which may include rows of
         padding.
         """
-        length = len(rows)
+        held = self._lengths[slot]
+        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        # While the call runs, and after one that raises, only these are whole.
+        self._lengths[slot] = start
         if self._native:
-            outputs = self._native.prefill(slot, 0, rows, positions, *extra)
+            outputs = self._native.prefill(slot, start, rows, positions, *extra)
         else:
-            outputs = self._padded_prefill(slot, rows, positions, *extra)
-        self._lengths[slot] = length
+            outputs = self._padded_prefill(slot, start, rows, positions, *extra)
+        self._lengths[slot] = start + len(rows)
         self._next_positions[slot] = float(positions.max()) + 1
         return outputs
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one, whose own rows are dropped.
+
+        The target can't take a step before its next prefill, which sets its rope position.
+        """
+        held = self._lengths[source]
+        assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
+        for cache in (self._cache.keys, self._cache.values):
+            cache[:, target, :, :rows] = cache[:, source, :, :rows]
+        self._lengths[target] = rows
 
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
         """Append one row to each slot.
@@ -89,11 +105,13 @@ class Slots:
         return outputs
 
     def _padded_prefill(
-        self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor
+        self, slot: int, start: int, rows: Tensor, positions: Tensor, *extra: Tensor
     ) -> tuple[Tensor, Tensor]:
-        length, slot_cache = len(rows), self._cache.slots(slot, slot + 1)
-        padding = bucket_of(length, self._buckets, "prompt rows") - length
+        length = len(rows)
+        bucket = bucket_of(length, self._buckets, "prompt rows")
+        padding = min(bucket, self.context_length - start) - length
         if padding:  # F.pad copies even where there is nothing to pad
             rows, positions = F.pad(rows, (0, 0, 0, padding)), F.pad(positions, (0, padding))
+        window = self._cache.slots(slot, slot + 1).window(start + len(rows))
         last = torch.tensor([length - 1])
-        return self._model.prefill(rows, positions, last, PromptCache(slot_cache), *extra)
+        return self._model.prefill(rows, positions, last, PromptCache(window, start), *extra)

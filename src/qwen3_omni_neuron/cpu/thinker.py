@@ -11,16 +11,12 @@ from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.media import MediaEncoders
-from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, window_batches
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, pad_patches, patch_places
 
-# More are not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with
-# the tiny checkpoint, 217, 222, 281 and 340 ms with the small one), and with the released sizes the
-# convolutions of each window take 130 MB of float32.
-WINDOWS_AT_ONCE = 4
 PATCHES_AT_ONCE = 4096  # bounds the memory that a long video takes beside its results
 
 
@@ -33,16 +29,17 @@ class CpuAudio:
         with torch.inference_mode():
             self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
 
-    def encode(self, clips: Sequence[Tensor]) -> Tensor:
-        """Encode audio clips.
-
-        clips: float32 [mel_bins, frames] each. Returns [tokens, hidden] of all clips, in order.
-        """
+    def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
+        """Encode the windows of audio clips one by one; see engines.media.Audio.encode."""
         c, dtype = self._encoder.config, self._dtype
-        tokens = sum(c.tokens(clip.shape[1]) for clip in clips)
-        rows = torch.empty(tokens, c.output_size, dtype=dtype)
+        rows = torch.empty(sum(tokens_of_windows(clips, c)[first:stop]), c.output_size, dtype=dtype)
         end = 0
-        for batch in window_batches(clips, c, WINDOWS_AT_ONCE, whole=False):
+        # One window at a time: beside a longer one, or another number of them, torch adds up its
+        # sums in another order, and a prompt in pieces would not be the whole to the bit. More are
+        # not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with
+        # the tiny checkpoint, 217, 222, 281 and 340 ms with the small one), and with the released
+        # sizes the convolutions of each window take 130 MB of float32.
+        for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
             encoded = self._encoder(batch.mel.to(dtype), batch.valid, batch.chunk_width)
             valid_rows = encoded[batch.valid]
             rows[end : end + len(valid_rows)] = valid_rows
@@ -81,6 +78,8 @@ class CpuVision:
 class CpuThinker:
     """Thinker over model.thinker and the media encoders; see engines.protocols.Thinker."""
 
+    extends = True
+
     def __init__(
         self,
         config: OmniConfig,
@@ -108,17 +107,21 @@ class CpuThinker:
         )
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0; see engines.protocols.Thinker.prefill."""
-        ids = prompt.token_ids
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Compute a prompt's rows from `start` on; see engines.protocols.Thinker.prefill."""
+        ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         rows = self._thinker.embedding(ids).to(self._dtype)
         visual: tuple[Tensor, ...] = ()
-        media = self._media.encode(prompt)
+        media = self._media.encode(prompt, start)
         if media is not None:
             rows[media.filled] = media.rows
             visual = media.visual, media.deepstack
-        logits, accepted = self._slots.prefill(slot, rows, prompt.positions, *visual)
+        logits, accepted = self._slots.prefill(slot, rows, positions, *visual, start=start)
         return logits, accepted[: len(ids)][media_mask(ids, self._config)]
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see engines.protocols.Thinker.copy."""
+        self._slots.copy(source, target, rows)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

@@ -89,7 +89,7 @@ def _read(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, as they are read."""
-    return converted(part, checkpoint, lambda target: forms[target].read_as)
+    return converted(part, checkpoint, lambda target, stored: forms[target].read(stored))
 
 
 def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:

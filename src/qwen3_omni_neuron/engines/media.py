@@ -1,21 +1,28 @@
 """A prompt's audio, images and videos as rows for the thinker."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows
 from qwen3_omni_neuron.model.config import OmniConfig
 
 
 class Audio(Protocol):
     """The audio encoder of a target."""
 
-    def encode(self, clips: Sequence[Tensor], /) -> Tensor:
-        """Encode clips, float32 [mel_bins, frames] each. Returns [tokens, hidden], in order."""
+    def encode(self, clips: Sequence[Tensor], /, first: int = 0, stop: int | None = None) -> Tensor:
+        """Encode the windows of a prompt's clips from `first` up to `stop`.
+
+        clips: float32 [mel_bins, frames] each; all of them, since the longest one decides on the
+        padding of every window. Returns [tokens, hidden], in order.
+        """
         ...
 
 
@@ -31,9 +38,10 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    filled: bool [S], true for the prompt's tokens that the rows replace. rows: [filled, hidden].
-    visual: int64 [V], the prompt's indices of the rows of images and videos. deepstack: [layers, V,
-    hidden], added to these rows in the thinker's first layers.
+    filled: bool [S], true for the tokens that the rows replace, of the S tokens of the prompt or of
+    its part. rows: [filled, hidden]. visual: int64 [V], the indices of the rows of images and
+    videos, counted as in `filled`. deepstack: [layers, V, hidden], added to these rows in the
+    thinker's first layers.
     """
 
     filled: Tensor
@@ -43,29 +51,67 @@ class PromptMedia:
 
 
 class MediaEncoders:
-    """The audio and the vision encoder of the thinker, called for whole prompts."""
+    """The audio and the vision encoder of the thinker, called for a prompt or a part of one."""
 
     def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
-    def encode(self, prompt: Prompt) -> PromptMedia | None:
-        """Encode all media of a prompt. Returns None where it has none."""
+    def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
+        """Encode the media of a prompt's tokens from `start` on.
+
+        The windows of audio, and the frames of images and videos, that have none of these tokens
+        are not encoded: neither those before `start` nor, where the prompt was cut, those after
+        its end. Returns None where the tokens are of no media.
+        """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
         present = [token_id for token_id, patches in visuals.items() if patches]
         if prompt.audio_mel:
             present.append(c.audio_token_id)
-        if not present:
+        earlier, token_ids = prompt.token_ids[:start], prompt.token_ids[start:]
+        filled = torch.isin(token_ids, torch.tensor(present))
+        kinds = token_ids[filled]
+        if not len(kinds):
             return None
-        filled = torch.isin(prompt.token_ids, torch.tensor(present))
-        kinds = prompt.token_ids[filled]
         levels = 1 + len(c.vision.deepstack_layers)
         rows = torch.empty(levels, len(kinds), c.text.hidden_size, dtype=self._dtype)
-        if prompt.audio_mel:
-            rows[0, kinds == c.audio_token_id] = self._audio.encode(prompt.audio_mel)
-        for token_id, patches in visuals.items():
-            if patches:
-                rows[:, kinds == token_id] = self._vision.encode(patches)
+        for token_id in kinds.unique().tolist():
+            ours = kinds == token_id
+            begin = int((earlier == token_id).sum())
+            end = begin + int(ours.sum())
+            if token_id == c.audio_token_id:
+                rows[0, ours] = self._audio_rows(prompt.audio_mel, begin, end)
+            else:
+                rows[:, ours] = self._visual_rows(visuals[token_id], begin, end)
         visual = kinds != c.audio_token_id
         indices = filled.nonzero().flatten()[visual]
         return PromptMedia(filled, rows[0], indices, rows[1:, visual])
+
+    def _audio_rows(self, clips: Sequence[Tensor], begin: int, end: int) -> Tensor:
+        """Return the rows of audio from `begin` up to `end`, [tokens, hidden]."""
+        ends = list(accumulate(tokens_of_windows(clips, self._config.thinker.audio), initial=0))
+        first = bisect_right(ends, begin) - 1
+        rows = self._audio.encode(clips, first, bisect_left(ends, end))
+        return rows[begin - ends[first] : end - ends[first]]
+
+    def _visual_rows(self, visuals: Sequence[Patches], begin: int, end: int) -> Tensor:
+        """Return the rows of images or videos from `begin` up to `end`: see Vision.encode."""
+        needed, before, at = [], 0, 0  # at: rows of the visuals so far; before: of those left out
+        for visual in visuals:
+            frames, height, width = visual.grid
+            size = height * width // self._config.thinker.vision.merge_size**2
+            first = min(max(0, begin - at) // size, frames)
+            stop = min(-(-max(0, end - at) // size), frames)
+            if first < stop:
+                needed.append(_frames(visual, first, stop))
+            if at <= begin:
+                before = at + first * size
+            at += frames * size
+        return self._vision.encode(needed)[:, begin - before : end - before]
+
+
+def _frames(visual: Patches, first: int, stop: int) -> Patches:
+    """Return the patches of the frames from `first` up to `stop`."""
+    _, height, width = visual.grid
+    size = height * width
+    return Patches(visual.values[first * size : stop * size], (stop - first, height, width))

@@ -7,8 +7,9 @@ An engine works on slots, the rows of its KV cache or of its streaming state, an
 requests. One call takes several slots; the engine chooses the compiled bucket and pads inside.
 Tensors are on the host. Each engine is called from one thread at a time.
 
-A call that raises has changed no slot: the runtime may repeat it with fewer slots, to find the one
-that fails (see runtime.stage).
+A call that raises has changed no slot, but for one that computes rows from `start` on: of its slot
+only the first `start` rows are left then. So the runtime may repeat a call with fewer slots, to
+find the one that fails (see runtime.stage).
 """
 
 from collections.abc import Callable, Sequence
@@ -23,17 +24,29 @@ from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 
 
 class Thinker(Protocol):
-    """Engine that reads prompts and writes text tokens."""
+    """Engine that reads prompts and writes text tokens.
+
+    extends: whether a prefill may start after rows that a slot holds already, and rows can be
+    copied. Where it is False, `start` is always 0 and `copy` is not called.
+    """
 
     slots: int
     context_length: int
+    extends: bool
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0.
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Compute the rows of a prompt from `start` on, behind the first `start` rows of a slot.
 
+        prompt: may be cut to its first tokens and have the media of the whole: those that have no
+        token in it are not encoded. start: below the prompt's length. The slot holds so many rows
+        of this prompt already, from an earlier call or a copy; what it held after them is dropped.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
-        hidden] at the prompt's audio, image and video positions, in order.
+        hidden] at the audio, image and video positions from `start` on, in order.
         """
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one, whose own rows are dropped."""
         ...
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
@@ -61,23 +74,38 @@ class Talker(Protocol):
     """Engine that reads text tokens and writes codec frames, the code predictor included.
 
     It keeps for each slot the KV cache, the last hidden state and the last frame's feedback row.
+    extends: see Thinker; where it is False, `extend` is not called either.
     """
 
     slots: int
     context_length: int
+    extends: bool
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        """Compute the user rows of a prompt from `start` on, and none of the assistant's.
+
+        start, accepted: see `prepare` and `prefill`. Raises PromptTooLongError, as `prepare`.
+        """
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        ...
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Do what can be done of a slot's prompt before the thinker has answered.
 
-        Raises PromptTooLongError where its rows leave no position for a frame.
+        start: how many of the prompt's user rows the slot holds already; what it held after them is
+        dropped. Raises PromptTooLongError where the prompt leaves no position for a frame.
         """
         ...
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete the prompt that `prepare` has begun.
 
-        accepted: hidden states, as `Thinker.prefill` returns them. first_token: the first token
-        that the thinker generated. Returns logits [1, codec vocab] of code 0.
+        accepted: the thinker's hidden states [media, hidden] at the media positions of the prompt's
+        rows from `start` on. first_token: the first token that the thinker generated. Returns
+        logits [1, codec vocab] of code 0.
         """
         ...
 
@@ -142,31 +170,45 @@ class Engines:
     """The engines of one pipeline. talker and vocoder are None where the checkpoint can't speak.
 
     enter_thread: called once in each thread that will call an engine, before it does.
+    shares_cores: whether the engines' calls share cores, so that one waits for another.
     """
 
     thinker: Thinker
     talker: Talker | None
     vocoder: Vocoder | None
     enter_thread: Callable[[], None] = lambda: None
+    shares_cores: bool = False
 
     @staticmethod
-    def of(built: StageEngines, enter_thread: Callable[[], None] = lambda: None) -> "Engines":
+    def of(
+        built: StageEngines,
+        enter_thread: Callable[[], None] = lambda: None,
+        shares_cores: bool = False,
+    ) -> "Engines":
         """Make one of engines by stage, of which the thinker is there."""
-        return Engines(built["thinker"], built.get("talker"), built.get("vocoder"), enter_thread)
+        talker, vocoder = built.get("talker"), built.get("vocoder")
+        return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores)
 
 
 class DecoderSlots(Protocol):
-    """Decoder of a target with a KV cache row a slot."""
+    """Decoder of a target with a KV cache row a slot. extends: see Thinker."""
 
     slots: int
     context_length: int
+    extends: bool
 
-    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0.
+    def prefill(
+        self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows to the first `start` rows of a slot, whose later ones are dropped.
 
         rows: [S, hidden]. positions: float32 [3, S]. Returns logits [1, vocab] and the post-norm
         hidden state [1, hidden] of the last row.
         """
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
         ...
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -55,10 +55,15 @@ class RemoteThinker(RemoteEngine):
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
+        self.extends: bool = process.read("extends")
 
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0; see Thinker.prefill."""
-        return self.process.call("prefill", slot, prompt)
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Compute a prompt's rows from `start` on; see Thinker.prefill."""
+        return self.process.call("prefill", slot, prompt, start)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        self.process.call("copy", source, target, rows)
 
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot; see Thinker.step."""
@@ -71,10 +76,19 @@ class RemoteTalker(RemoteEngine):
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
         super().__init__(process, timeout_s)
         self.context_length: int = process.read("context_length")
+        self.extends: bool = process.read("extends")
 
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        """Compute the user rows of a prompt from `start` on; see Talker.extend."""
+        self.process.call("extend", slot, prompt, start, accepted)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Talker.copy."""
+        self.process.call("copy", source, target, rows)
+
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
         """Begin a slot's prompt; see Talker.prepare."""
-        self.process.call("prepare", slot, prompt, speaker_id)
+        self.process.call("prepare", slot, prompt, speaker_id, start)
 
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete a slot's prompt; see Talker.prefill."""

@@ -42,6 +42,7 @@ class TalkerEngine:
         assert config.talker is not None
         self._codec_bos = config.talker.codec_bos_id
         self.slots, self.context_length = decoder.slots, decoder.context_length
+        self.extends = decoder.extends
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self._text_rows = codec_rows, text_rows
         self._project_hidden, self._release = project_hidden, release
@@ -55,23 +56,35 @@ class TalkerEngine:
         self._feedback = [row] * self.slots
 
     @torch.inference_mode()
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int) -> None:
-        """Fill a slot with a prompt without media, else keep its rows; see Talker.prepare."""
-        if len(prompt) >= self.context_length:
-            raise PromptTooLongError(
-                f"the talker's prompt has {len(prompt)} rows and its KV cache "
-                f"{self.context_length} positions. Shorten the conversation."
-            )
+    def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
+        """Compute the user rows from `start` on; see Talker.extend."""
+        self._check_length(prompt)
+        token_ids = prompt.token_ids[start:]
+        if len(token_ids):
+            media, rows = media_mask(token_ids, self._config), self._text_rows(token_ids)
+            rows = self._with_media(rows, media, accepted)
+            positions = prompt.positions[:, start : len(prompt.token_ids)]
+            self._decoder.prefill(slot, rows, positions, start=start)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Talker.copy."""
+        self._decoder.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
+        """Fill a slot where no media are left, else keep the rows; see Talker.prepare."""
+        self._check_length(prompt)
+        token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         assistant = self._text_rows(self._text_prefix)
         assistant[3:] += self._codec_prefix(speaker_id)[:-1]
-        rows = torch.cat((self._text_rows(prompt.token_ids), assistant))
-        media = media_mask(prompt.token_ids, self._config)
+        rows = torch.cat((self._text_rows(token_ids), assistant))
+        media = media_mask(token_ids, self._config)
         if media.any():
             mask = F.pad(media, (0, len(assistant)))
-            self._incomplete[slot] = _IncompletePrompt(rows, mask, prompt.positions)
+            self._incomplete[slot] = _IncompletePrompt(rows, mask, positions, start)
         else:
             self._incomplete.pop(slot, None)
-            self._fill(slot, rows, prompt.positions[:, :-1])
+            self._fill(slot, rows, positions[:, :-1], start)
 
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
@@ -81,8 +94,8 @@ class TalkerEngine:
         prompt = self._incomplete.pop(slot, None)
         if prompt is None:
             return self._advance((slot,), last)
-        rows = prompt.rows.masked_scatter(prompt.media[:, None], self._project_hidden(accepted))
-        return self._fill(slot, torch.cat((rows, last)), prompt.positions)
+        rows = self._with_media(prompt.rows, prompt.media, accepted)
+        return self._fill(slot, torch.cat((rows, last)), prompt.positions, prompt.start)
 
     @torch.inference_mode()
     def predict(
@@ -115,9 +128,24 @@ class TalkerEngine:
         """Release what the parts hold; see Thinker.close."""
         self._release()
 
-    def _fill(self, slot: int, rows: Tensor, positions: Tensor) -> Tensor:
-        """Prefill a slot. Returns the last row's logits [1, vocab]."""
-        logits, self._hidden[slot] = self._decoder.prefill(slot, rows, positions)
+    def _check_length(self, prompt: TalkerPrompt) -> None:
+        if len(prompt) >= self.context_length:
+            raise PromptTooLongError(
+                f"the talker's prompt has {len(prompt)} rows and its KV cache "
+                f"{self.context_length} positions. Shorten the conversation."
+            )
+
+    def _with_media(self, rows: Tensor, media: Tensor, accepted: Tensor) -> Tensor:
+        """Return rows with those of the media filled in. media: bool [rows], true for them."""
+        count = int(media.sum())
+        assert len(accepted) == count, f"{len(accepted)} accepted rows for {count} of media"
+        if not count:
+            return rows
+        return rows.masked_scatter(media[:, None], self._project_hidden(accepted))
+
+    def _fill(self, slot: int, rows: Tensor, positions: Tensor, start: int) -> Tensor:
+        """Append rows to the first `start` of a slot. Returns the last row's logits [1, vocab]."""
+        logits, self._hidden[slot] = self._decoder.prefill(slot, rows, positions, start=start)
         return logits
 
     def _advance(self, slots: Sequence[int], rows: Tensor) -> Tensor:
@@ -176,10 +204,12 @@ class TextRows:
 class _IncompletePrompt:
     """A talker prompt that lacks the thinker's hidden states of the media.
 
-    rows: [rows, hidden], those of the media not filled yet, without the last row. media: bool
-    [rows], true for those of the media. positions: float32 [3, rows + 1].
+    rows: [rows, hidden] from `start` on, those of the media not filled yet, without the last row.
+    media: bool [rows], true for those of the media. positions: float32 [3, rows + 1]. start: how
+    many rows of the prompt the slot holds already.
     """
 
     rows: Tensor
     media: Tensor
     positions: Tensor
+    start: int

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
 from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
-from qwen3_omni_neuron.graphs.decoders import decode_graph, prefill_graph
+from qwen3_omni_neuron.graphs.decoders import EXTEND_ROWS, copy_graph, decode_graph, prompt_graph
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, TensorSpec
 from qwen3_omni_neuron.graphs.parallel.cut import local_kv_heads
 from qwen3_omni_neuron.graphs.parts import (
@@ -93,14 +93,29 @@ def _in_blocks(c: DecoderConfig) -> DecoderConfig:
 def _decoder_graphs(
     config: OmniConfig, part: str, plan: CompilePlan, context_length: int
 ) -> Iterator[Graph]:
+    kinds = (False, True) if part == "thinker" else (False,)  # without and with visual rows
     for rows in plan.prompt_buckets or ("rows",):
-        yield prefill_graph(config, part, rows, plan)
-        if part == "thinker":
-            yield prefill_graph(config, part, rows, plan, visual=True)
+        for visual in kinds:
+            yield prompt_graph(config, part, rows, plan, visual=visual)
     windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
+    if plan.extends:
+        for rows, window in _extend_sizes(windows):
+            for visual in kinds:
+                yield prompt_graph(config, part, rows, plan, window, visual)
+        if plan.max_concurrency > 1:
+            yield copy_graph(config, part, plan)
     batches: tuple[Axis, ...] = plan.batches or ("slots",)
     for slots, window in product(batches, windows):
         yield decode_graph(config, part, slots, window, plan)
+
+
+def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield rows and window of each extend graph; without buckets, of the one of any size."""
+    for window in windows:
+        if isinstance(window, str):
+            yield "rows", window
+        else:  # as many rows as the window would be a whole prompt
+            yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
 
 
 def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:

@@ -1,5 +1,6 @@
-"""The graphs of thinker and talker: prefill and decode, with the KV cache as state."""
+"""The graphs of thinker and talker: prefill, extend and decode, with the KV cache as state."""
 
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -9,27 +10,51 @@ from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
 from qwen3_omni_neuron.graphs.parallel.cut import local_kv_heads
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
-from qwen3_omni_neuron.model.kv_cache import PromptState, StepState
+from qwen3_omni_neuron.model.kv_cache import ExtendState, PromptState, StepState
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
 
+EXTEND_ROWS = (16, 128, 512)
+"""Row counts that an extend graph pads to.
 
-def prefill_graph(
-    config: OmniConfig, part: str, rows: Axis, plan: CompilePlan, visual: bool = False
+16: the few rows of template between a question and its answer, and a short turn of text. 128: a
+window of 8 s of speech, 104 rows, with the template around it. 512: a long text, a picture. More
+rows take several calls. The windows are those of decode: up to a few hundred rows a call takes as
+long as reading the weights of all experts (10.5 ms at TP 8, see docs/trn2.md), and a window of 8192
+positions adds 3 % to that, so narrower ones gain little.
+"""
+
+
+def prompt_graph(
+    config: OmniConfig,
+    part: str,
+    rows: Axis,
+    plan: CompilePlan,
+    window: Axis | None = None,
+    visual: bool = False,
 ) -> Graph:
-    """Describe the prefill of one prompt, padded to `rows`, into one slot.
+    """Describe the prefill of a prompt's rows, padded to `rows`, in one slot.
 
-    part: "thinker" or "talker". visual: with the indices of the rows that images and video fill,
+    part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
+    else the rows follow the first `length` positions of the slot and read `window` ("extend"; see
+    model.kv_cache.ExtendState). visual: with the indices of the rows that images and video fill,
     and the deepstack rows that are added there. There is an index for every row of the prompt;
     unused ones may have any value, and their deepstack rows are zeros.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
         TensorSpec("rows", (rows, c.hidden_size), dtype),
-        TensorSpec("positions", (3, rows), torch.float32, rows),
+        TensorSpec("positions", (3, rows), torch.float32, rows if window is None else window),
         TensorSpec("last", (1,), torch.int64, rows),
         TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
     ]
+    bucket = {"rows": rows}
+    if window is not None:
+        longest = window
+        if isinstance(window, int) and isinstance(rows, int):
+            longest = window - rows + 1
+        inputs.append(TensorSpec("length", (1,), torch.int64, longest))
+        bucket["window"] = window
     if visual:
         layers = len(config.thinker.vision.deepstack_layers)
         inputs += [
@@ -37,13 +62,33 @@ def prefill_graph(
             TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype),
         ]
     seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
+    kind = "prefill" if window is None else "extend"
     return Graph(
-        f"{part}_prefill{'_visual' if visual else ''}",
-        {"rows": rows},
+        f"{part}_{kind}{'_visual' if visual else ''}",
+        bucket,
         part,
-        _prefill,
+        _prefill if window is None else partial(_extend, window=window),
         tuple(inputs),
         (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
+        kv_cache_state(config, part, plan),
+    )
+
+
+def copy_graph(config: OmniConfig, part: str, plan: CompilePlan) -> Graph:
+    """Describe the copy of a whole slot of the KV cache to another one.
+
+    It reads and writes all positions of a slot, however few are in use. At the released sizes and
+    TP 8 those are 201 MB each way on a core for 8192 positions of the thinker: at least 0.6 ms,
+    less than a decode step, which reads 0.8 GB of weights. So it has one size and no window.
+    """
+    slot = TensorSpec("source", (1,), torch.int64, plan.max_concurrency)
+    return Graph(
+        f"{part}_copy",
+        {},
+        part,
+        _copy,
+        (slot, replace(slot, name="target")),
+        (),
         kv_cache_state(config, part, plan),
     )
 
@@ -107,6 +152,21 @@ def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tupl
     rows, positions, last, slot, *visual = inputs
     cache = PromptState(state, slot)
     return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+
+
+def _extend(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
+) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(window, int)
+    rows, positions, last, slot, length, *visual = inputs
+    cache = ExtendState(state, slot, length, last, len(rows), window)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+
+
+def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+    source, target = inputs
+    return (), tuple(held.index_copy(0, target, held.index_select(0, source)) for held in state)
 
 
 def _decode(

@@ -83,8 +83,9 @@ class Graph:
 
     @property
     def label(self) -> str:
-        """Name and bucket, such as "thinker_decode[slots=1,window=4096]"."""
-        return f"{self.name}[{','.join(f'{name}={size}' for name, size in self.bucket.items())}]"
+        """Name and bucket, such as "thinker_decode[slots=1,window=4096]"; without one, the name."""
+        sizes = ",".join(f"{name}={size}" for name, size in self.bucket.items())
+        return f"{self.name}[{sizes}]" if sizes else self.name
 
     def size(self, axis: str) -> int:
         """Return the bucket's size along an axis. Raises ValueError where any size is allowed."""

@@ -122,16 +122,22 @@ class WindowBatch(NamedTuple):
 
 
 def window_batches(
-    mel: Sequence[Tensor], c: AudioEncoderConfig, max_windows: int, whole: bool = True
+    mel: Sequence[Tensor],
+    c: AudioEncoderConfig,
+    max_windows: int,
+    whole: bool = True,
+    first: int = 0,
+    stop: int | None = None,
 ) -> Iterator[WindowBatch]:
     """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
 
     mel: one [mel_bins, frames] a clip. whole: windows are of 8 s, 8 chunks; else a batch has the
-    chunks of its longest one. The valid tokens, batch after batch, are the clips' tokens
-    in order. Batches are padded one at a time, so that an hour is not in memory twice.
+    chunks of its longest one. first, stop: windows from `first` up to `stop` alone. The valid
+    tokens, batch after batch, are the clips' tokens in order. Batches are padded one at a time, so
+    that an hour is not in memory twice.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
-    windows = chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in mel)
+    windows = islice(_windows(mel, c), first, stop)
     while some := list(islice(windows, max_windows)):
         frames = [window.shape[1] for window in some]
         longest = c.window_mel_frames if whole else max(frames)
@@ -140,6 +146,15 @@ def window_batches(
         tokens = torch.tensor([c.tokens(count) for count in frames])
         valid = torch.arange(c.tokens(width)) < tokens[:, None]
         yield WindowBatch(torch.stack(padded), valid, chunk_width)
+
+
+def tokens_of_windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> list[int]:
+    """Return the tokens of each window of the clips of one request, in order."""
+    return [c.tokens(window.shape[1]) for window in _windows(mel, c)]
+
+
+def _windows(mel: Sequence[Tensor], c: AudioEncoderConfig) -> Iterator[Tensor]:
+    return chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in mel)
 
 
 def _sinusoids(c: AudioEncoderConfig) -> Tensor:

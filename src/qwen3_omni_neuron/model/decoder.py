@@ -61,8 +61,19 @@ class Attention(nn.Module):
         if layout == DECODE:
             mixed = self._decode(q, keys, values, cache.mask)
         else:
-            mixed = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+            mixed = self._prompt(q, keys, values, cache.mask)
         return self.out(mixed.transpose(1, 2).flatten(2).flatten(0, 1))
+
+    def _prompt(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        """Attend from the rows of a prompt, q [slots, heads, span, head_dim], to the same shape."""
+        return F.scaled_dot_product_attention(
+            q,
+            keys,
+            values,
+            attn_mask=None if mask is None else mask.logical_not(),
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
 
     def _decode(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Attend from one new row a slot, q [slots, heads, 1, head_dim]. Returns the same shape.

@@ -8,6 +8,7 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
     PromptCache  prefill of one slot          a KvCache, in place     cpu.slots
     SlotCache    a decode step of some slots  a KvCache, in place     cpu.slots
     PromptState  prefill of one slot          inputs and outputs      graphs.decoders
+    ExtendState  more rows of one slot        inputs and outputs      graphs.decoders
     StepState    a decode step of some slots  inputs and outputs      graphs.decoders
     FrameCache   a code predictor step        its own, for one frame  model.code_predictor
 """
@@ -30,7 +31,10 @@ class Appendable(Protocol):
 
     @property
     def mask(self) -> Tensor | None:
-        """Bool [slots, 1, 1, window], True where a key must not be seen; None where all may be."""
+        """Keys that the new positions must not see: bool [slots, 1, T, window], True for those.
+
+        None where each sees all up to its own: T is 1, or the new ones are all that there are.
+        """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the new positions' keys and values; return all that the new positions attend to.
@@ -76,22 +80,27 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(memory, dtype=dtype)[: math.prod(shape)].view(shape)
 
 
-@dataclass(frozen=True)
 class PromptCache:
-    """Prefill in place: the prompt's rows fill one slot from position 0 and see each other.
+    """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    cache: of that slot alone. Positions after the rows keep what they held.
+    They see the first `start` positions and each other. cache: of that slot alone; after a `start`,
+    the window that ends with the last new row. Positions after the rows keep what they held.
     """
 
-    cache: KvCache
-    mask = None
+    def __init__(self, cache: KvCache, start: int = 0):
+        self._cache, self._start = cache, start
+        self.mask: Tensor | None = None
+        if start:
+            positions = torch.arange(cache.keys.shape[3])
+            self.mask = (positions > positions[start:, None])[None, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill the first positions; see Appendable.append."""
-        rows = keys.shape[2]
-        self.cache.keys[layer, :, :, :rows] = keys
-        self.cache.values[layer, :, :, :rows] = values
-        return keys, values
+        """Fill the positions from `start` on; see Appendable.append."""
+        stop = self._start + keys.shape[2]
+        held_keys, held_values = self._cache.keys[layer], self._cache.values[layer]
+        held_keys[:, :, self._start : stop] = keys
+        held_values[:, :, self._start : stop] = values
+        return (held_keys, held_values) if self._start else (keys, values)
 
 
 class SlotCache:
@@ -148,6 +157,51 @@ class PromptState:
             filled = F.pad(new, (0, 0, 0, held.shape[2] - new.shape[2]))
             self.new_state.append(held.index_copy(0, self._slot, filled))
         return keys, values
+
+
+class ExtendState:
+    """Prefill of further rows in a graph: they fill one slot from position `length` on.
+
+    They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
+    `last` are padding, which is written nowhere. rows: their number, padding included, at most the
+    cache's positions. window: how many positions are read; length + last is below it. What the slot
+    holds after the last row keeps its place and is read as zeros, so that it may be of any value.
+    new_state: the KvTensors after the call, complete when every layer has appended.
+    """
+
+    def __init__(
+        self, state: KvTensors, slot: Tensor, length: Tensor, last: Tensor, rows: int, window: int
+    ):
+        self._state, self._slot, self._window = state, slot, window
+        row, positions = (torch.arange(n, device=length.device) for n in (rows, window))
+        # A call writes `rows` positions in a line. Where padding would lie beyond the cache's end
+        # the line begins earlier: 8 rows at length 60 of 64 positions write 56 to 63, of which 56
+        # to 59 keep their values.
+        self._at = row + length.clamp(max=state[0].shape[2] - rows)
+        place = self._at - length  # the row of each position, below 0 for one that is kept
+        self._row = place.clamp(min=0)
+        self._is_new = ((place >= 0) & (place <= last))[:, None]
+        self._is_unused = (positions > length + last)[:, None]
+        self.mask = (positions > (length + row)[:, None])[None, None]
+        self.new_state: list[Tensor] = []
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the rows; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
+        held_keys, held_values = self._state[2 * layer : 2 * layer + 2]
+        return self._put(held_keys, keys), self._put(held_values, values)
+
+    def _put(self, held: Tensor, rows: Tensor) -> Tensor:
+        """Write rows [1, kv_heads, rows, head_dim] into a copy of held, which joins the new state.
+
+        Returns [1, kv_heads, window, head_dim] of the slot.
+        """
+        head = torch.arange(held.shape[1], device=held.device)[:, None]
+        where = self._slot[:, None], head, self._at[None]
+        new = torch.where(self._is_new, rows[0].index_select(1, self._row), held[where])
+        written = held.index_put(where, new)
+        self.new_state.append(written)
+        read = written[:, :, : self._window].index_select(0, self._slot)
+        return read.masked_fill(self._is_unused, 0)
 
 
 class StepState:

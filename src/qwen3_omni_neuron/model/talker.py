@@ -89,7 +89,7 @@ class Talker(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one talker prompt from position 0 of an empty cache slot.
+        """Run one talker prompt, or the rows of it that follow those in the cache.
 
         rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the prompt's last
         row, after which rows are padding; cache: of one slot. Returns codec logits [1, vocab] and

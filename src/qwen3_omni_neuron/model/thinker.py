@@ -34,7 +34,7 @@ class Thinker(nn.Module):
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt from position 0 of an empty cache slot.
+        """Run one prompt, or the rows of it that follow those in the cache.
 
         rows: [S, hidden], token embeddings with the encoded media in their places; positions:
         float32 [3, S]; last: int64 [1], index of the prompt's last row, after which rows are

@@ -14,6 +14,7 @@ LIMITS = Limits(
     profiles={"safe": (2, 1), "fast": (2,)},
     dtypes=("bfloat16", "float32"),
     predictor_top_k=50,
+    extends=False,  # NxDI's context encoding begins at position 0
     sizes={
         # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
         "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),

@@ -43,6 +43,11 @@ class TokenBuffer:
         return self._abandoned or len(self._tokens) + tokens <= self._capacity
 
     @property
+    def closed(self) -> bool:
+        """True where the text has ended: every token that it has was put."""
+        return self._closed
+
+    @property
     def ready(self) -> bool:
         """True where `take` would return a row or raise."""
         return bool(self._tokens) or self._closed

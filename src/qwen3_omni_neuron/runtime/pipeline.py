@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
@@ -10,6 +11,7 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
@@ -23,6 +25,32 @@ logger = logging.getLogger(__name__)
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
+class WarmUp:
+    """Computation of a prompt's rows that nobody waits for yet; see Pipeline.warm_up."""
+
+    def __init__(self, live: LiveRequest, clock: Clock):
+        self._live, self._clock = live, clock
+
+    @property
+    def waits(self) -> bool:
+        """True before its first call."""
+        return self._live.slot < 0 and not self._live.ended
+
+    @property
+    def ended(self) -> bool:
+        """True where nothing of it will be computed any more."""
+        return self._live.ended
+
+    def end(self, timeout_s: float) -> None:
+        """End it after the engine's call that runs for it, if any, whose rows are then held."""
+        live, clock = self._live, self._clock
+        deadline_s = clock.now() + timeout_s
+        with live.output.changed:
+            live.end()
+            while live.holders and clock.now() < deadline_s:
+                live.output.changed.wait(deadline_s - clock.now())
+
+
 class Pipeline:
     """Runner of up to `slots` requests at a time, each in the same slot of every engine.
 
@@ -31,26 +59,41 @@ class Pipeline:
     """
 
     def __init__(
-        self, engines: Engines, config: OmniConfig, max_queued: int, clock: Clock | None = None
+        self,
+        engines: Engines,
+        config: OmniConfig,
+        max_queued: int,
+        clock: Clock | None = None,
+        reuse: bool = True,
     ):
-        """Start the stages. max_queued: requests that may wait for a slot."""
+        """Start the stages.
+
+        max_queued: requests that may wait for a slot. reuse: whether requests reuse each other's
+        rows, where the engines can: see runtime.held_rows.
+        """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self._engines, self._config, self._max_queued = engines, config, max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
-        self._free_slots = list(range(engines.thinker.slots))
+        self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
+        self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._closed = False
+        parts = [part for part in (engines.thinker, engines.talker) if part is not None]
+        self.reuses = reuse and all(part.extends for part in parts)
         shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
-        self._thinker = ThinkerStage(engines.thinker, shared)
+        vocoder = engines.vocoder
+        frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
+        right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
+        self._thinker = ThinkerStage(engines.thinker, shared, right_of_way)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, shared, self._wake)
             self._talker = TalkerStage(
-                engines.talker, config.talker, shared, self._vocoder.on_frame
+                engines.talker, config.talker, shared, right_of_way, self._on_frame
             )
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:
@@ -83,6 +126,25 @@ class Pipeline:
                 return live, ahead + 1
         return live, 0
 
+    def warm_up(self, request: Request) -> WarmUp:
+        """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
+
+        They are for a request that will begin with them. The work waits for a slot that is free,
+        and for pauses in which nobody has to wait for it (see runtime.priority); it ends where a
+        request needs the slot. Raises ClosedError.
+        """
+        never_s = threading.TIMEOUT_MAX
+        request = replace(
+            request, first_token_timeout_s=never_s, wait_timeout_s=never_s, warm_up=True
+        )
+        live, tasks = self._make_tasks(request)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("this model was closed; load it again.")
+            self._warm_ups.append((live, tasks))
+            self._admit()
+        return WarmUp(live, self.clock)
+
     def cancel(self, live: LiveRequest) -> None:
         """End a request without an error. Each stage drops it at its next step."""
         with self._lock:
@@ -104,8 +166,10 @@ class Pipeline:
         with self._lock:
             self._closed = True
             error = ClosedError("the model was closed while the request ran.")
-            for live in [*self._running, *(queued for queued, _ in self._queue)]:
+            waiting = [live for live, _ in (*self._queue, *self._warm_ups)]
+            for live in [*self._running, *waiting]:
                 live.end(error)
+            self._warm_ups.clear()
             for stage in self._stages:
                 stage.close()
         for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
@@ -130,21 +194,43 @@ class Pipeline:
         else:
             assert self._engines.vocoder is not None and self._config.talker is not None
             talker = TalkerTask(live, request.talker, self._config.talker, self._talker.allowed)
-            schedule = _schedule(request.talker, self._engines.vocoder)
-            tasks += [(self._talker, talker), (self._vocoder, VocoderTask(live, schedule))]
+            tasks.append((self._talker, talker))
+            if not request.warm_up:
+                schedule = _schedule(request.talker, self._engines.vocoder)
+                tasks.append((self._vocoder, VocoderTask(live, schedule)))
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to the first requests of the queue. The lock is held."""
+        """Give free slots to the first requests of the queue, and to one warm-up at a time.
+
+        The lock is held.
+        """
         while self._queue and (self._free_slots or self._queue[0][0].ended):
             live, tasks = self._queue.popleft()
             if live.ended:
                 continue
-            live.slot = self._free_slots.pop()
-            live.timestamps.admitted_s = self.clock.now()
-            self._running.add(live)
-            for stage, task in tasks:
-                stage.add(task)
+            self._start(live, tasks)
+        running = [live for live in self._running if live.request.warm_up]
+        if self._queue:
+            for live in running:
+                live.end()
+        while self._warm_ups and self._free_slots and not running:
+            live, tasks = self._warm_ups.popleft()
+            if not live.ended:
+                self._start(live, tasks)
+                running.append(live)
+
+    def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
+        """Give a request a slot and its tasks to the stages. The lock is held."""
+        request, free = live.request, self._free_slots
+        live.slot = free[-1]
+        if request.keys is not None:
+            live.slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
+        free.remove(live.slot)
+        live.timestamps.admitted_s = self.clock.now()
+        self._running.add(live)
+        for stage, task in tasks:
+            stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
         """Free the slot of a request that no stage has any more. The lock is held."""
@@ -152,7 +238,13 @@ class Pipeline:
             live.end()
             self._running.discard(live)
             self._free_slots.append(live.slot)
+            live.output.changed.notify_all()
             self._admit()
+
+    def _on_frame(self, live: LiveRequest) -> None:
+        """Pass on that a request has a new frame, or its last. The lock is held."""
+        self._vocoder.on_frame(live)
+        self._thinker.on_frame()
 
     def _wake(self) -> None:
         """Let every stage select again: a request has ended, or a queue has space again."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
@@ -14,6 +15,9 @@ from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
+# Chunks after which a player has more audio than a start needs: the first one, which may be small,
+# and the second, which must be there before the first one has been played.
+START_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,10 @@ class Request:
 
     talker: None where the caller wants text alone. arrived_s: time by the clock when the request
     came, before its conversation was read. first_token_timeout_s: limit from then to the first
-    token. wait_timeout_s: limit between any two of its tokens, frames or chunks.
+    token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: of the
+    prompt's rows, by which rows are reused; None where none are. cache_key: only requests with the
+    same one share rows. warm_up: compute the prompt's rows, for a request that will begin with
+    them, and nothing after them.
     """
 
     thinker: ThinkerRequest
@@ -62,6 +69,9 @@ class Request:
     arrived_s: float
     first_token_timeout_s: float
     wait_timeout_s: float
+    keys: PromptKeys | None = None
+    cache_key: str | None = None
+    warm_up: bool = False
 
 
 @dataclass
@@ -97,8 +107,15 @@ class LiveRequest:
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
+        self.reused_rows = 0  # of the prompt, in the thinker
         self.codes: list[Tensor] = []  # one int64 [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
+        self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
+        self.chunks = 0  # that the vocoder has decoded
+        self.chunk_due = (
+            False  # the vocoder decodes its next chunk now, or next; until START_CHUNKS
+        )
+        self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(("thinker", "talker", "vocoder"))
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
@@ -118,6 +135,11 @@ class LiveRequest:
     def waiting_frames(self) -> int:
         """Frames that the vocoder has not decoded."""
         return len(self.codes) - self.decoded_frames
+
+    @property
+    def speech_over(self) -> bool:
+        """True where all of its speech was decoded, or it has none."""
+        return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
         """Return the time by the clock at which a wait for this request is too long.

@@ -134,11 +134,12 @@ def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
     values = scores[row, indices]
     probabilities = np.exp(values - values[:, :1])
     probabilities /= probabilities.sum(-1, keepdims=True)
-    # An id is dropped where the likelier ones add up to top_p already, so the likeliest stays.
     # Where top_p is 1 all stay, even where their sum is rounded to 1 before the last.
-    likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
-    limits = np.where(top_p < 1, top_p, np.inf)[:, None]
-    return indices, probabilities * (likelier < limits)
+    if (top_p < 1).any():
+        # An id is dropped where the likelier ones add up to top_p already, so the likeliest stays.
+        likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
+        probabilities *= likelier < np.where(top_p < 1, top_p, np.inf)[:, None]
+    return indices, probabilities
 
 
 def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:

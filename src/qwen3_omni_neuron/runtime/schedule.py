@@ -11,8 +11,8 @@ before the 57 ms are over; the one after it has 4.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
 
 from qwen3_omni_neuron.errors import OptionError
 
@@ -22,8 +22,7 @@ MARGIN = 1.25  # factor on an expected time, for frames that arrive late
 VOCODER_SHARE = 0.5
 
 
-@dataclass(frozen=True)
-class Pace:
+class Pace(NamedTuple):
     """Measurements from which the size of a chunk is chosen, times in seconds.
 
     pending: frames that have arrived and are not decoded. buffered_s: audio that the player has and
@@ -37,7 +36,7 @@ class Pace:
     buffered_s: float | None
     frame_s: float | None
     last_call_s: float
-    shortest_call_s: Mapping[int, float] = field(default_factory=dict)
+    shortest_call_s: Mapping[int, float] = MappingProxyType({})
     delay_s: float = 0.0
 
     def vocoder_s(self, frames: int) -> float:
@@ -102,12 +101,14 @@ class AdaptiveSchedule:
         frame_s = self._frame_audio_s if pace.frame_s is None else pace.frame_s
         if pace.buffered_s is None:
             return self._first_size(frame_s, pace)
-        chosen = self._smallest_efficient_size(pace)
-        for bucket in self._buckets:
+        smallest = self._smallest_efficient_size(pace)
+        for bucket in reversed(self._buckets):  # mostly the first one fits
+            if bucket <= smallest:
+                break
             expected_s = max(0, bucket - pace.pending) * frame_s + pace.vocoder_s(bucket)
             if expected_s * MARGIN <= pace.buffered_s:
-                chosen = max(chosen, bucket)
-        return chosen
+                return bucket
+        return smallest
 
     def decoded(self) -> None:
         """Do nothing: the pace holds all that the next size depends on."""

@@ -117,8 +117,11 @@ class Stage(ABC, Generic[AnyTask]):
         self._thread.join(timeout_s)
 
     @abstractmethod
-    def _select(self) -> Work | None:
-        """Return the next work, None where every task waits for another stage. The lock is held."""
+    def _select(self) -> Work | float | None:
+        """Return the next work, or how long to wait before selecting again. The lock is held.
+
+        None: until another stage, a caller or a deadline wakes this one.
+        """
 
     def _run(self) -> None:
         try:
@@ -157,11 +160,13 @@ class Stage(ABC, Generic[AnyTask]):
                 if self._closing:
                     return None
                 work = self._select()
-                if work is not None:
+                if callable(work):
                     return work
                 # No limit without a request. With one, another stage may never return from a call
                 # for it, and then its deadline has to be noticed here.
-                waits = (task.live.request.wait_timeout_s for task in self._tasks)
+                waits = [task.live.request.wait_timeout_s for task in self._tasks]
+                if work is not None:
+                    waits.append(work)
                 self.changed.wait(min(waits, default=None))
 
     def _release(self, task: AnyTask) -> None:

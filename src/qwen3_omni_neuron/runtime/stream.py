@@ -207,6 +207,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             audio_s=audio_s,
             rtf=None if last is None else (last - arrived_s) / audio_s,
             prompt_tokens=len(live.request.thinker.prompt),
+            reused_tokens=live.reused_rows,
             text_tokens=len(live.token_ids),
             frames=len(live.codes),
             prompt_audio_tokens=live.request.thinker.prompt.audio_tokens,

@@ -10,6 +10,8 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
+from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
@@ -20,6 +22,7 @@ MAX_WAITING_FRAMES = 128  # frames that the vocoder has not decoded, before the 
 class Phase(Enum):
     """Next call of the talker for a request."""
 
+    EXTEND = auto()  # of a warm-up's rows, once the thinker has computed them
     PREPARE = auto()  # of the prompt's rows that are known before the thinker has answered
     PREFILL = auto()  # of the rest of the prompt, once there is a first text token
     STEP = auto()  # of one more text row, for one more frame
@@ -28,8 +31,9 @@ class Phase(Enum):
 class TalkerTask(Task):
     """A request in the talker stage.
 
-    limit: most codec tokens, the one that ends speech included. row: token id of the text row that
-    the next call appends, None until it has been taken from the buffer.
+    limit: most codec tokens, the one that ends speech included. start: user rows of the prompt that
+    its slot held before. row: token id of the text row that the next call appends, None until it
+    has been taken from the buffer.
     """
 
     def __init__(
@@ -37,8 +41,9 @@ class TalkerTask(Task):
     ):
         super().__init__(live)
         self.wanted = wanted
-        self.phase = Phase.PREPARE
+        self.phase = Phase.EXTEND if live.request.warm_up else Phase.PREPARE
         self.limit = wanted.max_new_tokens
+        self.start = 0
         self.row: int | None = None
         self._groups = config.code_groups
         self.sampler = Sampler(
@@ -68,11 +73,13 @@ class TalkerStage(Stage[TalkerTask]):
         engine: Talker,
         config: TalkerConfig,
         shared: Shared,
+        right_of_way: RightOfWay,
         on_frame: Callable[[LiveRequest], None],
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
+        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots, shared.lock)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
@@ -91,8 +98,35 @@ class TalkerStage(Stage[TalkerTask]):
         stepping = [task for task in stepping if task.row is not None]
         new = next((task for task in self._tasks if task.phase is Phase.PREPARE), None)
         if first is None and new is None and not stepping:
-            return None
+            return self._select_warm_up()
         return partial(self._work, first, stepping, new)
+
+    def _select_warm_up(self) -> Work | None:
+        """Return the extension of a warm-up that the thinker is ready with, in a pause."""
+        tasks = (task for task in self._tasks if task.phase is Phase.EXTEND)
+        task = next((task for task in tasks if task.live.accepted is not None), None)
+        if task is None:
+            return None
+        # No row of the talker takes longer than one of the thinker, whose time is known.
+        expected_s = self._right_of_way.expected_s(len(task.wanted.prompt.token_ids))
+        pause = self._right_of_way.may_warm(expected_s, self._clock.now())
+        return partial(self._warm_up, task) if pause else None
+
+    def _warm_up(self, task: TalkerTask) -> None:
+        extended = self._call_engine((task,), self._extend)
+        with self._lock:
+            if extended and task in self._tasks:
+                self._release(task)
+
+    def _extend(self, tasks: Sequence[TalkerTask]) -> list[None]:
+        for task in tasks:
+            keys = task.live.request.keys
+            assert keys is not None
+            self._bring(task)
+            if task.start < len(keys.talker):
+                self._engine.extend(task.slot, task.wanted.prompt, task.start, self._accepted(task))
+            self._hold(task)
+        return [None] * len(tasks)
 
     def _work(
         self, first: TalkerTask | None, stepping: list[TalkerTask], new: TalkerTask | None
@@ -111,14 +145,37 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
         for task in tasks:
-            self._engine.prepare(task.slot, task.wanted.prompt, task.wanted.speaker_id)
+            wanted = task.wanted
+            self._bring(task)
+            self._engine.prepare(task.slot, wanted.prompt, wanted.speaker_id, task.start)
         return [None] * len(tasks)
+
+    def _bring(self, task: TalkerTask) -> None:
+        """Let the slot hold what it can of a prompt's user rows, before the others are computed."""
+        request = task.live.request
+        if request.keys is not None:
+            keys, copy = request.keys.talker, self._engine.copy
+            held = self._held.bring(task.slot, keys, request.cache_key, len(keys), copy)
+            task.start = len(held.keys)
+
+    def _hold(self, task: TalkerTask) -> None:
+        """Record that a slot holds the user rows of its prompt. What follows them is not reused."""
+        request = task.live.request
+        if request.keys is not None:
+            self._held.put(task.slot, Rows(request.keys.talker, request.cache_key, torch.empty(0)))
+
+    def _accepted(self, task: TalkerTask) -> Tensor:
+        """Return the thinker's hidden states at the media of the rows from the task's start on."""
+        accepted, keys = task.live.accepted, task.live.request.keys
+        assert accepted is not None
+        return accepted if keys is None else accepted[keys.talker.media_rows(task.start) :]
 
     def _prefill(self, tasks: Sequence[TalkerTask]) -> list[Tensor]:
         logits = []
         for task in tasks:
-            assert task.live.accepted is not None and task.row is not None
-            logits.append(self._engine.prefill(task.slot, task.live.accepted, task.row))
+            assert task.row is not None
+            logits.append(self._engine.prefill(task.slot, self._accepted(task), task.row))
+            self._hold(task)
         return logits
 
     def _step(self, tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
@@ -155,9 +212,10 @@ class TalkerStage(Stage[TalkerTask]):
                 [draws[task] for task in tasks],
             ).unbind()
 
-        for task, codes in self._call_engine(list(code0), predict):
-            with self._lock:
-                now = self._clock.now()
+        predicted = self._call_engine(list(code0), predict)
+        with self._lock:
+            now = self._clock.now()
+            for task, codes in predicted:
                 task.live.timestamps.progress_s = now
                 task.live.frame_times.append(now)
                 task.live.codes.append(codes)

@@ -1,24 +1,31 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.runtime.buffers import TextEnd
+from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
+WARM_UP_ROWS = 128  # of a call, after which others go first: a window of speech has 104
 
 
 class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: most tokens of text.
+    next_since_s: when its prompt became the next one to prefill. rows: how many rows of the prompt
+    are to be computed, as far as is known.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -29,6 +36,8 @@ class ThinkerTask(Task):
         self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
         self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
         self.last: int | None = None
+        self.next_since_s: float | None = None
+        self.rows = len(wanted.prompt)
 
     @property
     def has_space(self) -> bool:
@@ -42,25 +51,74 @@ class ThinkerTask(Task):
 
 
 class ThinkerStage(Stage[ThinkerTask]):
-    """Worker of the thinker. Between two steps it prefills at most one new request."""
+    """Worker of the thinker. Between two steps it prefills at most one new request.
 
-    def __init__(self, engine: Thinker, shared: Shared):
+    held: the prompts' and replies' rows in each slot.
+    """
+
+    def __init__(self, engine: Thinker, shared: Shared, right_of_way: RightOfWay):
         super().__init__("thinker", shared)
-        self._engine = engine
+        self._engine, self._right_of_way = engine, right_of_way
+        self._holds = False  # whether the last selection held something back
+        self.held = HeldRows(engine.slots, shared.lock)
 
-    def _select(self) -> Work | None:
-        new = next((task for task in self._tasks if task.last is None), None)
-        writing = [task for task in self._tasks if task.last is not None and task.has_space]
+    def on_frame(self) -> None:
+        """Wake this stage where it waits for a new frame (runtime.priority). The lock is held."""
+        if self._holds:
+            self.changed.notify_all()
+
+    def _select(self) -> Work | float | None:
+        now, holds = self._clock.now(), []
+        new = self._next_prompt(now)
+        if new is not None and new.next_since_s is not None:
+            hold_s = self._right_of_way.prefill_hold_s(new.live, new.rows, new.next_since_s, now)
+            if hold_s:
+                new = None
+                holds.append(hold_s)
+        writing = []
+        for task in self._tasks:
+            if task.last is not None and task.has_space:
+                hold_s = self._right_of_way.step_hold_s(task.live, now)
+                if hold_s:
+                    holds.append(hold_s)
+                else:
+                    writing.append(task)
+        self._holds = bool(holds)
         if new is None and not writing:
-            return None
+            return min(holds, default=None)
         return partial(self._work, new, writing)
+
+    def _next_prompt(self, now: float) -> ThinkerTask | None:
+        """Return the task whose prompt is the next one, a warm-up's only in a pause."""
+        waiting = [task for task in self._tasks if task.last is None]
+        if not waiting:
+            return None
+        new = next((task for task in waiting if not task.live.request.warm_up), waiting[0])
+        request = new.live.request
+        if new.next_since_s is None:
+            new.next_since_s = now
+            if request.keys is not None:
+                new.rows -= self.held.shared(request.keys.thinker, request.cache_key)
+        if request.warm_up:
+            expected_s = self._right_of_way.expected_s(min(new.rows, WARM_UP_ROWS))
+            return new if self._right_of_way.may_warm(expected_s, now) else None
+        return new
 
     def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
         if new is not None:
             for task, (logits, accepted) in self._call_engine((new,), self._prefill):
-                self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
+                if task.live.request.warm_up:
+                    self._warmed_up(task, accepted)
+                else:
+                    self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
+            with self._lock:  # the request may have become a starter
+                now = self._clock.now()
+                writing = [t for t in writing if not self._right_of_way.step_hold_s(t.live, now)]
         if writing:
+            start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
+            with self._lock:
+                self._right_of_way.stepped(self._clock.now() - start_s)
             if stepped:
                 logits = torch.cat([logits for _, logits in stepped])
                 token_ids = draw_ids([task.sampler for task, _ in stepped], logits)
@@ -68,7 +126,59 @@ class ThinkerStage(Stage[ThinkerTask]):
                     self._write(task, token_id)
 
     def _prefill(self, tasks: Sequence[ThinkerTask]) -> list[tuple[Tensor, Tensor]]:
-        return [self._engine.prefill(task.slot, task.live.request.thinker.prompt) for task in tasks]
+        return [self._prefill_rest(task) for task in tasks]
+
+    def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
+        """Prefill the rows of a prompt that no slot holds; of a warm-up's at most WARM_UP_ROWS.
+
+        Returns as Thinker.prefill, but the hidden states of all media rows that the slot now holds.
+        """
+        request = task.live.request
+        prompt, keys, slot = request.thinker.prompt, request.keys, task.slot
+        if keys is None:
+            return self._prefilled(slot, prompt, 0)
+        rows = len(prompt)
+        # The first token is drawn from the last row's logits, so that this row is never reused.
+        most = rows if request.warm_up else max(0, rows - 1)
+        held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
+        task.live.reused_rows = start = len(held.keys)
+        if request.warm_up:
+            rows = min(rows, start + WARM_UP_ROWS)
+            if start == rows:
+                return torch.empty(0), held.accepted
+            token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]
+            prompt = replace(prompt, token_ids=token_ids, positions=positions)
+        logits, accepted = self._prefilled(slot, prompt, start)
+        if len(held.accepted):
+            accepted = torch.cat((held.accepted, accepted))
+        self.held.put(slot, Rows(keys.thinker.first(rows), request.cache_key, accepted))
+        return logits, accepted
+
+    def _prefilled(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
+        """Call the engine's prefill, and note how long it takes."""
+        start_s = self._clock.now()
+        found = self._engine.prefill(slot, prompt, start)
+        with self._lock:
+            self._right_of_way.prefilled(len(prompt) - start, self._clock.now() - start_s)
+        return found
+
+    def _release(self, task: ThinkerTask) -> None:
+        """Drop a request, whose slot holds all but the last token, too. The lock is held."""
+        held, appended = self.held[task.slot], task.live.token_ids[:-1]
+        if held is not None and task.last is not None and appended:
+            keys = held.keys.followed_by(appended)
+            self.held.put(task.slot, Rows(keys, held.cache_key, held.accepted))
+        super()._release(task)
+
+    def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
+        """Pass the rows at media positions to the talker, where a warm-up is complete."""
+        held, rows = self.held[task.slot], len(task.live.request.thinker.prompt)
+        task.rows = rows - len(held.keys) if held else rows
+        with self._lock:
+            if not task.live.ended and not task.rows:
+                task.live.accepted = accepted
+                task.live.text.close()  # wakes the talker's stage
+                self._release(task)
 
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]

@@ -11,7 +11,12 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.runtime.request import RECENT_FRAMES, LiveRequest, frame_pace
+from qwen3_omni_neuron.runtime.request import (
+    RECENT_FRAMES,
+    START_CHUNKS,
+    LiveRequest,
+    frame_pace,
+)
 from qwen3_omni_neuron.runtime.schedule import Pace, Schedule
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
@@ -33,7 +38,7 @@ class VocoderStage(Stage[VocoderTask]):
     """Worker of the vocoder. It decodes all chunks that are due, those of one size as one batch."""
 
     def __init__(self, engine: Vocoder, shared: Shared, on_space: Callable[[], None]):
-        """on_space: wakes the talker, whose frames were decoded; called with the lock held."""
+        """on_space: wakes the stages that wait for this one; called with the lock held."""
         super().__init__("vocoder", shared)
         self._engine, self._on_space = engine, on_space
         self._working = False  # guarded by the lock
@@ -50,10 +55,16 @@ class VocoderStage(Stage[VocoderTask]):
         The lock is held. It is the talker's thread that checks, because waking this one costs more.
         While this stage works there is no need: it checks by itself afterwards.
         """
-        if self._working:
+        starts = live.chunks < START_CHUNKS
+        if self._working and not starts:
             return
         task = next((task for task in self._tasks if task.live is live), None)
-        if task is not None and (live.speech_ended or self._due_frames(task)):
+        if task is None:
+            return
+        due = live.speech_ended or self._due_frames(task) > 0
+        if starts:
+            live.chunk_due = due
+        if due and not self._working:
             self.changed.notify_all()
 
     def _select(self) -> Work | None:
@@ -63,6 +74,9 @@ class VocoderStage(Stage[VocoderTask]):
                 self._release(task)
                 continue
             task.chunk = self._due_frames(task)
+            if task.live.chunk_due and not task.chunk:
+                task.live.chunk_due = False
+                self._on_space()  # the thinker waits for this chunk: see runtime.priority
             if task.chunk:
                 # Tasks of one compiled size are one call; the engine pads them to it.
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
@@ -75,7 +89,7 @@ class VocoderStage(Stage[VocoderTask]):
         live, pending = task.live, task.live.waiting_frames
         if not pending or not live.output.has_space_for_chunk:
             return 0
-        wanted = self._wanted(task, pending)
+        wanted = live.chunk_wanted = self._wanted(task, pending)
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
@@ -120,6 +134,8 @@ class VocoderStage(Stage[VocoderTask]):
             live.timestamps.first_sample_s = now
         live.output.put(AudioChunk(samples, task.samples, task.chunk))
         live.decoded_frames += task.chunk
+        live.chunks, live.chunk_due = live.chunks + 1, False
+        live.plays_until_s = max(now, live.plays_until_s) + len(samples) / SAMPLE_RATE
         task.samples += len(samples)
         task.schedule.decoded()
 

@@ -109,7 +109,7 @@ def _read(service: Service, context: Context) -> Chat:
             "no_speech",
             "modalities",
         )
-    options = request_options(wanted, service.settings)
+    options = request_options(wanted, service.settings, context.owner)
     media = MediaReader(service.settings, service.fetcher)
     messages = conversation(wanted, media, service.replies, context.owner)
     if service.settings.log_content:
@@ -316,8 +316,8 @@ def usage_of(timings: Timings, reasoning_tokens: int = 0) -> Json:
 
 
 def cached_tokens(timings: Timings) -> int:
-    """Return how many of the prompt's rows an earlier request had computed: none are kept yet."""
-    return 0
+    """Return how many of the prompt's rows an earlier request had computed."""
+    return timings.reused_tokens
 
 
 def _call(call: Call) -> Json:

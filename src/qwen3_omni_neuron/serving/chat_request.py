@@ -244,7 +244,7 @@ def check_request(wanted: ChatRequest) -> None:
             raise _wrong(f"{name} can only be {allowed} here. Leave it out.", name)
 
 
-def request_options(wanted: ChatRequest, settings: ServerSettings) -> dict[str, Any]:
+def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -> dict[str, Any]:
     """Return the options of the API that a request's fields stand for. Raises ApiError."""
     extra = wanted.model_extra or {}
     options = vllm_omni_options(extra)
@@ -254,6 +254,10 @@ def request_options(wanted: ChatRequest, settings: ServerSettings) -> dict[str, 
         if isinstance(given, int | float):
             options[name] = min(given, settings.request_timeout_s)
     options |= {"literal_text": True}
+    # Rows are not shared between keys: how soon a reply begins would say what others have asked.
+    given = options.get("cache_key")
+    if settings.api_keys and (given is None or isinstance(given, str)):
+        options["cache_key"] = f"{owner} {given or ''}"
     if wanted.audio is not None and wanted.audio.voice is not None:
         options["speaker"] = wanted.audio.voice
     if wanted.seed is not None:

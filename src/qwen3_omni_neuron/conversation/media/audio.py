@@ -1,7 +1,8 @@
 """Audio of a message item -> a mono float32 waveform at the model's rate, read in blocks.
 
 `open_audio` reads every form that a caller may have audio in as mono blocks at its own rate;
-`load_waveform` checks, resamples and joins them.
+`load_waveform` checks, resamples and joins them. `ArrivingAudio` does the same with the pieces of
+a clip that is still being recorded.
 """
 
 import math
@@ -53,42 +54,99 @@ def load_waveform(
     source = open_audio(item, where)
     if source.seconds is not None and source.seconds > limit_s:
         raise _too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
-    stream = None if source.rate == rate else _resampler(source.rate, rate)
+    stream = _Resampled(source.rate, rate, where, limit_s)
     collected = bytearray()  # grows in place; a list of blocks would be in memory twice when joined
-    samples = 0
-    for block in _finite_blocks(source, where, limit_s):
-        samples += len(block)
-        collected += (block if stream is None else stream.resample_chunk(block)).tobytes()
-    seconds = samples / source.rate
-    if seconds < MIN_SECONDS:
-        raise AudioError(
-            f"{where} lasts {seconds:.3f} s ({samples} samples); {MIN_SECONDS} s is the least."
-        )
-    if stream is not None:
-        collected += stream.resample_chunk(np.empty(0, np.float32), last=True).tobytes()
+    for block in source.blocks:
+        collected += stream.push(block).tobytes()
+    collected += stream.finish().tobytes()
     return np.frombuffer(collected, np.float32)
+
+
+class ArrivingAudio:
+    """One clip's pieces as they arrive: checked, mixed to mono and resampled.
+
+    The samples are those that `load_waveform` gives for the whole clip, to the bit, whatever the
+    pieces. sampling_rate: of the pieces; rate: of the result, both in Hz. where: names the clip in
+    errors. limit_s: longest clip.
+    """
+
+    def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):
+        self.sampling_rate = _checked_rate(sampling_rate, where)
+        self._where = where
+        self._mixer = _Mixer()
+        self._stream = _Resampled(self.sampling_rate, rate, where, limit_s)
+
+    @property
+    def begun(self) -> bool:
+        """True where any piece had a sample."""
+        return self._mixer.channels is not None
+
+    def push(self, piece: Any, sampling_rate: Any) -> Waveform:
+        """Take the next piece, [samples] or [samples, channels], any number of samples.
+
+        Returns the samples that it completes, at `rate`. A piece that is refused changes nothing.
+        Raises AudioError for a piece that is no sound, or of another rate or number of channels
+        than those before it, and PromptTooLongError.
+        """
+        now = _checked_rate(sampling_rate, self._where)
+        if now != self.sampling_rate:
+            raise AudioError(
+                f"{self._where} has {now:g} Hz, and the clip's pieces before it "
+                f"{self.sampling_rate:g} Hz. End the clip first, or resample the pieces."
+            )
+        blocks, channels = self._mixer.mix(piece, self._where)
+        mono = np.concatenate([np.empty(0, np.float32), *blocks])
+        samples = self._stream.push(mono)
+        self._mixer.channels = channels
+        return samples
+
+    def finish(self) -> Waveform:
+        """Return the clip's last samples. Raises AudioError, and ends nothing, for a short clip."""
+        return self._stream.finish()
+
+
+class _Resampled:
+    """Checker and resampler of one clip's mono blocks."""
+
+    def __init__(self, from_rate: float, to_rate: float, where: str, limit_s: float):
+        self._rate, self._where, self._limit_s = from_rate, where, limit_s
+        self._samples = 0  # taken so far
+        self._stream = None if from_rate == to_rate else _resampler(from_rate, to_rate)
+
+    def push(self, block: Waveform) -> Waveform:
+        """Take a block; return the samples that it completes.
+
+        Raises AudioError for NaN or infinity, PromptTooLongError beyond the limit.
+        """
+        bad = len(block) - int(np.isfinite(block).sum())
+        if bad:
+            raise AudioError(
+                f"{self._where}: {bad} of {len(block)} samples are NaN or infinite, in the block "
+                f"that begins at {self._samples / self._rate:.3f} s."
+            )
+        samples = self._samples + len(block)
+        if samples > self._limit_s * self._rate:
+            lasts = f"lasts {samples / self._rate:.3f} s or more"
+            raise _too_long(self._where, lasts, self._limit_s)
+        self._samples = samples
+        return block if self._stream is None else self._stream.resample_chunk(block)
+
+    def finish(self) -> Waveform:
+        """Return the last samples. Raises AudioError where the clip is too short."""
+        seconds = self._samples / self._rate
+        if seconds < MIN_SECONDS:
+            raise AudioError(
+                f"{self._where} lasts {seconds:.3f} s ({self._samples} samples); {MIN_SECONDS} s "
+                "is the least."
+            )
+        rest = np.empty(0, np.float32)
+        return rest if self._stream is None else self._stream.resample_chunk(rest, last=True)
 
 
 def _resampler(from_rate: float, to_rate: float) -> Any:
     import soxr
 
     return soxr.ResampleStream(from_rate, to_rate, 1)
-
-
-def _finite_blocks(source: AudioSource, where: str, limit_s: float) -> Iterator[Waveform]:
-    """Yield the blocks, each checked to be finite and within the limit."""
-    samples = 0
-    for block in source.blocks:
-        bad = len(block) - int(np.isfinite(block).sum())
-        if bad:
-            raise AudioError(
-                f"{where}: {bad} of {len(block)} samples are NaN or infinite, in the block that "
-                f"begins at {samples / source.rate:.3f} s."
-            )
-        samples += len(block)
-        if samples > limit_s * source.rate:
-            raise _too_long(where, f"lasts {samples / source.rate:.3f} s or more", limit_s)
-        yield block
 
 
 def _too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
@@ -153,23 +211,35 @@ def _unreadable(where: str, source: Source, error: object) -> AudioError:
 
 def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
     """Yield the caller's blocks as they arrive."""
-    channels = None
+    mixer = _Mixer()
     for index, block in enumerate(source):
-        place = f"{where}, block {index},"
-        samples = _numbers(block, place)
+        blocks, mixer.channels = mixer.mix(block, f"{where}, block {index},")
+        yield from blocks
+
+
+class _Mixer:
+    """Mixer of the pieces of one clip, which must have equal channels.
+
+    channels: number of those so far, None before there is any sample.
+    """
+
+    channels: int | None = None
+
+    def mix(self, piece: Any, place: str) -> tuple[Iterator[Waveform], int | None]:
+        """Return a piece's mono blocks, and the number of channels with it."""
+        samples = _numbers(piece, place)
         if samples.ndim not in (1, 2):
             raise _bad_shape(place, samples)
         if not samples.size:
-            continue
+            return iter(()), self.channels
         # Not _channels_last: it would take a block of 1 sample and 2 channels for 2 samples.
         now = samples.shape[1] if samples.ndim == 2 else 1
-        if channels not in (None, now):
+        if self.channels not in (None, now):
             raise AudioError(
-                f"{place} has {now} channels, and those before it {channels}. Give [samples] or "
-                "[samples, channels], with as many channels in every block."
+                f"{place} has {now} channels, and those before it {self.channels}. Give [samples] "
+                "or [samples, channels], with as many channels in every block."
             )
-        channels = now
-        yield from _mono_blocks(samples)
+        return _mono_blocks(samples), now
 
 
 def _numbers(source: Any, where: str) -> NDArray[Any]:
@@ -204,7 +274,8 @@ def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
     """Yield [samples] or [samples, channels] of any numbers in blocks, averaged over channels."""
     at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
     for start in range(0, len(samples), at_once):
-        block = _scaled(samples[start : start + at_once])
+        # Contiguous: numpy sums many channels in another order where they are not.
+        block = np.ascontiguousarray(_scaled(samples[start : start + at_once]))
         yield block if block.ndim == 1 else block.mean(axis=1)
 
 

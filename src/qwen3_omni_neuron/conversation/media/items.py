@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.conversation.media.audio import load_waveform
+from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.conversation.media.image import load_image
+from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker, SizeLimits
 from qwen3_omni_neuron.conversation.media.video import load_video
 from qwen3_omni_neuron.conversation.prompt import Patches
@@ -14,9 +16,9 @@ from qwen3_omni_neuron.conversation.prompt import Patches
 
 @dataclass(frozen=True)
 class AudioItem:
-    """Audio clip: mono float32 samples."""
+    """Audio clip."""
 
-    waveform: Waveform
+    clip: Clip
     kind = "audio"
 
 
@@ -26,7 +28,7 @@ class ImageItem:
 
     patches: Patches
     kind = "image"
-    waveform = None
+    clip = None
     seconds_per_frame = 0.0  # it has one frame
 
 
@@ -34,13 +36,13 @@ class ImageItem:
 class VideoItem:
     """Video, cut into patches.
 
-    seconds_per_frame: from one frame of its patches to the next. waveform: its audio, None where
-    it has none or none is wanted.
+    seconds_per_frame: from one frame of its patches to the next. clip: its audio, None where it
+    has none or none is wanted.
     """
 
     patches: Patches
     seconds_per_frame: float
-    waveform: Waveform | None
+    clip: Clip | None
     kind = "video"
 
 
@@ -48,23 +50,23 @@ Media = AudioItem | ImageItem | VideoItem
 
 
 class MediaLoader:
-    """Reader of one request's media items.
+    """Reader of a conversation's media items.
 
-    rate: sampling rate of the waveforms, in Hz. use_audio_in_video: whether a video's audio is
-    wanted. most_tokens: maximum of one item; a longer one is refused before it is decoded.
+    mel: settings of the features of audio. use_audio_in_video: whether a video's audio is wanted.
+    most_tokens: maximum of one item; a longer one is refused before it is decoded.
     audio_tokens_per_s: tokens that a second of audio becomes.
     """
 
     def __init__(
         self,
         patches: PatchMaker,
-        rate: int,
+        mel: MelSettings,
         use_audio_in_video: bool,
         most_tokens: int | None,
         audio_tokens_per_s: float,
     ):
-        self._patches, self._rate, self._most_tokens = patches, rate, most_tokens
-        self._audio_rate = rate if use_audio_in_video else None
+        self._patches, self._mel, self._most_tokens = patches, mel, most_tokens
+        self._audio_rate = mel.rate if use_audio_in_video else None
         self._limit_s = float("inf") if most_tokens is None else most_tokens / audio_tokens_per_s
 
     def __call__(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
@@ -73,11 +75,17 @@ class MediaLoader:
         Raises AudioError, ImageError, VideoError or PromptTooLongError.
         """
         if kind == "audio":
-            return AudioItem(load_waveform(item, self._rate, where, self._limit_s))
+            waveform = load_waveform(item, self._mel.rate, where, self._limit_s)
+            return AudioItem(Clip(waveform, self._mel))
         asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
         if kind == "image":
             return ImageItem(self._patches.image(load_image(item, where), where, asked))
         check = partial(self._patches.video_grid, where=where, asked=asked)
         video = load_video(item, where, audio_rate=self._audio_rate, check=check)
         patches = self._patches.video(video.frames, where, asked)
-        return VideoItem(patches, self._patches.temporal_patch_size / video.fps, video.audio)
+        clip = None if video.audio is None else Clip(video.audio, self._mel)
+        return VideoItem(patches, self._patches.temporal_patch_size / video.fps, clip)
+
+    def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
+        """Begin a clip that arrives in pieces of this rate. Raises AudioError for the rate."""
+        return GrowingClip(sampling_rate, self._mel, where, self._limit_s)

@@ -2,11 +2,13 @@
 
 A clip of an hour takes the memory of its features and of one block. A frame is complete 200 samples
 after its middle; a later, louder part of the clip changes only the floor that `scaled` applies.
+Frames are computed BLOCK_FRAMES at a time, from the clip's first one on, and the last ones with
+zeros after them: a library's matrix product may round a frame differently in a block of another
+size, and so every frame is the same to the bit, however the samples arrived.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,7 @@ from qwen3_omni_neuron.conversation.media.audio import Waveform
 from qwen3_omni_neuron.conversation.preprocessor import check_served, whole_setting
 from qwen3_omni_neuron.errors import AudioError, CheckpointError
 
-BLOCK_FRAMES = 1000  # in a block of `log_mel`: 10 s, about 8 MiB during the transform
+BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
 MAX_HZ = 8000.0  # WhisperFeatureExtractor sets it, for every sampling rate
 # The Slaney scale: 3 mels for 200 Hz up to 1000 Hz, above it 27 mels for a factor of 6.4.
 _KNEE_HZ, _KNEE_MELS = 1000.0, 15.0
@@ -72,70 +74,81 @@ class MelSettings:
 class LogMelStream:
     """Features of one clip, computed as its samples arrive. For one thread.
 
-    peak: largest value so far, over the frames that the reference takes it from.
-    Working memory grows with what is pushed at once: push blocks.
+    samples: number of them so far. peak: largest value so far, over the frames that were returned.
     """
 
     def __init__(self, settings: MelSettings):
-        self.peak = math.log10(SILENCE)
+        self.samples, self.peak = 0, math.log10(SILENCE)
         self._settings = settings
         self._window = torch.hann_window(settings.n_fft)
-        self._samples = 0  # pushed so far
+        self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
         self._frames = 0  # returned so far
         # Samples from the next frame's first one on; before there is any frame, all samples.
-        self._tail = np.empty(0, np.float32)
+        self._held: list[Waveform] = []
 
     def push(self, samples: Waveform) -> Tensor:
-        """Take the next samples, any number; return the frames that they complete.
+        """Take the next samples, any number; return the blocks of frames that they complete.
 
-        Returns float32 [mel_bins, n]: log10 of the power, 0 dB at 0.0, not yet `scaled`.
+        Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, 0 dB at
+        0.0, not yet `scaled`. Working memory grows with what is pushed at once.
         """
-        self._samples += len(samples)
-        self._extend(samples)
-        return self._finished()
+        self.samples += len(samples)
+        self._held.append(samples)
+        last_middle = (self._frames + BLOCK_FRAMES - 1) * self._settings.hop
+        if self.samples < last_middle + self._settings.n_fft // 2:
+            return torch.empty(len(self._settings.filters), 0)
+        tail = self._tail(0)
+        blocks = 1 + (len(tail) - self._block_samples) // (BLOCK_FRAMES * self._settings.hop)
+        mel = self._compute(tail, blocks * BLOCK_FRAMES)
+        self.peak = max(self.peak, mel.max().item())
+        self._frames += mel.shape[1]
+        self._held = [tail[mel.shape[1] * self._settings.hop :].copy()]
+        return mel
 
-    def finish(self, padded_samples: int | None = None) -> Tensor:
-        """Return the clip's last frames, as `push` does.
+    def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
+        """Return the frames that follow those of `push` where the clip ends here, and the peak.
 
         padded_samples: length of the longest clip of the request, to which the reference pads
-        this one with zeros; None: this clip's own. Raises AudioError where that is too short.
+        this one with zeros; None: this clip's own. The stream stays as it is: it can be finished
+        with another length, or go on. Raises AudioError where that length is too short.
         """
-        padded = max(self._samples, padded_samples or 0)
-        half = self._settings.n_fft // 2
+        n_fft, hop = self._settings.n_fft, self._settings.hop
+        padded, half = max(self.samples, padded_samples or 0), n_fft // 2
         if padded <= half:
             raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
-        kept = self._settings.frames(self._samples, padded) - self._frames
         # Frames beyond n_fft zeros hold none of the clip's samples: not kept, and never the peak.
-        zeros = min(padded - self._samples, self._settings.n_fft)
-        self._extend(np.zeros(zeros, np.float32))
-        if self._samples + zeros == padded:
-            self._extend(self._tail[-half - 1 : -1][::-1])
-        return self._finished(padded // self._settings.hop)[:, :kept]
-
-    def _extend(self, samples: Waveform) -> None:
-        begun = len(self._tail) > self._settings.n_fft // 2
-        self._tail = np.concatenate((self._tail, samples), dtype=np.float32)
-        half = self._settings.n_fft // 2
-        if not begun and len(self._tail) > half:
-            # The first frame's middle is sample 0: before it, the mirror image of what is after.
-            self._tail = np.concatenate((self._tail[half:0:-1], self._tail))
-
-    def _finished(self, end: int | None = None) -> Tensor:
-        """Return the frames that the tail has whole, up to frame `end`; update the peak."""
-        n_fft, hop = self._settings.n_fft, self._settings.hop
-        count = max(0, (len(self._tail) - n_fft) // hop + 1)
-        if end is not None:
-            count = min(count, end - self._frames)
+        zeros = min(padded - self.samples, n_fft)
+        tail = self._tail(zeros)
+        if self.samples + zeros == padded:
+            tail = np.concatenate((tail, tail[-half - 1 : -1][::-1]))
+        count = min((len(tail) - n_fft) // hop + 1, padded // hop - self._frames)
         if count <= 0:
-            return torch.empty(len(self._settings.filters), 0)
-        block = torch.from_numpy(self._tail[: (count - 1) * hop + n_fft])
-        waves = torch.stft(
-            block, n_fft, hop, window=self._window, center=False, return_complex=True
-        )
-        mel = (self._settings.filters @ waves.abs().square_()).clamp_(min=SILENCE).log10_()
-        self.peak = max(self.peak, mel.max().item())
-        self._tail = self._tail[count * hop :]
-        self._frames += count
+            return torch.empty(len(self._settings.filters), 0), self.peak
+        mel = self._compute(tail, count)
+        kept = self._settings.frames(self.samples, padded) - self._frames
+        return mel[:, :kept], max(self.peak, mel.max().item())
+
+    def _tail(self, zeros: int) -> Waveform:
+        """Return the samples from the next frame's first one on, and zeros after them."""
+        tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
+        if self._frames:
+            return tail
+        # The first frame's middle is sample 0: before it, the mirror image of what is after.
+        return np.concatenate((tail[self._settings.n_fft // 2 : 0 : -1], tail))
+
+    def _compute(self, tail: Waveform, count: int) -> Tensor:
+        """Compute the first `count` frames of a tail."""
+        n_fft, hop, filters = self._settings.n_fft, self._settings.hop, self._settings.filters
+        mel = torch.empty(len(filters), count)
+        for start in range(0, count, BLOCK_FRAMES):
+            block = torch.zeros(self._block_samples)
+            part = torch.from_numpy(tail[start * hop :][: self._block_samples])
+            block[: len(part)] = part
+            waves = torch.stft(
+                block, n_fft, hop, window=self._window, center=False, return_complex=True
+            )
+            values = (filters @ waves.abs().square_()).clamp_(min=SILENCE).log10_()
+            mel[:, start : start + BLOCK_FRAMES] = values[:, : count - start]
         return mel
 
 
@@ -148,26 +161,23 @@ def scaled(mel: Tensor, peak: float) -> Tensor:
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
 
-def log_mel(waveforms: Sequence[Waveform], settings: MelSettings) -> list[Tensor]:
-    """Compute the features of one request's clips, float32 [mel_bins, frames] each.
+def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -> Tensor:
+    """Compute the features of one clip, float32 [mel_bins, frames].
 
-    waveforms: float32 [samples], at the extractor's rate. The features are those that the
-    extractor gives in one call with padding=True, where its attention mask is true.
+    samples: float32, at the extractor's rate. padded_samples: length of the longest clip of the
+    request. The features are those that the extractor gives in one call with padding=True, where
+    its attention mask is true.
     """
-    padded = max((len(samples) for samples in waveforms), default=0)
-    return [_log_mel(samples, padded, settings) for samples in waveforms]
-
-
-def _log_mel(samples: Waveform, padded: int, settings: MelSettings) -> Tensor:
+    padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
     mel = torch.empty(len(settings.filters), settings.frames(len(samples), padded))
-    block, end = BLOCK_FRAMES * settings.hop, 0
+    block, end = 5 * BLOCK_FRAMES * settings.hop, 0  # 10 s
     for start in range(0, len(samples), block):
         frames = stream.push(samples[start : start + block])
         mel[:, end : end + frames.shape[1]] = frames
         end += frames.shape[1]
-    mel[:, end:] = stream.finish(padded)
-    return scaled(mel, stream.peak)
+    mel[:, end:], peak = stream.finish(padded)
+    return scaled(mel, peak)
 
 
 def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:

@@ -33,7 +33,7 @@ def declare_calls(library: ctypes.CDLL) -> None:
     ]  # fmt: skip
     library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
     library.multiply_rows.argtypes = [Pointer, Number, Pointer, Number, Pointer, Number]
-    library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 4]
+    library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 4, ctypes.c_int]
     library.grow_pool.argtypes = [Number]
     library.grow_pool.restype = None
     library.run_code2wav.argtypes = [Pointer, Number, Pointer, Number, *[Pointer] * 4]

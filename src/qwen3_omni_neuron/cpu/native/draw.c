@@ -4,7 +4,9 @@
 
 #include <math.h>
 
-enum { FEW = 256 };
+#include "kernels.h"
+
+enum { FEW = 256 }; /* a multiple of WIDEST */
 
 int64_t likeliest(const float *logits, int64_t vocab)
 {
@@ -53,26 +55,23 @@ static void sort_heap(Candidate *heap, int64_t count)
     }
 }
 
-/* Sort a few candidates: each one's place is the number of those before it in order. No branch
- * depends on the logits, and several comparisons are one instruction. */
-void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
+/* Write the first k of up to FEW candidates in order. Each one's place is the number of those before
+ * it: no branch depends on the logits. */
+static void sort_few(Candidate *ordered, const Candidate *kept, int64_t count, int64_t k)
 {
     float logits[FEW];
-    int32_t ids[FEW];
-    for (int64_t i = 0; i < count; i++) {
-        logits[i] = kept[i].logit;
-        ids[i] = kept[i].id;
+    int32_t ids[FEW], places[FEW];
+    int64_t whole = (count + WIDEST - 1) / WIDEST * WIDEST;
+    for (int64_t i = 0; i < whole; i++) {
+        logits[i] = i < count ? kept[i].logit : 0;
+        ids[i] = i < count ? kept[i].id : 0;
     }
+    kernels->places(places, logits, ids, count);
     for (int64_t i = 0; i < k; i++)
         ordered[i] = kept[i]; /* NaN gets no place: its element stays a valid id */
-    for (int64_t i = 0; i < count; i++) {
-        float logit = logits[i];
-        int32_t id = ids[i], place = 0;
-        for (int64_t j = 0; j < count; j++)
-            place += (logits[j] > logit) | ((logits[j] == logit) & (ids[j] < id));
-        if (place < k)
-            ordered[place] = kept[i];
-    }
+    for (int64_t i = 0; i < count; i++)
+        if (places[i] < k)
+            ordered[places[i]] = kept[i];
 }
 
 /* Return the k largest logits in order. */

@@ -40,6 +40,8 @@ enum { QUERIES = 4 };
 enum { MORE_SAMPLES = 64 };
 /* Output channels whose weights lie side by side: see convolve. */
 enum { CHANNELS = 12 };
+/* Most floats that one vector has. */
+enum { WIDEST = 16 };
 
 typedef struct {
     const char *name;
@@ -76,6 +78,9 @@ typedef struct {
     /* The same for one sample of every channel; y may be x. */
     void (*snake_row)(float *y, const float *x, const float *frequency,
                       const float *inverse_magnitude, int64_t width);
+    /* Count for each of several logits those that are larger, or equal with a smaller id. The
+     * arrays have space for a multiple of WIDEST. */
+    void (*places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count);
 } Kernels;
 
 /* Those of this processor. */

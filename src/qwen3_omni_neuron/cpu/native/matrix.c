@@ -10,16 +10,18 @@ typedef struct {
     char *to;
     const char *from;
     int64_t out, into, bytes;
+    int widen;
 } Packing;
 
-/* Write one panel of numbers of a type; zeros after the last output. */
-#define PACK(type)                                                                               \
+/* Write one panel of numbers of a type, shifted to the left; zeros after the last output. */
+#define PACK(type, stored, shift)                                                                \
     {                                                                                            \
         type *to = (type *)p->to + task * PANEL * p->into;                                       \
-        const type *from = (const type *)p->from + (matrix * p->out + panel * PANEL) * p->into;  \
+        const stored *from =                                                                     \
+            (const stored *)p->from + (matrix * p->out + panel * PANEL) * p->into;               \
         for (int64_t k = 0; k < p->into; k++)                                                    \
             for (int64_t o = 0; o < PANEL; o++)                                                  \
-                to[k * PANEL + o] = o < outs ? from[o * p->into + k] : 0;                        \
+                to[k * PANEL + o] = o < outs ? (type)((type)from[o * p->into + k] << (shift)) : 0; \
     }
 
 static void pack_panel(void *work, int64_t task, float *unused)
@@ -28,19 +30,22 @@ static void pack_panel(void *work, int64_t task, float *unused)
     int64_t panels = panels_of(p->out), matrix = task / panels, panel = task % panels;
     int64_t outs = p->out - panel * PANEL;
     (void)unused;
-    if (p->bytes == 4)
-        PACK(uint32_t)
+    if (p->widen)
+        PACK(uint32_t, uint16_t, 16)
+    else if (p->bytes == 4)
+        PACK(uint32_t, uint32_t, 0)
     else if (p->bytes == 2)
-        PACK(uint16_t)
+        PACK(uint16_t, uint16_t, 0)
     else
-        PACK(uint8_t)
+        PACK(uint8_t, uint8_t, 0)
 }
 
-/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes, with all threads of the pool. */
+/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes, with all threads of the pool.
+ * widen: bfloat16 (bytes is 2) to float32. */
 int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
-                  int64_t bytes)
+                  int64_t bytes, int widen)
 {
-    Packing packing = {to, from, out, into, bytes};
+    Packing packing = {to, from, out, into, bytes, widen};
     Team *team = open_team(INT64_MAX);
     int done = run_tasks(team, pack_panel, &packing, count * panels_of(out), count * out * into, 1);
     close_team(team);

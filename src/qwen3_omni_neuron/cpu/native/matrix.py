@@ -22,17 +22,23 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*stack, -(-out // PANEL), into, PANEL)
 
 
-def pack(matrix: Tensor, library: ctypes.CDLL | None) -> Tensor:
-    """Pack a matrix [..., out, into] of numbers of 1, 2 or 4 bytes. library: None: in torch."""
+def pack(matrix: Tensor, library: ctypes.CDLL | None, dtype: torch.dtype | None = None) -> Tensor:
+    """Pack a matrix [..., out, into] of a type in TYPES.
+
+    library: None: in torch. dtype: float32 widens bfloat16 on the way; None for the matrix's own.
+    """
     out, into = matrix.shape[-2:]
+    widen = matrix.dtype == torch.bfloat16 and dtype == torch.float32
+    assert widen or dtype in (None, matrix.dtype), f"{matrix.dtype} can't be packed as {dtype}"
     if library is None:
+        matrix = matrix.to(dtype or matrix.dtype)
         padded = F.pad(matrix, (0, 0, 0, -out % PANEL))
         return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
     matrix = matrix.contiguous()
-    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=matrix.dtype)
+    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=dtype or matrix.dtype)
     count = matrix.numel() // (out * into)
     status = library.pack_matrices(
-        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size()
+        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size(), widen
     )
     if status:
         raise MemoryError("no memory for the packing of a matrix")

@@ -582,6 +582,19 @@ static void KIND(snake_row)(float *y, const float *a, const float *frequency,
     }
 }
 
+/* ---- order ---- */
+
+static void KIND(places)(int32_t *places, const float *logits, const int32_t *ids, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += LANES) {
+        Vector logit = READ(logits + i);
+        Bits id = *(const Bits *)(ids + i), place = {0};
+        for (int64_t j = 0; j < count; j++) /* a comparison that holds is -1 */
+            place -= (logits[j] > logit) | ((logits[j] == logit) & (ids[j] < id));
+        *(Bits *)(places + i) = place;
+    }
+}
+
 #define NAME_OF(kind) #kind
 #define NAME(kind) NAME_OF(kind)
 static const Kernels KIND(kernels) = {
@@ -596,6 +609,7 @@ static const Kernels KIND(kernels) = {
     .convolve = KIND(convolve),
     .snake = KIND(snake),
     .snake_row = KIND(snake_row),
+    .places = KIND(places),
 };
 
 #undef NAME

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.model.audio_encoder import window_batches
+from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
@@ -23,13 +23,13 @@ class NeuronAudio:
         self._labels = {windows: graph.label for (windows,), graph in graphs.items()}
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
-    def encode(self, clips: Sequence[Tensor]) -> Tensor:
+    def encode(self, clips: Sequence[Tensor], first: int = 0, stop: int | None = None) -> Tensor:
         """Encode the clips of a prompt in compiled batches of windows; see Audio.encode."""
         c, sizes = self._config, list(self._labels)
-        tokens = sum(c.tokens(clip.shape[1]) for clip in clips)
+        tokens = sum(tokens_of_windows(clips, c)[first:stop])
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
         end = 0
-        for batch in window_batches(clips, c, sizes[-1]):
+        for batch in window_batches(clips, c, sizes[-1], first=first, stop=stop):
             size = batch_of(len(batch.mel), sizes)
             (encoded,) = self._part.call(
                 self._labels[size],

@@ -14,6 +14,8 @@ from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 
+CANNOT_EXTEND = "NxDI computes each prompt anew, and this call needs rows of an earlier one"
+
 
 class NxdiSlots:
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots).
@@ -22,14 +24,19 @@ class NxdiSlots:
     `step_tokens`.
     """
 
+    extends = False  # NxDI's prompt graphs begin at position 0
+
     def __init__(self, graphs: DecoderGraphs):
         self.slots, self.context_length = graphs.plan.slots, graphs.plan.context_length
         self._graphs, self._plan = graphs, graphs.plan
         self._lengths = [0] * self.slots
         self._next_positions = [0.0] * self.slots
 
-    def prefill(self, slot: int, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
+    ) -> tuple[Tensor, Tensor]:
         """Fill a slot from position 0; see DecoderSlots.prefill."""
+        assert not start, CANNOT_EXTEND
         inputs = prefill_inputs(slot, self._prompt_bucket(positions), positions, rows=rows)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[:, 0]
@@ -46,6 +53,10 @@ class NxdiSlots:
         inputs = prefill_inputs(slot, bucket, positions, token_ids, media=media)
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[0, : len(token_ids)]
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Refuse: see engines.protocols.Thinker."""
+        raise AssertionError(CANNOT_EXTEND)
 
     def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
         """Append one row to each slot; see DecoderSlots.step."""
@@ -116,6 +127,8 @@ class NeuronThinker:
     weights.
     """
 
+    extends = False
+
     def __init__(
         self,
         config: OmniConfig,
@@ -129,12 +142,17 @@ class NeuronThinker:
         self._release = release
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Prompt) -> tuple[Tensor, Tensor]:
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
         """Fill a slot from its beginning; see Thinker.prefill."""
+        assert not start, CANNOT_EXTEND
         ids = prompt.token_ids
         media = self._laid_out(len(ids), self._media.encode(prompt))
         logits, accepted = self._decoder.prefill_tokens(slot, ids, prompt.positions, media)
         return logits, accepted[media_mask(ids, self._config)]
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Refuse: see engines.protocols.Thinker."""
+        self._decoder.copy(source, target, rows)
 
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:

@@ -1,0 +1,194 @@
+"""Right of way: which request's work waits for another one's, so that no listener has to wait.
+
+The thinker's stage asks `RightOfWay` before each call. A *starter* is a speaking request whose text
+has begun and whose second audio chunk is not decoded; a *listener* is one with two chunks or more,
+until its speech is over. The second chunk counts, because the first is so small that it only lasts
+until then. Audio *lasts* until a player that started at the first sample has played it.
+
+1. **A step for a starter waits until its next frame needs the token**, where stages share cores:
+   the talker has used every token before it, and the vocoder has no chunk of it to decode. While
+   there is a starter, or a listener whose audio lasts less than SHORT_S, a listener's text is at
+   most one token ahead of its frames. Otherwise text runs ahead, since it is wanted early, too.
+   Requests for text alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the
+   vocoder's call 7, a thinker step 10. Where text runs ahead, three steps come between them: 79 ms
+   from the first token to the first sample. With the rule it is 43 ms. A request without progress
+   for half of its wait_timeout_s is held no longer: a token is progress, too, so that the rule
+   makes no request late.
+
+2. **A prompt waits for a listener who would run dry during its prefill and can be served first**,
+   and for a starter. Where stages share cores nothing else runs during a prefill: the listener has
+   its decoded audio, which must last MARGIN times the prefill and one frame. It can be served first
+   where its frames arrive so much faster than they are played that the audio will last so long in
+   time. Where the thinker has cores of its own, the listener also has its frames and its tokens, as
+   far as they fill chunks, and is served by the thinker's next steps. "In time": the next prompt
+   waits at most as long as its own prefill is expected to take, and never so long that its first
+   token would be late. So a prompt takes at most twice its time, and where listeners can't be
+   served within that, such as eight of them on slow cores, it does not wait at all. Example: a
+   prefill of 400 ms, and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms.
+   It needs 1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
+
+3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
+   no request waits for its first token or its first two chunks, none writes text without speech,
+   and every listener's audio lasts MARGIN times the expected time of the piece and of a frame.
+   Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
+   70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
+
+The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
+many rows; 0 before the first one was measured.
+"""
+
+import math
+from collections.abc import Collection
+from itertools import pairwise
+
+from qwen3_omni_neuron.runtime.request import START_CHUNKS, LiveRequest
+
+MARGIN = 1.25  # factor on the expected time of a prefill
+SHORT_S = 0.25  # audio of a listener below which no text runs ahead
+LEAST_HOLD_S = 1e-4  # shorter holds are none: a wait would not be that exact
+
+
+class RightOfWay:
+    """The rules of the module's docstring, for the requests that run.
+
+    shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
+    the requests that have a slot, kept up to date by the owner; its lock is held in every call.
+    """
+
+    def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
+        self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
+        self._running = running
+        self._row_s: dict[int, float] = {}  # seconds a row, by the rows' number of binary digits
+        self._step_s = 0.0
+
+    def prefilled(self, rows: int, seconds: float) -> None:
+        """Say how long a prefill of the thinker took."""
+        self._row_s[rows.bit_length()] = seconds / max(rows, 1)
+
+    def stepped(self, seconds: float) -> None:
+        """Say how long a step of the thinker took."""
+        self._step_s = seconds
+
+    def expected_s(self, rows: int) -> float:
+        """Return the expected seconds of a prefill, 0 before one was measured."""
+        if not self._row_s:
+            return 0.0
+        digits = rows.bit_length()
+        nearest = min(self._row_s, key=lambda known: (abs(known - digits), known))
+        return rows * self._row_s[nearest]
+
+    def step_hold_s(self, live: LiveRequest, now: float) -> float:
+        """Return how long a request's next token may be held back, 0 where it is wanted now.
+
+        This is rule 1. The answer may become 0 earlier: with a frame, the first sample, or the end
+        of a request.
+        """
+        if not self._shares_cores or live.request.talker is None or live.speech_ended:
+            return 0.0
+        ahead = len(live.token_ids) - len(live.codes)
+        if _starts(live):
+            wanted = ahead <= 0 and not live.chunk_due
+        else:
+            wanted = ahead <= 1 or not any(self._is_short(o, now) for o in self._running)
+        if wanted:
+            return 0.0
+        release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
+        hold_s = release_s - now
+        return hold_s if hold_s > LEAST_HOLD_S else 0.0
+
+    def prefill_hold_s(
+        self, live: LiveRequest, rows: int, next_since_s: float, now: float
+    ) -> float:
+        """Return how long the next prompt may have to wait, 0 where its prefill may begin.
+
+        This is rule 2. next_since_s: when it became the next prompt. The answer may become 0
+        earlier: with a token, a frame, a chunk, or the end of a request.
+        """
+        expected_s = self.expected_s(rows)
+        late_s = live.request.arrived_s + live.request.first_token_timeout_s - expected_s * MARGIN
+        left_s = min(next_since_s + expected_s, late_s) - now
+        waits = left_s > LEAST_HOLD_S and any(
+            0.0 < self._serving_s(other, expected_s, now) <= left_s
+            for other in self._running
+            if _speaks(other)
+        )
+        return left_s if waits else 0.0
+
+    def may_warm(self, expected_s: float, now: float) -> bool:
+        """Return whether a piece of a prompt that nobody waits for may be prefilled: rule 3."""
+        running = [live for live in self._running if not live.ended and not live.request.warm_up]
+        if any(live.timestamps.first_token_s is None or _starts(live) for live in running):
+            return False
+        if any(_writes_alone(live) for live in running):
+            return False
+        return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
+
+    def _is_short(self, live: LiveRequest, now: float) -> bool:
+        """Return whether a request is a starter, or a listener with little audio."""
+        if _starts(live):
+            return True
+        short = live.plays_until_s - now < SHORT_S and live.output.has_space_for_chunk
+        return short and _speaks(live)
+
+    def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
+        """Return how much more audio a request needs to last until its next frame, 0 where none.
+
+        That frame comes after a prefill of expected_s.
+        """
+        lasts_s = max(0.0, live.plays_until_s - now)
+        if self._shares_cores:
+            next_s = _frame_s(live) or 0.0
+        elif live.text.closed or live.speech_ended:
+            return 0.0
+        else:
+            next_s = self._step_s
+            # Each token becomes a frame. The last of them may not fill a chunk, and then they wait.
+            coming = len(live.token_ids) - live.decoded_frames - (live.chunk_wanted - 1)
+            lasts_s += max(0, coming) * self._frame_audio_s
+        return max(0.0, (expected_s + next_s) * MARGIN - lasts_s)
+
+    def _serving_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
+        """Return how long it takes until nothing is missing: 0 where nothing is, infinity if never.
+
+        LEAST_HOLD_S stands for a time that is not known yet.
+        """
+        missing_s = self._missing_s(live, expected_s, now)
+        if not missing_s:
+            return 0.0
+        if not self._shares_cores:
+            if not (live.text.has_space and live.output.has_space_for_token):
+                return math.inf  # its caller does not read
+            return max(LEAST_HOLD_S, math.ceil(missing_s / self._frame_audio_s) * self._step_s)
+        if not live.output.has_space_for_chunk:
+            return math.inf
+        frame_s = _frame_s(live)
+        if _starts(live) or not frame_s:
+            return LEAST_HOLD_S
+        if frame_s >= self._frame_audio_s:
+            return math.inf
+        return missing_s / (self._frame_audio_s / frame_s - 1)
+
+
+def _frame_s(live: LiveRequest) -> float | None:
+    """Return the shortest of the last intervals between frames, None before there are two frames.
+
+    The others may have waited for another prompt, or for a request that has ended since.
+    """
+    intervals = [after - before for before, after in pairwise(live.frame_times)]
+    return min(intervals) if intervals else None
+
+
+def _speaks(live: LiveRequest) -> bool:
+    """Return whether a request is a starter or a listener."""
+    begun = live.request.talker is not None and live.timestamps.first_token_s is not None
+    return begun and not live.ended and not live.speech_over
+
+
+def _starts(live: LiveRequest) -> bool:
+    """Return whether a request is a starter."""
+    return _speaks(live) and live.chunks < START_CHUNKS
+
+
+def _writes_alone(live: LiveRequest) -> bool:
+    """Return whether a request writes text that is not spoken, or no longer."""
+    return (live.request.talker is None or live.speech_ended) and not live.text.closed

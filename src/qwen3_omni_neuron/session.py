@@ -1,0 +1,425 @@
+"""Session: a conversation turn by turn, which may hear a question piece by piece.
+
+A turn is a request over all messages so far, and its reply is the one that the same messages get
+from `api.Qwen3Omni.stream`. A session keeps its messages' features and patches, so that a turn
+costs only what is new.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.conversation.media.fields import real_number
+from qwen3_omni_neuron.conversation.media.items import AudioItem, Media
+from qwen3_omni_neuron.conversation.messages import MessageReader, Messages, read_tools
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.errors import ClosedError, MessageError, OptionError, format_value
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
+from qwen3_omni_neuron.model.torch_threads import one_torch_thread
+from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
+from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
+
+BYTES_PER_S = 15.0  # of UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
+RATE_WEIGHT_S = 2.0  # seconds of speech that BYTES_PER_S counts as, beside those of the session
+_ROUNDING_S = 1e-3
+
+
+@dataclass(frozen=True)
+class SessionModel:
+    """Parts of a loaded model that a session uses.
+
+    request: makes the request of a prompt, its options, whether it is to be spoken, and the time
+    by the pipeline's clock at which it came; raises OptionError or PromptTooLongError. most_tokens:
+    longest prompt. speaks: whether the checkpoint has a talker. owner: object that must live as
+    long as a stream.
+    """
+
+    conversation: Conversation
+    pipeline: Pipeline
+    request: Callable[[Prompt, RequestOptions, bool, float], Request]
+    most_tokens: int
+    speaks: bool
+    owner: object
+
+
+class Reply:
+    """Text and seconds of audio that the caller was given of one reply.
+
+    The stream's reader alone adds to it. spoken: False for a reply in text alone. bytes_per_s:
+    pace of the speech, of earlier replies. ended: no event follows. complete: its last event was
+    given, and not only those before a barge-in or an error. heard_s: seconds that the listener
+    heard, None where nobody said so. spoken_bytes: size in UTF-8 of the text, where the speech
+    came to its own end, else 0.
+    """
+
+    def __init__(self, spoken: bool, bytes_per_s: float):
+        self.spoken, self._bytes_per_s = spoken, bytes_per_s
+        self.ended = self.complete = False
+        self.audio_s = 0.0
+        self.heard_s: float | None = None
+        self.spoken_bytes = 0
+        self._deltas: list[str] = []  # whole characters; a token each, or the tokens of one
+
+    def add(self, event: Event) -> None:
+        """Take note of an event that the caller gets."""
+        if isinstance(event, TextDelta):
+            self._deltas.append(event.text)
+        elif isinstance(event, AudioChunk):
+            self.audio_s += len(event.samples) / SAMPLE_RATE
+        elif isinstance(event, Finished):
+            self.ended = self.complete = True
+            if event.result.talker_finish_reason == "stop" and self.audio_s:
+                self.spoken_bytes = len(event.result.text.encode())
+
+    @property
+    def text(self) -> str:
+        """Text of the reply that stays in the history; see `Session.heard`."""
+        whole = not self.spoken or (self.complete and self.heard_s is None)
+        heard_s = self.audio_s if self.heard_s is None else self.heard_s
+        if whole or (self.complete and heard_s >= self.audio_s - _ROUNDING_S):
+            return "".join(self._deltas)
+        own = self.spoken_bytes / self.audio_s if self.spoken_bytes else self._bytes_per_s
+        heard_bytes, kept, end = heard_s * own, [], 0
+        for text in list(self._deltas):
+            size = len(text.encode())
+            if end + size / 2 > heard_bytes:
+                break
+            end += size
+            kept.append(text)
+        return "".join(kept)
+
+
+def mean_pace(replies: Sequence[Reply]) -> float:
+    """Return the bytes of text in a second of a session's speech; BYTES_PER_S before there is any.
+
+    Replies whose speech did not come to its own end do not count.
+    """
+    spoken = [reply for reply in replies if reply.spoken_bytes]
+    text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
+    return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
+
+
+class ReplyStream(SpeechStream):
+    """Stream of a session's reply: a SpeechStream that notes what the caller was given."""
+
+    def __init__(self, pipeline: Pipeline, request: Request, owner: object, reply: Reply):
+        self._reply = reply
+        super().__init__(pipeline, request, owner)
+
+    def __next__(self) -> Event:
+        """Return the next event; see SpeechStream."""
+        event = super().__next__()
+        self._reply.add(event)
+        return event
+
+    async def __anext__(self) -> Event:
+        """Return the next event in an event loop; see SpeechStream."""
+        event = await super().__anext__()
+        self._reply.add(event)
+        return event
+
+    def close(self) -> None:
+        """Cancel the reply: a barge-in, where it has not finished."""
+        super().close()
+        self._reply.ended = True
+
+
+@dataclass
+class _Turn:
+    """One message of a system or a user, as it was given and as it was read.
+
+    given, checked: content, a string or a list of items. A clip that grew stands in `given` itself.
+    """
+
+    role: str
+    given: Any = None
+    checked: Any = None
+    media: list[Media] = field(default_factory=list)
+
+    def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
+        """Append content to that which is there."""
+        if self.given is None:
+            self.given, self.checked = given, checked
+        else:
+            self.given = [*_items(self.given), *_items(given)]
+            self.checked = [*_items(self.checked), *_items(checked)]
+        self.media += media
+
+    def plain(self) -> dict[str, Any]:
+        """Return the message as `Qwen3Omni.stream` takes it."""
+        content = self.given
+        if not isinstance(content, str):
+            content = [
+                {"type": "audio", **_samples(x)} if isinstance(x, GrowingClip) else dict(x)
+                for x in content
+            ]
+        return {"role": self.role, "content": content}
+
+
+class Session:
+    """Conversation turn by turn: `append` and `append_audio` what the user says, then `respond`.
+
+    May be used by several threads, such as one that records and one that plays. Close it, or use
+    it in a `with` block: a reply that still streams ends with it. It holds a slot of the model
+    only while a reply streams.
+    """
+
+    def __init__(
+        self, model: SessionModel, system: str | None, messages: Messages, options: RequestArguments
+    ):
+        """Use `Qwen3Omni.session` instead."""
+        self._model, self._options = model, options
+        parsed = RequestOptions.parse(options)
+        self._hear_videos, self._literal_text = parsed.use_audio_in_video, parsed.literal_text
+        self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
+        # Guards every field below. Reentrant, as the pipeline's is.
+        self._lock = threading.RLock()
+        self._history: list[_Turn | Reply] = []
+        self._turn: _Turn | None = None  # of the user, not yet answered
+        self._clip: GrowingClip | None = None  # the last item of _turn
+        self._reply: Reply | None = None
+        self._stream: Callable[[], ReplyStream | None] = lambda: None
+        # Windows of _clip, and its peak, when they were last computed ahead; None: not yet, nor
+        # what comes before the clip.
+        self._warmed: tuple[int, float] | None = None
+        self._warming: list[WarmUp] = []
+        self._closed = False
+        first = [] if system is None else [{"role": "system", "content": system}]
+        for index, message in enumerate((*first, *messages)):
+            self._begin_with(message, f"messages[{index - len(first)}]" if messages else "system")
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
+
+        A reply has the text that its listener heard; see `heard`. Audio that came in pieces, or as
+        an array, is float32 at the model's rate; other media are as they were given.
+        """
+        with self._lock:
+            return [turn.plain() for turn in self._read()]
+
+    def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
+        """Append content to the user's next turn: text, or items as in messages.
+
+        Allowed while a reply streams. Ends the clip that append_audio began. Content that is
+        refused changes nothing.
+        Raises the errors of `Qwen3Omni.stream` for the content, and ClosedError.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            reader = self._reader()
+            checked = reader.content(content, "user", "content")
+            self._end_clip()
+            self._turn = self._turn or _Turn("user")
+            self._turn.add(self._kept(content, reader.media), checked, reader.media)
+
+    def append_audio(self, samples: Any, sampling_rate: float) -> None:
+        """Append the next piece of the user's speech, of any length.
+
+        samples: [samples] or [samples, channels]; integers are scaled by their range. The pieces
+        are one clip until `respond` or `append`, with one rate and number of channels. The speech
+        is read as it arrives, and allowed while a reply streams. A piece that is refused changes
+        nothing.
+        Raises AudioError, PromptTooLongError and ClosedError.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            clip = self._clip or self._load.growing_clip(sampling_rate, "append_audio")
+            clip.push(samples, sampling_rate)
+            if self._clip is None and clip.begun:
+                self._clip, self._warmed = clip, None
+                self._turn = self._turn or _Turn("user")
+                self._turn.add([clip], [{"type": "audio"}], [AudioItem(clip)])
+            if self._clip is not None:
+                self._warm(clip)
+
+    def respond(self, speak: bool = True, **options: "Unpack[RequestArguments]") -> ReplyStream:
+        """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
+
+        speak: False for a reply in text alone. options: those of a request, over the session's own.
+        Closing the stream early is a barge-in: what the caller was given of the audio counts as
+        heard, unless `heard` says less. After an error before the stream is there, such as a
+        BusyError, or a reply of which nothing was heard, the turn can be answered again.
+        Raises MessageError where there is nothing to answer or a reply still streams, AudioError
+        for a clip that is too short, and the errors of `Qwen3Omni.stream`.
+        """
+        arrived_s = self._model.pipeline.clock.now()
+        with self._lock, one_torch_thread():
+            self._check_open()
+            if self._streaming():
+                raise MessageError(
+                    "the last reply still streams. Read it to its end, or close its stream, and "
+                    "respond then."
+                )
+            parsed = RequestOptions.parse({**self._options, **options})
+            for name, ours in (
+                ("use_audio_in_video", self._hear_videos),
+                ("literal_text", self._literal_text),
+            ):
+                if getattr(parsed, name) != ours:
+                    raise OptionError(
+                        f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
+                        "Give it to the session."
+                    )
+            self._end_clip()
+            read = self._read()
+            if not read or read[-1].role != "user":
+                raise MessageError(
+                    "there is nothing to answer: the conversation does not end with a turn of the "
+                    "user. Append text or audio first."
+                )
+            request = self._model.request(
+                self._prompt(read, tools=parsed.tools), parsed, speak, arrived_s
+            )
+            self._end_warming(parsed.first_token_timeout_s)
+            reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
+            stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)
+            if self._turn is not None:
+                self._history.append(self._turn)
+            self._history.append(reply)
+            self._turn, self._reply, self._stream = None, reply, weakref.ref(stream)
+            return stream
+
+    def heard(self, audio_s: float) -> None:
+        """Say how many seconds of the last reply its listener heard; the rest leaves the history.
+
+        Called when the reply's stream has ended, before the next `respond`; the last call counts.
+        Text is taken to be spoken at an even pace, counted in bytes of UTF-8: that of this reply
+        where its speech came to its own end, else the mean of the session's complete replies and
+        of BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the token, or the character of several
+        tokens, of which less than half was heard. A reply without a token left leaves the history.
+        Raises MessageError where there is no reply in speech, or it still streams, and OptionError
+        for seconds that the caller was not given.
+        """
+        with self._lock:
+            self._check_open()
+            reply = self._reply
+            if reply is None or not reply.spoken:
+                raise MessageError("there is no reply in speech of which anything could be heard.")
+            if self._streaming():
+                raise MessageError("the reply still streams. Close its stream, then say heard.")
+            seconds = real_number(audio_s)
+            if seconds is None or not 0 <= seconds <= reply.audio_s + _ROUNDING_S:
+                raise OptionError(
+                    f"audio_s must be from 0 to {reply.audio_s:.3f}, the seconds of audio that the "
+                    f"reply's stream has given, got {format_value(audio_s)}."
+                )
+            reply.heard_s = seconds
+
+    def close(self) -> None:
+        """End the reply that streams, and work ahead; `messages` can still be read."""
+        with self._lock:
+            self._closed = True
+            stream = self._stream()
+            self._end_warming(0.0)
+        if stream is not None:
+            stream.close()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this session was closed. Begin another; its messages can go along.")
+
+    def _streaming(self) -> bool:
+        return self._reply is not None and not self._reply.ended
+
+    def _reader(self) -> MessageReader:
+        reserved = () if self._literal_text else self._model.conversation.reserved
+        return MessageReader(reserved, self._load)
+
+    def _begin_with(self, message: Mapping[str, Any], where: str) -> None:
+        reader = self._reader()
+        checked = reader.message(message, where)
+        turn = _Turn(checked["role"])
+        given = self._kept(message["content"], reader.media)
+        turn.add(given, checked["content"], reader.media)
+        self._history.append(turn)
+
+    def _kept(self, content: Any, media: Sequence[Media]) -> Any:
+        """Return content to keep: what the caller may change or has used up becomes samples."""
+        if isinstance(content, str):
+            return str.__str__(content)
+        kept, read = [], iter(media)
+        for item in content:
+            medium = None if item["type"] == "text" else next(read)
+            clip = None if medium is None else medium.clip
+            source = item.get("audio")
+            if clip is None or source is None or isinstance(source, str | Path | bytes):
+                kept.append(dict(item))
+            else:
+                kept.append({**item, **_samples(clip)})
+        return kept
+
+    def _end_clip(self) -> None:
+        if self._clip is not None:
+            self._clip.end()
+            self._clip = None
+
+    def _read(self) -> list[_Turn]:
+        """Return the turns of the conversation, replies among them."""
+        found = []
+        for entry in (*self._history, self._turn):
+            if isinstance(entry, Reply):
+                if text := entry.text:
+                    found.append(_Turn("assistant", text, text))
+            elif entry is not None:
+                found.append(entry)
+        return found
+
+    def _prompt(
+        self, read: Sequence[_Turn], growing: bool = False, tools: Sequence[Any] = ()
+    ) -> Prompt:
+        conversation = self._model.conversation
+        messages = [{"role": turn.role, "content": turn.checked} for turn in read]
+        media = [medium for turn in read for medium in turn.media]
+        described = read_tools(tools, () if self._literal_text else conversation.reserved)
+        return conversation.assemble(messages, media, growing, described, self._literal_text)
+
+    def _warm(self, clip: GrowingClip) -> None:
+        """Have the rows that are final computed ahead.
+
+        Again where a window of the speech is new, or a louder moment may have changed one.
+        """
+        model, windows = self._model, self._model.conversation.whole_windows(clip)
+        state = windows, clip.peak if windows else 0.0
+        if not model.pipeline.reuses or state == self._warmed or self._streaming():
+            return
+        self._warmed = state
+        options = RequestOptions.parse(self._options)
+        prompt = self._prompt(self._read(), True, options.tools)
+        if len(prompt) > model.most_tokens:
+            return
+        speak = model.speaks and (self._reply is None or self._reply.spoken)
+        request = model.request(prompt, options, speak, model.pipeline.clock.now())
+        for earlier in self._warming:
+            if earlier.waits:  # the new one has its rows, too
+                earlier.end(0.0)
+        self._warming = [warm_up for warm_up in self._warming if not warm_up.ended]
+        self._warming.append(model.pipeline.warm_up(request))
+
+    def _end_warming(self, timeout_s: float) -> None:
+        while self._warming:
+            self._warming.pop().end(timeout_s)
+
+
+def _items(content: Any) -> Sequence[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+def _samples(clip: Clip) -> dict[str, Any]:
+    return {"audio": clip.waveform, "sampling_rate": clip.rate}

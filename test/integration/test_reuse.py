@@ -1,0 +1,310 @@
+"""Rows of earlier requests reused: what is computed is only what is new, and no reply changes."""
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker
+from testing.media_cases import audio, image, text, user, video
+
+Messages = list[dict[str, Any]]
+SYSTEM = {"role": "system", "content": "You are a brief and friendly assistant. Answer at once."}
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
+
+
+@dataclass
+class Calls:
+    """Prompt calls of the engines: name, slot, and how many rows were computed or copied.
+
+    entered, gate: the next prefill says that it runs, and waits.
+    """
+
+    made: list[tuple[str, int, int]] = field(default_factory=list)
+    entered: threading.Event = field(default_factory=threading.Event)
+    gate: threading.Event = field(default_factory=threading.Event)
+
+    def rows(self, name: str) -> list[int]:
+        return [rows for called, _, rows in self.made if called == name]
+
+
+class _Watched:
+    """An engine whose attributes are another's."""
+
+    def __init__(self, engine: Any, calls: Calls, name: str):
+        self._engine, self._calls, self._name = engine, calls, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        self._calls.made.append((f"{self._name}.copy", target, rows))
+        self._engine.copy(source, target, rows)
+
+
+class _Thinker(_Watched):
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        self._calls.entered.set()
+        self._calls.gate.wait(30)
+        self._calls.made.append(("thinker.prefill", slot, len(prompt) - start))
+        return self._engine.prefill(slot, prompt, start)
+
+
+class _Talker(_Watched):
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
+        self._calls.made.append(("talker.prepare", slot, len(prompt.token_ids) - start))
+        self._engine.prepare(slot, prompt, speaker_id, start)
+
+
+@pytest.fixture
+def calls() -> Calls:
+    made = Calls()
+    made.gate.set()
+    return made
+
+
+def watching(calls: Calls) -> Callable[[Engines], Engines]:
+    """Return a function that puts the recorder of calls around engines."""
+
+    def watch(engines: Engines) -> Engines:
+        thinker = cast(Thinker, _Thinker(engines.thinker, calls, "thinker"))
+        talker = cast(Talker, _Talker(engines.talker, calls, "talker"))
+        return replace(engines, thinker=thinker, talker=talker)
+
+    return watch
+
+
+@pytest.fixture
+def reusing(checkpoint: Path, calls: Calls) -> Iterator[Qwen3Omni]:
+    """A model of three slots whose engine calls are recorded."""
+    with Qwen3Omni.load(checkpoint, max_concurrency=3, wrap_engines=watching(calls)) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def anew(checkpoint_of_seed: Any) -> Iterator[Qwen3Omni]:
+    """A model that computes every prompt anew."""
+    with Qwen3Omni.load(checkpoint_of_seed(1), max_concurrency=3, reuse=False) as omni:
+        yield omni
+
+
+def assert_equal(one: SpeechResult, other: SpeechResult) -> None:
+    assert one.token_ids == other.token_ids
+    assert np.array_equal(one.codes, other.codes)
+    # Samples are those of one decode up to rounding, whatever the chunks were.
+    assert np.allclose(one.audio, other.audio, atol=1e-5)
+
+
+def reply(result: SpeechResult) -> dict[str, Any]:
+    return {"role": "assistant", "content": result.text}
+
+
+def test_a_second_turn_computes_only_what_is_new(
+    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+) -> None:
+    messages: Messages = [SYSTEM, user(text("Look and listen."), image(64, 64), audio(9.0))]
+    first = reusing.generate_audio(messages, seed=1, **LIMITS)
+    assert first.timings.reused_tokens == 0
+    messages += [reply(first), user(text("And this?"), audio(1.0))]
+    second = reusing.generate_audio(messages, seed=2, **LIMITS)
+    assert_equal(second, anew.generate_audio(messages, seed=2, **LIMITS))
+    prompt, talker_rows = second.timings.prompt_tokens, calls.rows("talker.prepare")
+    # The reply's text may be read as other tokens than it was written in.
+    assert second.timings.reused_tokens >= first.timings.prompt_tokens - 3
+    assert calls.rows("thinker.prefill")[1] == prompt - second.timings.reused_tokens
+    assert talker_rows[1] < talker_rows[0]
+    new = reusing.conversation.prompt([user(text("And this?"), audio(1.0))])
+    assert talker_rows[1] == len(new.talker.token_ids)
+    assert not calls.rows("thinker.copy")
+    third = reusing.generate_audio(messages, seed=2, **LIMITS)
+    assert calls.rows("thinker.prefill")[2] == 1
+    assert calls.rows("talker.prepare")[2] == 0
+    assert_equal(second, third)
+
+
+def test_a_system_prompt_is_computed_once_for_requests_at_the_same_time(
+    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+) -> None:
+    """The second is admitted while the first is at its prompt; its rows are copied then."""
+    questions = [[SYSTEM, user(text(words))] for words in ("Who are you?", "What time is it?")]
+    calls.gate.clear()
+    streams = [reusing.stream(question, seed=3, **LIMITS) for question in questions]
+    assert calls.entered.wait(30)
+    calls.gate.set()
+    results = [next(e.result for e in s if hasattr(e, "result")) for s in streams]
+    copied = calls.rows("thinker.copy")
+    ids = [reusing.conversation.prompt(question).token_ids for question in questions]
+    shared = int((ids[0][: len(ids[1])] != ids[1][: len(ids[0])]).int().argmax())
+    assert copied == [shared]
+    assert shared > 10
+    assert calls.rows("thinker.prefill") == [len(ids[0]), len(ids[1]) - shared]
+    for question, result in zip(questions, results, strict=True):
+        assert_equal(result, anew.generate_audio(question, seed=3, **LIMITS))
+
+
+def test_a_cache_key_keeps_callers_apart(reusing: Qwen3Omni, calls: Calls) -> None:
+    question = [SYSTEM, user(text("Who are you?"))]
+    for key in ("one", "other", None):
+        result = reusing.generate_audio(question, seed=1, cache_key=key, **LIMITS)
+        assert result.timings.reused_tokens == 0
+    again = reusing.generate_audio(question, seed=1, cache_key="other", **LIMITS)
+    assert again.timings.reused_tokens == again.timings.prompt_tokens - 1
+    assert not calls.rows("thinker.copy")
+
+
+def test_an_idle_conversation_keeps_its_slot_beside_another(
+    reusing: Qwen3Omni, calls: Calls
+) -> None:
+    """A request that shares little with it takes the least recently used slot instead."""
+    mine: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
+    result = reusing.generate_audio(mine, seed=1, **LIMITS)
+    for words in ("Hello", "Goodbye"):
+        reusing.generate_audio([SYSTEM, user(text(words))], seed=1, **LIMITS)
+    mine += [reply(result), user(text("More."))]
+    assert reusing.generate_audio(mine, seed=1, **LIMITS).timings.reused_tokens > 60
+    slots = [slot for name, slot, _ in calls.made if name == "thinker.prefill"]
+    assert len(set(slots[:3])) == 3
+    assert slots[3] == slots[0]
+
+
+def test_after_a_cancel_within_a_prompt_its_rows_serve_the_next_request(
+    reusing: Qwen3Omni, anew: Qwen3Omni, calls: Calls
+) -> None:
+    question: Messages = [SYSTEM, user(text("Listen:"), audio(1.5), text("Well?"))]
+    calls.gate.clear()
+    stream = reusing.stream(question, seed=1, **LIMITS)
+    assert calls.entered.wait(30)
+    stream.close()
+    calls.gate.set()
+    for end in ("Well?", "Why?"):
+        question = [SYSTEM, user(text("Listen:"), audio(1.5), text(end))]
+        result = reusing.generate_audio(question, seed=1, **LIMITS)
+        assert_equal(result, anew.generate_audio(question, seed=1, **LIMITS))
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
+    checkpoint: Path, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, slots: int
+) -> None:
+    """Nor of what its slot held before in the places of its own rows."""
+    calls = Calls()
+    calls.gate.set()
+    first: Messages = [SYSTEM, user(text("Who are you? " + "And who am I? " * 4))]
+    other: Messages = [SYSTEM, user(text("Who are you? " + "What are we to do? " * 4))]
+    prefill = _Thinker.prefill
+
+    def fail(self: _Thinker, slot: int, prompt: Prompt, start: int = 0) -> Any:
+        prefill(self, slot, prompt, start)
+        raise RuntimeError("the engine failed after its work")
+
+    with Qwen3Omni.load(checkpoint, max_concurrency=slots, wrap_engines=watching(calls)) as omni:
+        omni.generate_audio(first, seed=1, **LIMITS)
+        for _ in range(slots):
+            monkeypatch.setattr(_Thinker, "prefill", fail)
+            with pytest.raises(RuntimeError, match="after its work"):
+                omni.generate_audio(other, seed=1, **LIMITS)
+            monkeypatch.undo()
+            for messages in (first, other):
+                again = omni.generate_audio(messages, seed=1, **LIMITS)
+                assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
+
+
+def test_a_copy_that_fails_leaves_no_rows_to_reuse(
+    checkpoint: Path, anew: Qwen3Omni, calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first: Messages = [user(text("Some other words, many of them. " * 9))]
+    second: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
+    third: Messages = [SYSTEM, user(text("Who are you?"))]
+
+    def fail(self: _Watched, source: int, target: int, rows: int) -> None:
+        """Fail with the target's rows overwritten."""
+        self._engine.copy(source, target, rows)
+        raise RuntimeError("the engine failed at a copy")
+
+    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:
+        for messages in (first, second):
+            omni.generate_audio(messages, seed=1, **LIMITS)
+        monkeypatch.setattr(_Thinker, "copy", fail)
+        with pytest.raises(RuntimeError, match="at a copy"):  # to the slot of the first
+            omni.generate_audio(third, seed=1, **LIMITS)
+        monkeypatch.undo()
+        for messages in (first, second, third):
+            again = omni.generate_audio(messages, seed=1, **LIMITS)
+            assert_equal(again, anew.generate_audio(messages, seed=1, **LIMITS))
+
+
+CONTENTS = [
+    lambda n: [text(f"Number {n}?")],
+    lambda n: [audio(0.3 + 0.4 * n, 200.0 + n), text("Who was that?")],
+    lambda n: [image(64, 64, n), text("What is it?")],
+    lambda n: [video(4, 2.0, 1.5 if n % 2 else None), text("And that?")],
+    lambda n: [audio(8.5, 300.0 + n)],
+]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_conversations_are_the_same_with_and_without_reuse(
+    checkpoint: Path, anew: Qwen3Omni, seed: int
+) -> None:
+    """Four conversations over three slots that branch, are cancelled, and lose their slots.
+
+    Drawn codes and tokens show that logits are the same to the bit.
+    """
+    rng, reused = random.Random(seed), 0
+    conversations: list[Messages] = [[SYSTEM], [], [SYSTEM], []]
+    with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
+        for turn in range(12):
+            messages = rng.choice(conversations)
+            if rng.random() < 0.2:
+                del messages[rng.randrange(len(messages) + 1) :]
+                while messages and messages[-1]["role"] == "user":
+                    messages.pop()
+            messages.append(user(*rng.choice(CONTENTS)(rng.randrange(3))))
+            options = {"seed": turn, "use_audio_in_video": True, **LIMITS}
+            if rng.random() < 0.3:
+                with omni.stream(messages, **options) as stream:
+                    for _, _ in zip(stream, range(rng.randrange(4)), strict=False):
+                        pass
+            result = omni.generate_audio(messages, **options)
+            assert_equal(result, anew.generate_audio(messages, **options))
+            reused += result.timings.reused_tokens
+            messages.append(reply(result))
+    assert reused > 500
+
+
+def test_several_at_once_are_what_each_is_alone(checkpoint: Path, anew: Qwen3Omni) -> None:
+    questions = [
+        [SYSTEM, user(text("Listen:"), audio(1.0 + n % 3), text(f"Number {n}?"))] for n in range(8)
+    ]
+    with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
+        for _ in range(2):
+            streams = [omni.stream(question, seed=9, **LIMITS) for question in questions]
+            for question, stream in zip(questions, streams, strict=True):
+                result = next(e.result for e in stream if hasattr(e, "result"))
+                assert_equal(result, anew.generate_audio(question, seed=9, **LIMITS))
+
+
+def test_hidden_states_in_pieces_are_those_of_a_whole_prompt_in_float64(checkpoint: Path) -> None:
+    question: Messages = [SYSTEM, user(text("Listen:"), audio(1.5), image(64, 64), text("Well?"))]
+    with (
+        Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=2) as whole,
+        Qwen3Omni.load(checkpoint, dtype="float64", max_concurrency=2) as pieces,
+    ):
+        thinker = pieces._pipeline._engines.thinker
+        prompt = whole.conversation.prompt(question)
+        logits, accepted = whole._pipeline._engines.thinker.prefill(0, prompt)
+        thinker.prefill(1, prompt)
+        for start in (1, 20, len(prompt) - 40, len(prompt) - 1):
+            thinker.copy(1, 0, start)
+            rest, tail = thinker.prefill(0, prompt, start)
+            assert torch.allclose(rest, logits, rtol=0, atol=1e-9)
+            assert torch.allclose(tail, accepted[len(accepted) - len(tail) :], rtol=0, atol=1e-9)

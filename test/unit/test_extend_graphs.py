@@ -1,0 +1,242 @@
+"""Graphs that append rows to a slot, and that copy slots: the same as one prefill of everything."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.graphs.all import static_models
+from qwen3_omni_neuron.graphs.decoders import copy_graph, decode_graph, decoder_config, prompt_graph
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.kv_cache import ExtendState, KvCache, PromptCache
+from testing.graph_cases import TINY_PLAN, with_weights
+from testing.models import load_models
+
+EXACT = {"atol": 0.0, "rtol": 0.0, "equal_nan": True}
+CLOSE = {"atol": 1e-9, "rtol": 1e-9}  # float64: sums in another order
+POSITIONS = 32  # of a slot
+ROWS, SLOT = 8, 1  # padded rows of an extend graph; the slot that is filled
+NAN = float("nan")
+PLAN = replace(
+    TINY_PLAN, dtype="float64", context_length=POSITIONS, talker_context_length=POSITIONS
+)
+# Lengths of the slot after each call. The first is a prefill; 0: there is none.
+CUTS = ([0, 1, 9], [1, 2], [13, 21], [5, 6, 14, 22, 25], [24, 32], [29, 32], [30, 31, 32])
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Path, config: OmniConfig) -> Models:
+    weights = load_models(Checkpoint(checkpoint), config, torch.float64)
+    return with_weights(static_models(config, torch.float64), weights)
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.no_grad():
+        yield
+
+
+class Slot:
+    """One slot of a part's KV cache, filled by the part's graphs; the state is garbage at first.
+
+    visual: the prompt's rows that pictures fill, with their deepstack rows [layers, V, hidden].
+    """
+
+    def __init__(
+        self,
+        config: OmniConfig,
+        models: Models,
+        part: str,
+        visual: tuple[Tensor, Tensor] | None = None,
+        slot: int = SLOT,
+    ):
+        self._config, self._model, self._part = config, getattr(models, part), part
+        self._visual, self.slot = visual, slot
+        self.state = [*prompt_graph(config, part, 1, PLAN).example(9)[4:]]
+        self.length = 0
+
+    def add(self, rows: Tensor, positions: Tensor, window: int | None) -> tuple[Tensor, Tensor]:
+        """Prefill the rows where `window` is None, else extend with NaN as padding.
+
+        Returns the logits and the hidden states of the rows that are no padding.
+        """
+        n, start = len(rows), self.length
+        padded = n if window is None else max(ROWS, n)
+        x = torch.full((padded, rows.shape[1]), NAN, dtype=rows.dtype)
+        at = torch.full((3, padded), NAN)
+        x[:n], at[:, :n] = rows, positions
+        inputs = [x, at, torch.tensor([n - 1]), torch.tensor([self.slot])]
+        if window is not None:
+            inputs.append(torch.tensor([start]))
+        if self._visual is not None:
+            where, deepstack = self._visual
+            own = (where >= start) & (where < start + n)
+            index = torch.full((padded,), 2 % n)
+            features = deepstack.new_zeros(len(deepstack), padded, deepstack.shape[2])
+            index[: own.sum()] = where[own] - start
+            features[:, : own.sum()] = deepstack[:, own]
+            inputs += [index, features]
+        visual = self._visual is not None
+        graph = prompt_graph(self._config, self._part, padded, PLAN, window, visual)
+        logits, hidden = self._call(graph, inputs)
+        self.length += n
+        return logits, hidden[:n]
+
+    def step(self, row: Tensor, position: float) -> Tensor:
+        """Decode one row, and return its logits."""
+        graph = decode_graph(self._config, self._part, 1, POSITIONS, PLAN)
+        where = torch.tensor([self.slot]), torch.tensor([self.length])
+        self.length += 1
+        return self._call(graph, [row, torch.tensor([position]), *where])[0]
+
+    def copy(self, target: int) -> None:
+        """Copy the slot to another one, and go on there."""
+        where = torch.tensor([self.slot]), torch.tensor([target])
+        self._call(copy_graph(self._config, self._part, PLAN), [*where])
+        self.slot = target
+
+    def fill_after(self, value: float) -> None:
+        """Fill the positions that the slot does not use."""
+        for held in self.state:
+            held[self.slot, :, self.length :] = value
+
+    def used(self) -> list[Tensor]:
+        """Return the keys and values of the positions that the slot uses."""
+        return [held[self.slot, :, : self.length] for held in self.state]
+
+    def _call(self, graph: Graph, inputs: Sequence[Tensor]) -> list[Tensor]:
+        given = graph.module(self._model)(*inputs, *self.state)
+        outputs = len(graph.outputs)
+        self.state = [*given[outputs:]]
+        return [*given[:outputs]]
+
+
+def prompt_of(config: OmniConfig, part: str, rows: int) -> tuple[Tensor, Tensor]:
+    """Rows, and positions that differ on each axis."""
+    generator = torch.Generator().manual_seed(rows)
+    width = decoder_config(config, part).hidden_size
+    positions = torch.randint(0, 50, (3, rows), generator=generator).float()
+    return torch.randn(rows, width, generator=generator, dtype=torch.float64), positions
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("part", ["thinker", "thinker_visual", "talker"])
+def test_appended_rows_are_those_of_one_prefill(
+    config: OmniConfig, models: Models, part: str, cuts: list[int]
+) -> None:
+    """Padding is NaN, and so is what the slot holds after its rows; both stay where they are."""
+    visual = None
+    if part == "thinker_visual":
+        where = torch.tensor([row for row in (0, 3, 4, 5, 12, 13, 14, 30) if row < cuts[-1]])
+        layers = len(config.thinker.vision.deepstack_layers)
+        width = config.thinker.text.hidden_size
+        visual = where, torch.randn(layers, len(where), width, dtype=torch.float64)
+    part = part.removesuffix("_visual")
+    rows, positions = prompt_of(config, part, cuts[-1])
+    whole, pieces = (Slot(config, models, part, visual) for _ in range(2))
+    logits, hidden = whole.add(rows, positions, None)
+    seen = []
+    for stop in cuts:
+        piece = slice(pieces.length, stop)
+        if not stop:
+            continue
+        first = cuts[0] != 0 and not pieces.length
+        before = [held.clone() for held in pieces.state]
+        last_logits, some = pieces.add(rows[piece], positions[:, piece], None if first else 32)
+        seen.append(some)
+        for old, new in zip(before, pieces.state, strict=True):
+            others = [slot for slot in range(3) if slot != SLOT]
+            torch.testing.assert_close(new[others], old[others], **EXACT)
+            if not first:
+                after = (SLOT, slice(None), slice(stop, None))
+                torch.testing.assert_close(new[after], old[after], **EXACT)
+                held = (SLOT, slice(None), slice(0, piece.start))
+                torch.testing.assert_close(new[held], old[held], **EXACT)
+        pieces.fill_after(NAN)
+    torch.testing.assert_close(last_logits, logits, **CLOSE)
+    torch.testing.assert_close(torch.cat(seen) if part == "thinker" else some, hidden, **CLOSE)
+    torch.testing.assert_close(pieces.used(), whole.used(), **CLOSE)
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+def test_decode_goes_on_after_appended_rows(config: OmniConfig, models: Models, part: str) -> None:
+    """In the slot that was extended, and in one that its rows were copied to, over garbage."""
+    rows, positions = prompt_of(config, part, 21)
+    whole, pieces, copied = (Slot(config, models, part) for _ in range(3))
+    whole.add(rows, positions, None)
+    for slot in (pieces, copied):
+        slot.add(rows[:15], positions[:, :15], None)
+    copied.copy(2)
+    for slot in (pieces, copied):
+        slot.add(rows[15:], positions[:, 15:], 32)
+        slot.fill_after(1e3)
+    for position in (50.0, 51.0):
+        row = torch.tensor([7]) if part == "thinker" else rows[3:4]
+        expected = whole.step(row, position)
+        for slot in (pieces, copied):
+            torch.testing.assert_close(slot.step(row, position), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+def test_rows_are_cut_back_before_others_are_appended(
+    config: OmniConfig, models: Models, part: str
+) -> None:
+    """No later call reads what the slot held after the cut."""
+    rows, positions = prompt_of(config, part, 20)
+    whole, changed = (Slot(config, models, part) for _ in range(2))
+    expected, _ = whole.add(rows, positions, None)
+    changed.add(torch.cat((rows[:14], rows[:14] + 1)), positions[:, [*range(14)] * 2], None)
+    changed.length = 14
+    logits, _ = changed.add(rows[14:], positions[:, 14:], 32)
+    torch.testing.assert_close(logits, expected, **CLOSE)
+    torch.testing.assert_close(changed.used(), whole.used(), **CLOSE)
+
+
+def test_a_smaller_window_is_the_same(config: OmniConfig, models: Models) -> None:
+    rows, positions = prompt_of(config, "thinker", 20)
+    given = []
+    for window in (20, 24, POSITIONS):
+        slot = Slot(config, models, "thinker")
+        slot.add(rows[:17], positions[:, :17], None)
+        given.append(slot.add(rows[17:], positions[:, 17:], window))
+    for logits, hidden in given[:2]:
+        torch.testing.assert_close(logits, given[2][0], **CLOSE)
+        torch.testing.assert_close(hidden, given[2][1], **CLOSE)
+
+
+def test_the_cache_is_that_of_the_cpu_to_the_bit() -> None:
+    """Keys, values and mask, without padding and in the window that ends with the last row."""
+    torch.manual_seed(0)
+    state = tuple(torch.randn(3, 2, 12, 4) for _ in range(4))
+    cache = KvCache(torch.stack(state[::2]).clone(), torch.stack(state[1::2]).clone())
+    start, rows = 6, 5
+    placed = PromptCache(cache.slots(1, 2).window(start + rows), start)
+    pure = ExtendState(
+        state, torch.tensor([1]), torch.tensor([start]), torch.tensor([rows - 1]), rows, 11
+    )
+    torch.testing.assert_close(pure.mask, placed.mask, **EXACT)
+    for layer in range(2):
+        new = torch.randn(1, 2, rows, 4), torch.randn(1, 2, rows, 4)
+        torch.testing.assert_close(
+            pure.append(layer, *new), tuple(placed.append(layer, *new)), **EXACT
+        )
+    torch.testing.assert_close(torch.stack(pure.new_state[::2]), cache.keys, **EXACT)
+    torch.testing.assert_close(torch.stack(pure.new_state[1::2]), cache.values, **EXACT)
+
+
+@pytest.mark.parametrize("part", ["thinker", "talker"])
+def test_a_copy_changes_its_target_alone(config: OmniConfig, models: Models, part: str) -> None:
+    slot = Slot(config, models, part)
+    before = slot.state
+    slot.copy(0)
+    for old, new in zip(before, slot.state, strict=True):
+        torch.testing.assert_close(new, old[[SLOT, 1, 2]], **EXACT)
+    after = slot.state
+    slot.copy(0)  # onto itself
+    torch.testing.assert_close(slot.state, after, **EXACT)

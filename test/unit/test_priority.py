@@ -1,0 +1,306 @@
+"""Right of way: the first sample before text, listeners before prompts, all before warm-ups."""
+
+import math
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from bench.replay import OURS, PROFILES, case
+from bench.replaying.load import make_load
+from bench.replaying.profiles import StageProfile
+from bench.replaying.simulation import GREEDY
+from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.priority import MARGIN, SHORT_S, RightOfWay
+from qwen3_omni_neuron.runtime.request import (
+    START_CHUNKS,
+    LiveRequest,
+    Request,
+    TalkerRequest,
+    ThinkerRequest,
+)
+from testing.prompts import prompt_of
+from testing.simulation import Simulation, finish
+from testing.timed_engines import Times
+
+Simulate = Callable[..., Simulation]
+TOKENS = [5, 0, 17, 17, 30, 8, 91]
+FRAME_S = 0.08
+PREFILL_S, ROWS = 0.4, 100
+THINKER_STEP_S = 0.01
+
+
+@pytest.fixture
+def simulate(config: OmniConfig) -> Iterator[Simulate]:
+    made: list[Simulation] = []
+
+    def make(*args: Any, **kwargs: Any) -> Simulation:
+        made.append(Simulation(config, *args, **kwargs))
+        return made[-1]
+
+    yield make
+    for simulation in made:
+        simulation.pipeline.close()
+
+
+@pytest.fixture(scope="module")
+def port() -> StageProfile:
+    return StageProfile.load(PROFILES / "port-167.json")
+
+
+# The first sample
+
+
+def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
+    port: StageProfile,
+) -> None:
+    """711 ms once the pace is known; 739 where it is not, and 747 to 785 where text runs ahead."""
+    load = make_load(40, seed=0)
+    shared = case(port, OURS, "shared", 1, load)
+    assert shared["ttfb_mean_s"] < 0.720
+    assert shared["ttfb_p50_s"] == pytest.approx(0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30)
+    assert shared["underruns"] == 0, "the second chunk, too, comes in time"
+    without = case(port, replace(OURS, right_of_way=False), "shared", 1, load)
+    assert without["ttfb_mean_s"] > 0.745
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4])
+def test_the_thinker_makes_the_tokens_of_the_first_chunks_and_no_others(
+    simulate: Simulate, frames: int
+) -> None:
+    times = Times(0.1, 0.001, 0.01, 0.05, 0.02, 0.02, 0.03)
+    simulation = simulate(times, shares_cores=True)
+    steps: list[int] = []
+
+    def on_call(name: str, slots: Any) -> None:
+        if name.startswith("vocoder"):
+            steps.append(len(simulation.called("thinker.step")))
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    finish(simulation.start(TOKENS * 20, 160, chunk_frames=(frames, frames, 4)))
+    assert steps[:START_CHUNKS] == [frames - 1, 2 * frames - 1]
+    text_s = simulation.called("thinker.step")[-1].at_s
+    speech_s = simulation.called("talker.predict")[-1].at_s
+    assert text_s < speech_s / 3, "after that the text runs ahead"
+
+
+def test_text_alone_is_written_beside_a_starter(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.01, 0.01, 1.0, 0.02, 0.02, 0.03), shares_cores=True)
+    speaking = simulation.start(TOKENS * 10)
+    writing = finish(simulation.start(TOKENS[::-1] * 10, speak=False))
+    # A prefill, the wait of rule 2, a prefill and 70 steps, while the talker prefills for 1 s.
+    assert writing.timings.total_s == pytest.approx(0.3 + 0.7)
+    assert len(speaking._live.token_ids) == 1
+    finish(speaking)
+
+
+def test_a_listeners_text_does_not_run_ahead_beside_a_starter(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.001, 0.01, 0.5, 0.01, 0.01, 0.01), shares_cores=True)
+    listener = simulation.start(TOKENS * 300, 2000, thinker_limit=4000)
+    simulation.clock.sleep(1.5)
+    assert listener._live.chunks > START_CHUNKS
+    starter = simulation.start(TOKENS[::-1], 100)
+    simulation.clock.sleep(0.15)
+    assert starter._live.token_ids
+    assert starter._live.chunks == 0
+    before = len(listener._live.token_ids)
+    simulation.clock.sleep(0.3)
+    assert starter._live.chunks == 0
+    assert len(listener._live.token_ids) == before, "it has enough for its frames"
+    assert len(finish(starter).codes) == 100
+
+
+def test_a_held_thinker_makes_no_request_late(simulate: Simulate) -> None:
+    """The talker's two calls take 1 s each: only the text is progress in between."""
+    times = Times(0.01, 0.001, 1.0, 1.0, 0.01, 0.01, 0.01)
+    simulation = simulate(times, shares_cores=True)
+    result = finish(simulation.start(TOKENS * 10, 20, wait_timeout_s=1.5))
+    assert result.timings.ttfb_s is not None
+    assert result.timings.ttfb_s > 2.0
+
+
+# A prompt beside listeners
+
+
+def test_listeners_have_text_while_other_prompts_are_prefilled(port: StageProfile) -> None:
+    """Cores of their own: a talker without text stands still for 668 ms, 5.3 s in all of these."""
+    four_at_once = case(port, OURS, "split", 4, make_load(40, seed=0))
+    assert four_at_once["silent_s"] < 1.5
+    assert four_at_once["ttfb_mean_s"] < 1.2, "1.3 without the rule"
+
+
+def make_live(talks: bool = True, first_token_timeout_s: float = 1e6) -> LiveRequest:
+    """Make a request that nothing has happened to."""
+    prompt = prompt_of(torch.arange(ROWS))
+    thinker = ThinkerRequest(prompt, GREEDY, 9, frozenset(), str)
+    talker = TalkerRequest(prompt.talker, 0, GREEDY, GREEDY, 9, None) if talks else None
+    condition = threading.Condition()
+    condition.acquire()  # as a stage does
+    text, output = TokenBuffer(condition, lambda: None, 1, 2), Output(condition, lambda: None)
+    request = Request(thinker, talker, 0, 0.0, first_token_timeout_s, 1e6)
+    return LiveRequest(request, text, output, lambda: None)
+
+
+def listener(buffered_s: float, frame_s: float = 0.03, tokens: int = 20) -> LiveRequest:
+    """Make a listener at time 0 whose 20 frames were all decoded."""
+    live = make_live()
+    live.timestamps.first_token_s = live.timestamps.first_sample_s = -1.0
+    live.token_ids, live.codes = [0] * tokens, [torch.zeros(16)] * 20
+    live.decoded_frames, live.chunks, live.chunk_wanted = 20, START_CHUNKS, 3
+    live.plays_until_s = buffered_s
+    live.frame_times.extend(-frame_s * n for n in range(9, 0, -1))
+    return live
+
+
+def starter() -> LiveRequest:
+    live = make_live()
+    live.timestamps.first_token_s, live.token_ids = -1.0, [0]
+    return live
+
+
+def right_of_way(shares_cores: bool, *running: LiveRequest) -> RightOfWay:
+    made = RightOfWay(shares_cores, FRAME_S, running)
+    made.prefilled(ROWS, PREFILL_S)
+    made.stepped(THINKER_STEP_S)
+    return made
+
+
+ENOUGH_S = MARGIN * (PREFILL_S + 0.03)
+GAIN = FRAME_S / 0.03 - 1  # seconds of audio in a second
+
+
+@pytest.mark.parametrize(
+    ("running", "waits"),
+    [
+        ([], False),
+        ([listener(ENOUGH_S + 0.01)], False),
+        ([listener(ENOUGH_S - 0.01)], True),
+        ([listener(ENOUGH_S - 0.99 * PREFILL_S * GAIN)], True),
+        ([listener(0.0, frame_s=0.045)], False),  # never in time
+        ([listener(0.3, frame_s=0.09)], False),  # never at all
+        ([starter()], True),
+        ([listener(0.0, frame_s=0.09), listener(0.5)], True),  # one of them can be served
+        ([make_live()], False),  # a prompt itself
+        ([make_live(talks=False)], False),
+    ],
+)
+def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
+    running: list[LiveRequest], waits: bool
+) -> None:
+    rules = right_of_way(True, *running)
+    assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+
+
+@pytest.mark.parametrize(
+    ("live", "waits"),
+    [
+        (listener(0.1, tokens=20), True),
+        (listener(0.1, tokens=27), True),  # 0.1 + (7 - 2) * 0.08 are less than 1.25 * 0.41
+        (listener(0.1, tokens=28), False),
+        (listener(0.1, frame_s=0.2, tokens=20), True),  # tokens are what it lacks, not frames
+        (starter(), True),
+    ],
+)
+def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores(
+    live: LiveRequest, waits: bool
+) -> None:
+    rules = right_of_way(False, live)
+    assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
+    live.text.close()
+    assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
+
+
+def test_a_prompt_waits_no_longer_than_it_takes_and_is_not_late() -> None:
+    rules = right_of_way(True, starter())
+    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.0) == pytest.approx(PREFILL_S)
+    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3) == pytest.approx(PREFILL_S - 0.3)
+    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.4) == 0
+    hasty = make_live(first_token_timeout_s=2.0)
+    left_s = 2.0 - MARGIN * PREFILL_S - 1.3
+    assert rules.prefill_hold_s(hasty, ROWS, 1.3, 1.3) == pytest.approx(left_s)
+    assert rules.prefill_hold_s(hasty, ROWS, 1.3, 1.5) == 0
+
+
+def test_a_prefill_is_expected_to_take_what_those_of_its_length_took() -> None:
+    rules = RightOfWay(True, FRAME_S, ())
+    assert rules.expected_s(1000) == 0
+    assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0
+    rules.prefilled(1000, 2.0)
+    rules.prefilled(100, 0.4)
+    assert rules.expected_s(900) == pytest.approx(1.8)
+    assert rules.expected_s(110) == pytest.approx(0.44)
+    assert rules.expected_s(10) == pytest.approx(0.04)
+    rules.prefilled(1000, 1.0)
+    assert rules.expected_s(900) == pytest.approx(0.9)
+
+
+def test_a_new_prompt_waits_until_the_first_one_speaks(simulate: Simulate) -> None:
+    """Both come at once. The second one waits for the first one's two chunks, and no longer."""
+    times = Times(0.5, 0.01, 0.01, 0.05, 0.02, 0.02, 0.03)
+    simulation = simulate(times, shares_cores=True)
+    streams = [simulation.start([n, *TOKENS], 40, chunk_frames=(1, 1, 8)) for n in range(2)]
+    first, second = [finish(stream) for stream in streams]
+    prefills = [call.at_s for call in simulation.called("thinker.prefill")]
+    chunks = [call.at_s for call in simulation.calls if call.name.startswith("vocoder")]
+    assert chunks[1] < prefills[1] < 2 * 0.5 + 1e-6
+    simulation.assert_right(first, [0, *TOKENS], 40)
+    simulation.assert_right(second, [1, *TOKENS], 40)
+
+
+# Speech that is still arriving
+
+
+@pytest.mark.parametrize(
+    ("live", "may"),
+    [
+        (None, True),
+        (make_live(), False),  # waits for its first token
+        (make_live(talks=False), False),
+        (starter(), False),
+        (listener(ENOUGH_S + 0.01), True),
+        (listener(ENOUGH_S - 0.01), False),
+        (listener(math.inf), True),
+    ],
+)
+def test_a_piece_is_prefilled_where_nobody_waits(live: LiveRequest | None, may: bool) -> None:
+    running = [listener(10.0)] + ([live] if live else [])
+    assert right_of_way(True, *running).may_warm(PREFILL_S, 0.0) == may
+
+
+def test_a_piece_waits_for_text_that_is_not_spoken() -> None:
+    writing, silent = make_live(talks=False), listener(10.0)
+    writing.timestamps.first_token_s = 0.0
+    rules = right_of_way(True, writing)
+    assert not rules.may_warm(PREFILL_S, 0.0)
+    writing.text.close()
+    assert rules.may_warm(PREFILL_S, 0.0)
+    silent.speech_ended = True
+    rules = right_of_way(True, silent)
+    assert not rules.may_warm(PREFILL_S, 0.0), "the talker stopped, and the text goes on"
+    silent.text.close()
+    assert rules.may_warm(PREFILL_S, 0.0)
+    silent.speech_ended, silent.plays_until_s = False, 0.0
+    assert not rules.may_warm(PREFILL_S, 0.0)
+    silent.end()
+    assert rules.may_warm(PREFILL_S, 0.0)
+
+
+def test_audio_is_played_from_the_first_sample_on(simulate: Simulate) -> None:
+    """A player that ran dry goes on with the next chunk: what it missed is not owed."""
+    times = Times(0.1, 0.01, 0.01, 0.05, 0.2, 0.02, 0.01)
+    simulation = simulate(times, shares_cores=True)
+    stream = simulation.start(TOKENS, 3, chunk_frames=(1,))
+    chunks, until_s = [], 0.0
+    for event in stream:
+        if hasattr(event, "samples"):
+            now = simulation.clock.now()
+            until_s = max(now, until_s) + len(event.samples) / SAMPLE_RATE
+            chunks.append(event)
+    assert len(chunks) == 3
+    assert stream._live.plays_until_s == pytest.approx(until_s)
+    assert SHORT_S > FRAME_S

@@ -1,0 +1,123 @@
+"""Keys of a prompt's rows: equal where the KV cache's rows are, and nowhere else."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.conversation.row_keys import PromptKeys, prompt_keys
+from qwen3_omni_neuron.model.config import OmniConfig
+from testing.media_cases import RATE, image, text, tone, user, video
+
+Item = dict[str, Any]
+Messages = list[dict[str, Any]]
+REPLY = {"role": "assistant", "content": "Yes."}
+
+
+@pytest.fixture
+def keys_of(omni: Qwen3Omni, config: OmniConfig) -> Any:
+    def keys(*messages: Any, **options: Any) -> PromptKeys:
+        return prompt_keys(omni.conversation.prompt(list(messages), **options), config)
+
+    return keys
+
+
+def noise(seconds: float) -> np.ndarray:
+    samples = np.random.default_rng(0).normal(size=round(seconds * RATE))
+    return (0.01 * samples).astype(np.float32)
+
+
+def clip(samples: np.ndarray) -> Item:
+    return {"type": "audio", "audio": samples, "sampling_rate": RATE}
+
+
+def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
+    first = user(text("Look:"), image(64, 64), clip(tone(2.0)), video(4, 2.0, 2.0))
+    one = keys_of(first, use_audio_in_video=True)
+    two = keys_of(first, REPLY, user(text("And now?")), use_audio_in_video=True)
+    assert two.thinker.shared(one.thinker) == len(one.thinker)
+    assert two.talker.shared(one.talker) == len(one.talker)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "token"),
+    [
+        (image(64, 64, seed=1), image(64, 64, seed=2), "image_token_id"),
+        (clip(tone(2.0)), clip(tone(2.0, 310.0)), "audio_token_id"),
+        (video(4, 2.0), {**video(4, 2.0), "video": video(4, 2.0, size=96)["video"][:, :, 32:]},
+         "video_token_id"),
+    ],
+    ids=["image", "audio", "video"],
+)  # fmt: skip
+def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
+    keys_of: Any, config: OmniConfig, one: Item, other: Item, token: str
+) -> None:
+    first, second = keys_of(user(text("Look:"), one)), keys_of(user(text("Look:"), other))
+    assert len(first.thinker) == len(second.thinker)
+    shared = first.thinker.shared(second.thinker)
+    assert first.thinker.values[shared, 0] == getattr(config.thinker, token)
+    assert shared == first.thinker.is_media.argmax()
+    assert first.talker.shared(second.talker) == first.talker.is_media.argmax()
+
+
+def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
+    keys_of: Any, config: OmniConfig
+) -> None:
+    samples = noise(20.0)  # of less than 80 dB: no later peak changes an earlier feature
+    window = config.thinker.audio.window_tokens
+    short, long = keys_of(user(clip(samples[: 17 * RATE]))), keys_of(user(clip(samples)))
+    assert short.thinker.shared(long.thinker) == short.thinker.is_media.argmax() + 2 * window
+
+
+def test_a_louder_moment_changes_the_windows_that_were_quiet_before(keys_of: Any) -> None:
+    """The features are clamped 80 dB below the loudest moment of the clip."""
+    quiet = np.concatenate((noise(8.0) * 1e-3, noise(10.0)))
+    louder = quiet.copy()
+    louder[-RATE:] *= 20  # 26 dB: the first window's quieter frames are below the clamp now
+    one, other = keys_of(user(clip(quiet))), keys_of(user(clip(louder)))
+    assert one.thinker.shared(other.thinker) == one.thinker.is_media.argmax()
+
+
+def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -> None:
+    """Its rows are hidden states of the thinker, which has read the system prompt before."""
+    messages = [user(text("Listen."), clip(tone(1.5)), text("Well?"))]
+    brief = keys_of({"role": "system", "content": "Be brief."}, *messages)
+    long = keys_of({"role": "system", "content": "Be wordy."}, *messages)
+    assert len(brief.talker) == len(long.talker)
+    assert brief.talker.shared(long.talker) == brief.talker.is_media.argmax()
+    spoken = {"role": "assistant", "content": "No."}
+    first = keys_of(user(text("Hi")), REPLY, *messages)
+    second = keys_of(user(text("Hi")), spoken, *messages)
+    assert first.talker.shared(second.talker) == first.talker.is_media.argmax()
+
+
+def test_text_of_the_talker_is_shared_whatever_the_system_prompt(keys_of: Any) -> None:
+    one = keys_of({"role": "system", "content": "Be brief."}, user(text("Hello")))
+    other = keys_of({"role": "system", "content": "Be wordy, please."}, user(text("Hello")))
+    assert one.talker.shared(other.talker) == len(one.talker) == len(other.talker)
+
+
+def test_clips_under_a_second_depend_on_the_longest(keys_of: Any) -> None:
+    """The encoder pads their chunks to the longest clip of the request."""
+    short, silence = clip(tone(0.4)), np.zeros(RATE, np.float32)
+    one = keys_of(user(short, clip(silence[: RATE // 2])))
+    other = keys_of(user(short, clip(silence[: RATE * 3 // 4])))
+    assert one.thinker.shared(other.thinker) == one.thinker.is_media.argmax()
+    longer = keys_of(user(short, clip(silence)))
+    longest = keys_of(user(short, clip(np.tile(silence, 3))))
+    assert longer.thinker.shared(longest.thinker) > one.thinker.is_media.argmax()
+
+
+def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
+    keys_of: Any, omni: Qwen3Omni
+) -> None:
+    first = user(text("Hello"), clip(tone(1.2)))
+    prompt = omni.conversation.prompt([first])
+    ids = omni.conversation.prompt([first, REPLY, user(text("And?"))]).token_ids
+    reply = ids[len(prompt) : len(prompt) + 2]
+    held = keys_of(first).thinker.followed_by(reply.tolist())
+    after = keys_of(first, REPLY, user(text("And?"))).thinker
+    assert after.shared(held) == len(held) == len(prompt) + 2
+    assert torch.equal(ids[: len(held)], torch.from_numpy(held.values[:, 0]).long())

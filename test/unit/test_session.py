@@ -1,0 +1,585 @@
+"""Sessions: turns, barge-ins, what was heard, what is refused, and prompts of arriving speech."""
+
+import gc
+import itertools
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    BusyError,
+    ClosedError,
+    ImageError,
+    LateError,
+    MessageError,
+    OptionError,
+    PromptTooLongError,
+)
+from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.session import BYTES_PER_S, RATE_WEIGHT_S, Reply, Session, mean_pace
+from testing.media_cases import IMAGE, audio, image, text, tone, user, video
+from testing.replies import GREEDY
+
+SHORT = {**GREEDY, "thinker_max_new_tokens": 4, "talker_max_new_tokens": 5}
+
+
+def loudening(seconds: float, rate: int, seed: int = 0) -> np.ndarray:
+    """Noise whose loudest moments come late, from far below the floor that they set."""
+    samples = round(seconds * rate)
+    noise = np.random.default_rng(seed).standard_normal(samples) * 0.3
+    return (noise * 10 ** (np.linspace(-5, 0, samples))).astype(np.float32)
+
+
+def noise(seconds: float, rate: int, seed: int = 0) -> np.ndarray:
+    samples = round(seconds * rate)
+    return (np.random.default_rng(seed).standard_normal(samples) * 0.1).astype(np.float32)
+
+
+def pieces(samples: np.ndarray, dice: random.Random) -> Iterator[np.ndarray]:
+    """Cut samples into pieces of any length, empty ones and single samples among them."""
+    at = 0
+    while at < len(samples):
+        size = dice.choice((0, 1, 2, 160, 317, 3200, 40_000, 400_000))
+        yield samples[at : at + size]
+        at += size
+
+
+def last(stream: Any) -> SpeechResult:
+    *_, event = stream
+    assert isinstance(event, Finished)
+    return event.result
+
+
+def assert_same_prompt(ours: Prompt, whole: Prompt) -> None:
+    """Equal in every bit."""
+    assert ours.token_ids.tolist() == whole.token_ids.tolist()
+    assert torch.equal(ours.positions, whole.positions)
+    assert torch.equal(ours.talker.token_ids, whole.talker.token_ids)
+    assert torch.equal(ours.talker.positions, whole.talker.positions)
+    assert len(ours.audio_mel) == len(whole.audio_mel)
+    for number, (mel, expected) in enumerate(zip(ours.audio_mel, whole.audio_mel, strict=True)):
+        assert torch.equal(mel, expected), f"clip {number} has other features"
+    for mine, other in zip(ours.images + ours.videos, whole.images + whole.videos, strict=True):
+        assert mine.grid == other.grid
+        assert torch.equal(mine.values, other.values)
+
+
+def audio_s_of(session: Session) -> float:
+    assert session._reply is not None
+    return session._reply.audio_s
+
+
+def prompt_of(session: Session) -> Prompt:
+    return session._prompt(session._read())
+
+
+@pytest.mark.parametrize("rate", [16000, 8000, 44100, 22050.5])
+@pytest.mark.parametrize("channels", [1, 2, 9])
+@pytest.mark.parametrize("kind", [np.float32, np.int16])
+def test_a_clip_in_pieces_is_the_clip(
+    omni: Qwen3Omni, rate: float, channels: int, kind: Any
+) -> None:
+    """To the bit: samples and features, whatever the pieces, the rate and the channels."""
+    dice = random.Random(f"{rate} {channels}")
+    samples = np.stack([loudening(3.3, round(rate), seed) for seed in range(channels)], 1)
+    if kind is np.int16:
+        samples = (samples.clip(-1, 1) * 32767).astype(np.int16)
+    samples = samples[:, 0] if channels == 1 else samples
+    other_order = np.asfortranarray(samples)  # numpy sums it in another order
+    whole = omni.conversation.prompt(
+        [user({"type": "audio", "audio": other_order, "sampling_rate": rate})]
+    )
+    with omni.session() as session:
+        for piece in pieces(samples, dice):
+            session.append_audio(piece, rate)
+        session._end_clip()
+        assert_same_prompt(prompt_of(session), whole)
+        assert_same_prompt(omni.conversation.prompt(session.messages), whole)
+
+
+def test_pieces_of_one_sample(omni: Qwen3Omni) -> None:
+    samples = loudening(0.4, 8000)
+    whole = omni.conversation.prompt([user({"type": "audio", "audio": (samples, 8000)})])
+    with omni.session() as session:
+        for index in range(len(samples)):
+            session.append_audio(samples[index : index + 1], 8000)
+        session._end_clip()
+        assert_same_prompt(prompt_of(session), whole)
+
+
+@pytest.mark.parametrize("longer", [0, 39, 200, 400, 401, 30_000])
+def test_a_longer_clip_changes_the_end_of_those_before(omni: Qwen3Omni, longer: int) -> None:
+    """The reference pads them to it: their last frames, and even their number."""
+    first, second = tone(1.02)[:16_100], noise(3, 16000)[: 16_100 + longer]
+    with omni.session() as session:
+        session.append_audio(first, 16000)
+        session.append("and")
+        alone = prompt_of(session).audio_mel[0]
+        session.append_audio(second, 16000)
+        session._end_clip()
+        both = [user({"type": "audio", "audio": (x, 16000)}) for x in (first, second)]
+        clips = omni.conversation.prompt(both).audio_mel
+        for mine, other in zip(prompt_of(session).audio_mel, clips, strict=True):
+            assert torch.equal(mine, other)
+        assert longer < 200 or alone.shape != clips[0].shape or not torch.equal(alone, clips[0])
+
+
+def capture_warm(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
+    warmed: list[Prompt] = []
+    warm_up = omni._pipeline.warm_up
+
+    def spy(request: Request) -> Any:
+        warmed.append(request.thinker.prompt)
+        return warm_up(request)
+
+    monkeypatch.setattr(omni._pipeline, "warm_up", spy)
+    return warmed
+
+
+def assert_prefix(early: Prompt, final: Prompt, same_features: bool = True) -> None:
+    rows = len(early)
+    assert rows <= len(final)
+    assert early.token_ids.tolist() == final.token_ids[:rows].tolist()
+    assert torch.equal(early.positions, final.positions[:, :rows])
+    users = len(early.talker.token_ids)
+    assert early.talker.token_ids.tolist() == final.talker.token_ids[:users].tolist()
+    assert torch.equal(early.talker.positions[:, :users], final.talker.positions[:, :users])
+    visions = early.images + early.videos, final.images + final.videos
+    for mine, other in zip(*visions, strict=False):
+        assert torch.equal(mine.values, other.values)
+    for ours, theirs in zip(early.audio_mel, final.audio_mel, strict=False):
+        assert ours.shape[1] <= theirs.shape[1]
+        if same_features:
+            assert torch.equal(ours, theirs[:, : ours.shape[1]])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever came before the speech: system, turns, text, images, videos, longer clips."""
+    dice = random.Random(seed)
+    warmed = capture_warm(omni, monkeypatch)
+    rate = dice.choice((8000, 16000, 44100))
+    speech = noise(dice.uniform(8.1, 26), rate, seed)
+    speech[:rate] *= 4  # the loudest moment: no later one changes the features
+    before = [IMAGE, text("Look."), video(4, 2.0), image(64, 64, 3), audio(27.0)]
+    system = dice.choice((None, "Be brief."))
+    hm = {"role": "assistant", "content": "Hm."}
+    earlier = dice.choice(((), (user(audio(27.5)), hm)))
+    with omni.session(system, earlier, **SHORT) as session:
+        if earlier or dice.random() < 0.5:
+            session.append([*dice.sample(before, dice.randrange(1, 4)), audio(27.2)])
+        else:  # the speech itself is the longest clip: nothing before it has any sound
+            session.append("Listen.")
+        complete = 0
+        for piece in pieces(speech, dice):
+            session.append_audio(piece, rate)
+            complete = session._clip.samples if session._clip else 0
+        windows = (complete - 200 - 799 * 160) // (800 * 160) + 1
+        assert windows >= 1
+        session._end_clip()
+        session.append(dice.choice(([IMAGE], "What was it?")))
+        final = prompt_of(session)
+        assert_same_prompt(omni.conversation.prompt(session.messages), final)
+    if warmed[0].token_ids[-1] != omni._config.thinker.audio_token_id:
+        assert_prefix(warmed.pop(0), final)  # what came before the speech
+    assert 1 <= len(warmed) <= windows
+    for prompt in warmed:
+        assert prompt.token_ids[-1] == omni._config.thinker.audio_token_id
+        assert prompt.audio_mel[-1].shape[1] % 800 == 0
+        assert_prefix(prompt, final)
+    assert warmed[-1].audio_mel[-1].shape[1] == 800 * windows
+
+
+def test_a_later_louder_moment_changes_features_and_no_row(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed = capture_warm(omni, monkeypatch)
+    speech = loudening(17, 16000)
+    with omni.session() as session:
+        for start in range(0, len(speech), 3200):
+            session.append_audio(speech[start : start + 3200], 16000)
+        session._end_clip()
+        final = prompt_of(session)
+    assert not warmed.pop(0).audio_mel
+    # Each block of 2 s is louder than the one before: at 8, 10, 12, 14 and 16 s.
+    assert [prompt.audio_mel[0].shape[1] for prompt in warmed] == [800, 800, 800, 800, 1600]
+    for early, late in itertools.pairwise([*warmed, final]):
+        assert_prefix(early, late, same_features=False)
+    assert not torch.equal(warmed[0].audio_mel[0], final.audio_mel[0][:, :800])
+
+
+def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed = capture_warm(omni, monkeypatch)
+    speech = noise(9, 16000)
+    with omni.session(**GREEDY) as session:
+        session.append("Hello")
+        stream = session.respond()
+        session.append_audio(speech, 16000)
+        assert not warmed
+        stream.close()
+        session.append_audio(speech[:1], 16000)
+        assert len(warmed) == 1
+        assert_prefix(warmed[0], session._prompt(session._read(), growing=True))
+
+
+def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) -> None:
+    with omni.session("Be brief.") as session:
+        session.append([IMAGE, text("And now:")])
+        session.append_audio(tone(2.0), 16000)
+        early = session._prompt(session._read(), growing=True)
+        session.append("?")
+        assert_prefix(early, prompt_of(session))
+    assert early.audio_mel == ()
+    assert len(early.images) == 1
+
+
+def test_turns_and_the_messages_that_they_make(omni: Qwen3Omni) -> None:
+    with omni.session("Be brief.", **SHORT) as session:
+        session.append("Hello")
+        first = last(session.respond())
+        session.append("Look:")
+        session.append([IMAGE])
+        session.append_audio(tone(0.5), 16000)
+        second = last(session.respond(speak=False))
+        messages = session.messages
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "user", "assistant"]
+    assert messages[1]["content"] == "Hello"
+    assert messages[2]["content"] == first.text
+    assert [item["type"] for item in messages[3]["content"]] == ["text", "image", "audio"]
+    assert messages[4]["content"] == second.text
+    assert second.talker_finish_reason == "no_speech"
+    assert omni.generate_text(messages[:4], **SHORT).token_ids == second.token_ids
+    with omni.session(messages=messages, **SHORT) as other:
+        assert_same_prompt(
+            omni.conversation.prompt([*other.messages, user(text("Go on."))]),
+            omni.conversation.prompt([*messages, user(text("Go on."))]),
+        )
+
+
+def test_options_of_a_session_are_defaults_of_its_replies(omni: Qwen3Omni) -> None:
+    question = [user(text("Hello"))]
+    with omni.session(messages=question, **SHORT, speaker="Aiden", seed=3) as session:
+        result = last(session.respond(thinker_max_new_tokens=2))
+    expected = omni.generate_audio(
+        question, **{**SHORT, "thinker_max_new_tokens": 2}, speaker="Aiden"
+    )
+    assert result.seed == 3
+    assert result.token_ids == expected.token_ids
+    assert result.codes.tolist() == expected.codes.tolist()
+
+
+def test_what_was_appended_may_change_afterwards(omni: Qwen3Omni) -> None:
+    """Arrays of sound are read at once; an iterator can be read once only."""
+    buffer = tone(0.6)
+    arriving = {"type": "audio", "audio": iter([tone(0.5)]), "sampling_rate": 16000}
+    with omni.session(**SHORT) as session:
+        session.append_audio(buffer, 16000)
+        session.append([{"type": "audio", "audio": buffer, "sampling_rate": 16000}, arriving])
+        before = prompt_of(session)
+        buffer[:] = 0
+        assert_same_prompt(prompt_of(session), before)
+        assert_same_prompt(omni.conversation.prompt(session.messages), before)
+
+
+def test_a_barge_in_leaves_what_was_given(omni: Qwen3Omni) -> None:
+    options = {**GREEDY, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 200}
+    with omni.session(**options) as session:
+        session.append("Tell me more.")
+        given = 0
+        with session.respond(chunk_frames=[4]) as stream:
+            for event in stream:
+                given += isinstance(event, AudioChunk)
+                if given == 3:
+                    break
+        assert audio_s_of(session) == pytest.approx((12 * 1920 - 555) / 24000)
+        text = session.messages[-1]["content"]
+        assert 0 < len(text.encode()) < 2 * BYTES_PER_S * audio_s_of(session) + 8
+        session.append("Stop.")
+        again = last(session.respond(**SHORT))
+        assert session.messages[1]["content"] == text
+        assert omni.generate_text(session.messages[:3], **SHORT).token_ids == again.token_ids
+
+
+def test_a_reply_that_is_dropped_is_a_barge_in(omni: Qwen3Omni) -> None:
+    with omni.session(**GREEDY) as session:
+        session.append("Hello")
+        for _ in session.respond():
+            break
+        gc.collect()
+        session.append("Once more.")
+        assert session._reply is not None and session._reply.ended
+        assert session.messages[-1]["content"] == "Once more."
+
+
+def test_one_may_speak_while_a_reply_streams(omni: Qwen3Omni) -> None:
+    with omni.session(**GREEDY) as session:
+        session.append("Hello")
+        stream = session.respond()
+        next(stream)
+        session.append_audio(tone(0.4), 16000)
+        session.append("Wait!")
+        with pytest.raises(MessageError, match="the last reply still streams"):
+            session.respond()
+        with pytest.raises(MessageError, match="Close its stream, then say heard"):
+            session.heard(0)
+        stream.close()
+        assert [m["role"] for m in session.messages] == ["user", "user"]
+        assert [item["type"] for item in session.messages[1]["content"]] == ["audio", "text"]
+        assert len(last(session.respond(**SHORT)).codes) == 4
+
+
+def finished(text: str, audio_s: float, reason: Any = "stop") -> Finished:
+    timings = Timings(0, 0, 0, 0, audio_s, 0, 0, 0, 0, 0)
+    nothing = np.zeros((0, 16), np.int64), np.zeros(0, np.float32)
+    return Finished(SpeechResult(text, [], *nothing, 24000, "stop", reason, timings, 0))
+
+
+def reply_of(texts: list[str], audio_s: float, end: bool = True, reason: Any = "stop") -> Reply:
+    reply = Reply(True, BYTES_PER_S)
+    for part in texts:
+        reply.add(TextDelta(part, [1]))
+    reply.add(AudioChunk(np.zeros(round(24000 * audio_s), np.float32), 0, 0))
+    if end:
+        reply.add(finished("".join(texts), audio_s, reason))
+    reply.ended = True
+    return reply
+
+
+WORDS = ["One", " two", " three", " four", " five"]  # of 3, 4, 6, 5 and 5 bytes
+
+
+@pytest.mark.parametrize(
+    ("heard_s", "kept"),
+    [(None, 5), (46, 5), (0, 0), (2.9, 0), (3.1, 1), (9.9, 1), (10.1, 2), (41.1, 5), (40.9, 4)],
+)
+def test_a_whole_reply_is_cut_at_its_own_pace(heard_s: float | None, kept: int) -> None:
+    """Two seconds a byte: a token stays when half of it was heard."""
+    reply = reply_of(WORDS, 46.0)
+    reply.heard_s = heard_s
+    assert reply.text == "".join(WORDS[:kept])
+
+
+def test_a_reply_that_was_stopped_is_cut_at_the_usual_pace() -> None:
+    reply = reply_of(WORDS, 11 / BYTES_PER_S, end=False)
+    assert reply.text == "One two three"
+    reply.heard_s = 6 / BYTES_PER_S
+    assert reply.text == "One two"
+    # Speech that its limit cut does not say at what pace it would have gone on.
+    cut = reply_of(WORDS, 11 / BYTES_PER_S, reason="length")
+    cut.heard_s = 6 / BYTES_PER_S
+    assert cut.text == "One two"
+
+
+def test_a_character_of_several_tokens_is_kept_or_dropped_as_a_whole() -> None:
+    reply = reply_of(["Hi ", "\U0001f600", "\u4f60"], 10.0)  # of 3, 4 and 3 bytes
+    for heard_s, kept in ((4.9, "Hi "), (5.1, "Hi \U0001f600"), (8.6, "Hi \U0001f600\u4f60")):
+        reply.heard_s = heard_s
+        assert reply.text == kept
+
+
+def test_the_pace_of_a_session() -> None:
+    assert mean_pace([]) == BYTES_PER_S
+    stopped = reply_of(WORDS, 5.0, end=False)
+    expected = (BYTES_PER_S * RATE_WEIGHT_S + 23) / (RATE_WEIGHT_S + 46)
+    assert mean_pace([reply_of(WORDS, 46.0), stopped]) == pytest.approx(expected)
+
+
+def test_what_was_not_heard_leaves_the_history(omni: Qwen3Omni) -> None:
+    options = {**GREEDY, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30}
+    with omni.session(**options) as session:
+        session.append("Hello")
+        result = last(session.respond())
+        audio_s = len(result.audio) / 24000
+        assert session.messages[-1]["content"] == result.text
+        session.heard(audio_s / 2)
+        half = session.messages[-1]["content"]
+        assert half
+        assert result.text.startswith(half)
+        assert half != result.text
+        session.heard(audio_s)
+        assert session.messages[-1]["content"] == result.text
+        session.heard(0)
+        assert session.messages == [{"role": "user", "content": "Hello"}]
+        again = last(session.respond())  # nothing of the answer was heard: the turn is open
+        assert again.codes.tolist() == result.codes.tolist()
+
+
+@pytest.mark.parametrize("value", [-0.1, 1e9, float("nan"), "long", None])
+def test_seconds_that_nobody_was_given_are_refused(omni: Qwen3Omni, value: Any) -> None:
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        last(session.respond())
+        with pytest.raises(OptionError, match=r"audio_s must be from 0 to 0\.\d+, the seconds of"):
+            session.heard(value)
+
+
+def test_what_can_not_be_done_yet_is_refused(omni: Qwen3Omni) -> None:
+    with omni.session(**SHORT) as session:
+        with pytest.raises(MessageError, match="there is nothing to answer"):
+            session.respond()
+        with pytest.raises(MessageError, match="there is no reply in speech"):
+            session.heard(0)
+        session.append_audio(np.zeros(0), 16000)  # nothing is no clip
+        session.append_audio(np.zeros((0, 2)), 8000)
+        with pytest.raises(MessageError, match="there is nothing to answer"):
+            session.respond()
+        session.append("Hello")
+        last(session.respond(speak=False))
+        with pytest.raises(MessageError, match="there is nothing to answer"):
+            session.respond()
+        with pytest.raises(MessageError, match="there is no reply in speech"):
+            session.heard(0)
+
+
+@pytest.mark.parametrize(
+    ("piece", "rate", "said"),
+    [
+        (np.zeros(5), 8000, "has 8000 Hz, and the clip's pieces before it 16000 Hz. End the clip"),
+        (np.zeros((5, 2)), 16000, "has 2 channels, and those before it 1"),
+        (np.array([0.1, np.nan]), 16000, "1 of 2 samples are NaN or infinite"),
+        (np.zeros((2, 2, 2)), 16000, r"has shape \[2, 2, 2\]"),
+        (["a"], 16000, "is an array of"),
+        (np.zeros(5), None, "is audio without its sampling_rate"),
+        (np.zeros(5), 16, "understood. Give the rate in Hz"),
+    ],
+)
+def test_a_piece_that_is_refused_changes_nothing(
+    omni: Qwen3Omni, piece: Any, rate: Any, said: str
+) -> None:
+    clip = tone(0.5)
+    with omni.session() as session:
+        session.append_audio(clip[:4000], 16000)
+        with pytest.raises(AudioError, match=said):
+            session.append_audio(piece, rate)
+        session.append_audio(clip[4000:], 16000)
+        session.append("?")
+        expected = [user({"type": "audio", "audio": (clip, 16000)}, text("?"))]
+        assert_same_prompt(prompt_of(session), omni.conversation.prompt(expected))
+
+
+def test_content_that_is_refused_changes_nothing(omni: Qwen3Omni) -> None:
+    with omni.session("Be brief.", **SHORT) as session:
+        session.append_audio(tone(0.01), 16000)
+        with pytest.raises(AudioError, match=r"append_audio lasts 0.010 s .*0.03 s is the least"):
+            session.append("Hello")
+        with pytest.raises(AudioError, match="is the least"):
+            session.respond()
+        with pytest.raises(ImageError, match=r"content\[1\]"):
+            session.append([text("Look"), {"type": "image", "image": b"no"}])
+        with pytest.raises(MessageError, match="stands for media in a prompt"):
+            session.append("<|audio_pad|>")
+        session.append_audio(tone(0.3), 16000)
+        assert len(last(session.respond()).codes) == 4
+        assert [item["type"] for item in session.messages[1]["content"]] == ["audio"]
+
+
+def test_what_a_session_can_not_begin_with_is_refused(omni: Qwen3Omni) -> None:
+    with pytest.raises(OptionError, match="Did you mean speaker"):
+        omni.session(speeker="Ethan")  # type: ignore[call-arg]
+    with pytest.raises(OptionError, match="unknown speaker 'Bob'"):
+        omni.session(speaker="Bob")
+    with pytest.raises(MessageError, match="system"):
+        omni.session(3)  # type: ignore[arg-type]
+    with pytest.raises(MessageError, match=r"messages\[1\] has role 'bot'"):
+        omni.session(messages=[user(text("Hi")), {"role": "bot", "content": ""}])
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        with pytest.raises(OptionError, match="use_audio_in_video is False for the whole session"):
+            session.respond(use_audio_in_video=True)
+        with pytest.raises(OptionError, match="Did you mean speaker"):
+            session.respond(speeker="Ethan")  # type: ignore[call-arg]
+
+
+def test_speech_and_conversations_longer_than_the_context_are_refused(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, context_length=80, max_concurrency=1) as omni:
+        with omni.session(**SHORT) as session:
+            with pytest.raises(PromptTooLongError, match=r"append_audio lasts .* s of audio is"):
+                for _ in range(100):
+                    session.append_audio(tone(0.5), 16000)
+            assert session._clip is not None
+            assert session._clip.samples == 12 * 8000
+            with pytest.raises(PromptTooLongError, match=r"KV cache 80 .*fewer of its messages"):
+                session.respond()
+            messages = session.messages
+        with omni.session(messages=messages[:0], **SHORT) as session:
+            session.append("Hello")
+            assert len(last(session.respond()).codes) == 4
+
+
+def test_a_turn_that_was_not_begun_can_be_answered_again(checkpoint: Path) -> None:
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=0) as omni:
+        busy = omni.stream([user(text("Hello"))], **GREEDY)
+        with omni.session(**SHORT) as session:
+            session.append_audio(tone(0.4), 16000)
+            with pytest.raises(BusyError):
+                session.respond()
+            busy.close()
+            while omni._pipeline._running:
+                threading.Event().wait(0.01)
+            with pytest.raises(LateError, match="no first token"):
+                list(session.respond(first_token_timeout_s=1e-9))
+            while omni._pipeline._running:
+                threading.Event().wait(0.01)
+            assert len(last(session.respond()).codes) == 4
+            assert [m["role"] for m in session.messages] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("state", ["new", "growing", "streaming", "finished", "closed"])
+def test_closing_in_any_state_leaves_nothing(omni: Qwen3Omni, state: str) -> None:
+    threads = threading.active_count()
+    session = omni.session(**(SHORT if state == "finished" else GREEDY))
+    stream = None
+    if state != "new":
+        session.append_audio(tone(0.4), 16000)
+    if state == "growing":
+        session.append_audio(tone(9), 16000)
+    if state in ("streaming", "finished"):
+        stream = session.respond()
+        next(stream)
+    if state == "finished":
+        last(stream)
+    session.close()
+    session.close()
+    if stream is not None:
+        assert list(stream) == []
+    for use in (
+        lambda: session.append("x"),
+        lambda: session.append_audio(tone(1), 16000),
+        session.respond,
+        lambda: session.heard(0),
+    ):
+        with pytest.raises(ClosedError, match="this session was closed"):
+            use()
+    assert isinstance(session.messages, list)
+    while omni._pipeline._running:
+        threading.Event().wait(0.01)
+    assert len(omni._pipeline._free_slots) == 3
+    assert threading.active_count() == threads
+
+
+def test_a_session_of_a_closed_model_says_so(checkpoint: Path) -> None:
+    omni = Qwen3Omni.load(checkpoint, max_concurrency=1)
+    session = omni.session(**GREEDY)
+    session.append("Hello")
+    stream = session.respond()
+    omni.close()
+    with pytest.raises(ClosedError):
+        list(stream)
+    session.append("Hello?")
+    with pytest.raises(ClosedError, match="load it again"):
+        session.respond()
+    session.close()

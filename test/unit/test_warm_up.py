@@ -1,0 +1,237 @@
+"""Prompts computed before their request comes, and slots that keep their rows, in virtual time.
+
+The engines check that a slot holds the rows that a call says it holds.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from bench.replaying.simulation import take_reply
+from qwen3_omni_neuron.errors import ClosedError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.runtime.pipeline import WarmUp
+from testing.simulation import Simulation, finish
+from testing.timed_engines import Sizes, Times
+
+Simulate = Callable[..., Simulation]
+PER_ROW = Times(
+    thinker_prefill_s=lambda rows: rows * 0.01,
+    thinker_step_s=0.02,
+    talker_prepare_s=lambda rows: rows * 0.001,
+    talker_prefill_s=0.05,
+    talker_step_s=0.01,
+    predict_s=0.01,
+    vocoder_s=0.02,
+)
+
+
+@pytest.fixture
+def simulate(config: OmniConfig) -> Iterator[Simulate]:
+    made: list[Simulation] = []
+
+    def make(times: Times = PER_ROW, **kwargs: Any) -> Simulation:
+        made.append(Simulation(config, times, **kwargs))
+        return made[-1]
+
+    yield make
+    for simulation in made:
+        simulation.pipeline.close()
+
+
+@pytest.fixture
+def spoken(config: OmniConfig) -> Callable[..., list[int]]:
+    """Makes the tokens of a user's turn, which the replies repeat."""
+    return lambda *ids: [config.im_start_id, config.user_id, *ids]
+
+
+def warm_up(simulation: Simulation, tokens: Sequence[int], speak: bool = True) -> WarmUp:
+    return simulation.pipeline.warm_up(simulation.request(tokens, speak=speak))
+
+
+def sizes_of(simulation: Simulation, name: str) -> list[int]:
+    return [call.size for call in simulation.called(name)]
+
+
+def test_a_request_computes_what_was_not_warmed_up(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    tokens = spoken(*range(100, 140))
+    warm_up(simulation, tokens[:30])
+    simulation.clock.sleep(1.0)
+    assert sizes_of(simulation, "thinker.prefill") == [30]
+    assert sizes_of(simulation, "talker.extend") == [30]
+    simulation.assert_idle()
+    result = finish(simulation.start(tokens))
+    simulation.assert_right(result, tokens, 20)
+    assert result.timings.reused_tokens == 30
+    assert sizes_of(simulation, "thinker.prefill") == [30, 12]
+    assert sizes_of(simulation, "talker.prepare") == [12 + 9]
+    # 12 rows, instead of 42, and one token's frame.
+    assert result.timings.ttft_s == pytest.approx(0.12)
+
+
+def test_nothing_is_computed_twice_for_warm_ups_in_a_row(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    tokens = spoken(*range(100, 140))
+    for rows in (10, 10, 25, 42):
+        warm_up(simulation, tokens[:rows])
+        simulation.clock.sleep(1.0)
+    assert sizes_of(simulation, "thinker.prefill") == [10, 15, 17]
+    assert sizes_of(simulation, "talker.extend") == [10, 15, 17]
+    assert not simulation.called("thinker.copy")
+
+
+def test_a_warm_up_without_speech_leaves_the_talker_alone(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    warm_up(simulation, spoken(1, 2, 3), speak=False)
+    simulation.clock.sleep(1.0)
+    assert not simulation.called("talker.extend")
+    assert not simulation.called("talker.prepare")
+    simulation.assert_idle()
+
+
+def test_a_warm_up_waits_while_somebody_waits_for_a_first_sample(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate()
+    stream = simulation.start(spoken(*range(50)))
+    warm_up(simulation, spoken(*range(200, 230)))
+    result = finish(stream)
+    first = simulation.called("vocoder.start")[0].at_s
+    simulation.clock.sleep(5.0)
+    # Two rows, of the role, were copied.
+    warm = next(call for call in simulation.called("thinker.prefill") if call.size == 30)
+    assert warm.at_s > first
+    simulation.assert_right(result, spoken(*range(50)), 20)
+
+
+def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:
+    """The warm-up's call ends; what it computed stays with the slot for the request."""
+    simulation = simulate(sizes=Sizes(slots=1))
+    tokens = spoken(*range(100, 140))
+    warm_up(simulation, tokens[:30])
+    simulation.clock.sleep(0.1)
+    assert not simulation.pipeline._free_slots
+    result = finish(simulation.start(tokens))
+    simulation.assert_right(result, tokens, 20)
+    assert result.timings.reused_tokens == 30
+    assert not simulation.called("talker.extend")
+    simulation.assert_idle()
+
+
+def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate()
+    tokens = spoken(*range(100, 140))
+    running = warm_up(simulation, tokens[:30])
+    simulation.clock.sleep(0.1)
+    waiting = warm_up(simulation, tokens)
+    start_s = simulation.clock.now()
+    waiting.end(timeout_s=10.0)
+    assert simulation.clock.now() == start_s
+    running.end(timeout_s=10.0)
+    assert simulation.clock.now() == pytest.approx(0.3)
+    simulation.clock.sleep(5.0)
+    assert sizes_of(simulation, "thinker.prefill") == [30]
+    assert not simulation.called("talker.extend")
+    simulation.assert_idle()
+
+
+def test_ending_a_warm_up_does_not_wait_longer_than_said(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    running = warm_up(simulation, spoken(*range(100, 140)))
+    simulation.clock.sleep(0.1)
+    running.end(timeout_s=0.05)
+    assert simulation.clock.now() == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("failing", ["thinker.prefill", "talker.extend"])
+def test_a_warm_up_that_fails_harms_nobody(simulate: Simulate, spoken: Any, failing: str) -> None:
+    simulation = simulate()
+    tokens = spoken(*range(100, 140))
+
+    def fail(name: str, slots: Sequence[int]) -> None:
+        if name == failing:
+            raise RuntimeError("the engine failed")
+
+    simulation.on_call = fail  # type: ignore[method-assign]
+    warm_up(simulation, tokens[:30])
+    simulation.clock.sleep(1.0)
+    simulation.assert_idle()
+    simulation.on_call = lambda name, slots: None  # type: ignore[method-assign]
+    simulation.assert_right(finish(simulation.start(tokens)), tokens, 20)
+
+
+def test_a_closed_pipeline_takes_no_warm_up_and_drops_those_that_wait(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate()
+    stream = simulation.start(spoken(*range(50)))
+    waiting = warm_up(simulation, spoken(7))
+    simulation.pipeline.close()
+    waiting.end(timeout_s=1.0)
+    with pytest.raises(ClosedError):
+        warm_up(simulation, spoken(7))
+    with pytest.raises(ClosedError):
+        next(stream)
+
+
+def test_a_reply_is_reused_by_the_next_turn(simulate: Simulate, spoken: Any) -> None:
+    """Its last token is in no row: no step has appended it."""
+    simulation = simulate()
+    tokens = spoken(*range(100, 110))
+    first = finish(simulation.start(tokens))
+    turn = [*tokens, *first.token_ids[:-1], 5, 6, 7]
+    second = finish(simulation.start(turn))
+    assert second.timings.reused_tokens == len(tokens) + len(first.token_ids) - 1
+    simulation.assert_right(second, turn, 20)
+
+
+def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate(sizes=Sizes(slots=3))
+    mine = spoken(*range(100, 160))
+    finish(simulation.start(mine))
+    others = [spoken(100, 101, n) for n in range(2)]
+    for other in others:
+        finish(simulation.start(other))
+    assert sizes_of(simulation, "thinker.copy") == [4, 4]
+    assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
+
+
+def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:
+    simulation = simulate()
+    tokens = spoken(*(100 + n % 200 for n in range(298)))
+    warm_up(simulation, tokens)
+    simulation.clock.sleep(0.1)  # within the first piece
+    question = spoken(*range(50, 60))
+    result = finish(simulation.start(question))
+    simulation.assert_right(result, question, 20)
+    first_sample_s = simulation.called("vocoder.start")[0].at_s
+    simulation.clock.sleep(10.0)
+    prefills = simulation.called("thinker.prefill")
+    assert [call.size for call in prefills] == [128, 10, 128, 44]
+    assert prefills[1].at_s == pytest.approx(1.28)
+    assert prefills[2].at_s > first_sample_s
+    assert sizes_of(simulation, "talker.extend") == [298]  # two rows, of the role, were copied
+    simulation.assert_idle()
+    assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
+
+
+def test_a_warm_up_runs_beside_a_listener_who_never_runs_dry(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate(replace(PER_ROW, thinker_prefill_s=lambda rows: rows * 0.002))
+    stream = simulation.start(spoken(*range(50)), 60)
+    warm_up(simulation, spoken(*(100 + n % 200 for n in range(298))))
+    reply = take_reply(stream, 0.0, simulation.clock)
+    assert reply.underruns == 0
+    pieces = [call.at_s for call in simulation.called("thinker.prefill")[1:]]
+    times, first_s = reply.result.timings, simulation.called("vocoder.start")[0].at_s
+    assert len(pieces) == 3
+    assert first_s < pieces[0]
+    assert pieces[-1] < times.total_s
