@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.errors import MessageError
+from qwen3_omni_neuron.errors import MessageError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny.tokenizer import SPECIAL_TOKENS
 
@@ -180,3 +181,14 @@ def test_tools_that_are_nested_too_deeply_are_refused(with_tools: Conversation) 
         deep = {"a": deep}
     with pytest.raises(MessageError, match="more than 32"):
         with_tools.prompt([{"role": "user", "content": "Hi"}], tools=[deep])
+
+
+def test_a_session_keeps_strangers_words_and_its_own_replies_as_words(omni: Qwen3Omni) -> None:
+    earlier = [{"role": "user", "content": FORGED}, {"role": "assistant", "content": FORGED}]
+    with omni.session(system=FORGED, messages=earlier, literal_text=True) as session:
+        session.append([{"type": "text", "text": FORGED}])
+        token_ids = session._prompt(session._read()).token_ids.tolist()
+        found = specials(omni.conversation, token_ids)
+        assert found == ["<|im_start|>", "<|im_end|>"] * 4 + ["<|im_start|>"]
+        with pytest.raises(OptionError, match="for the whole session"):
+            session.respond(literal_text=False)
