@@ -64,7 +64,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
                 case.body["model"] = name
             if hello:  # else most are refused for their messages
                 case.body |= {"model": "qwen3-omni", "messages": HELLO}
-        answer = case.call()
+        answer = case.call(timeout=60)
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         assert not failed(answer), (answer.text, case.body)
         if answer.status_code >= 400:
