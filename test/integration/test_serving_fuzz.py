@@ -72,7 +72,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
 
     send()
     assert sum(statuses.values()) >= REQUESTS * 0.9
-    assert mode.value == "negative" or statuses[200] > REQUESTS / 20
+    assert mode.value == "negative" or statuses[200]
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
     assert server._gate._held_bytes == 0
 
@@ -146,6 +146,6 @@ def test_no_request_that_is_nearly_right_makes_the_server_fail(
             assert "internal_error" not in answer.text, body
 
         send()
-    assert statuses[200] > REQUESTS / 20
+    assert statuses[200]
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
     assert server._gate._held_bytes == 0
