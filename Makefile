@@ -1,9 +1,11 @@
 # make demo              a spoken question in, text and demo.wav out
+# make serve             a server in the shapes of OpenAI's API, on http://127.0.0.1:8000
 # make test              lint, types and tests, with the newest transformers
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
+# make test-fuzz         15,000 requests to the server, half of them nearly right
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
@@ -31,7 +33,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo test lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve test test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo lower docs test-wide test-aarch64 bench-openvino
 
 demo: $(VENV)/installed
@@ -41,6 +43,9 @@ demo: $(VENV)/installed
 	@echo "      --model Qwen/Qwen3-Omni-30B-A3B-Instruct"
 	@echo
 	$(VENV)/bin/qwen3-omni-neuron speak --audio examples/sum.wav --out demo.wav
+
+serve: $(VENV)/installed
+	$(VENV)/bin/qwen3-omni-neuron serve
 
 test: $(VENV)/installed lint
 	$(VENV)/bin/$(PYTEST)
@@ -58,6 +63,9 @@ test-aarch64:
 
 test-nxdi-line: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST)
+
+test-fuzz: $(VENV)/installed
+	FUZZ_REQUESTS=5000 $(VENV)/bin/pytest test/integration/test_serving_fuzz.py
 
 test-wide: $(VENV)/installed
 	TEST_WIDE=1 $(VENV)/bin/pytest test/wide

@@ -9,7 +9,7 @@ NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "events", "model"},
+    {"errors", "events", "model", "sound", "status"},
     {"checkpoint", "conversation", "process", "tiny"},
     {"engines"},
     {"runtime", "compilation"},
@@ -18,6 +18,7 @@ LAYERS = [
     {"targets", "session"},
     {"api"},
     {"transcription", "__init__"},
+    {"serving"},
     {"cli"},
 ]
 

@@ -3,6 +3,7 @@
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +29,10 @@ from qwen3_omni_neuron.options import (
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import Session, SessionModel
+from qwen3_omni_neuron.status import ModelInfo, Status
 from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
@@ -56,7 +59,7 @@ class Qwen3Omni:
     ):
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
-        self._context_length = engines.thinker.context_length
+        self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse)
         # Threads and processes end with the model, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
@@ -144,6 +147,28 @@ class Qwen3Omni:
         """
         return self._start(messages, options, speak=True)
 
+    def stream_text(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechStream:
+        """Answer a conversation in text alone, event by event; see `stream`."""
+        return self._start(messages, options, speak=False)
+
+    @property
+    def info(self) -> ModelInfo:
+        """Abilities and sizes of this model."""
+        speakers = {} if self._config.talker is None else self._config.talker.speaker_ids
+        return ModelInfo(
+            speakers=tuple(name.capitalize() for name in sorted(speakers)),
+            thinks=self.conversation.thinks,
+            takes_tools=self.conversation.takes_tools,
+            slots=self._slots,
+            context_length=self._context_length,
+        )
+
+    def status(self) -> Status:
+        """Return how many requests run and wait now, and the stages' times so far."""
+        return self._pipeline.status()
+
     def session(
         self,
         system: str | None = None,
@@ -186,7 +211,11 @@ class Qwen3Omni:
             options.speaker_id(self._config)  # a wrong one is refused before anything is read
         with one_torch_thread():
             prompt = self.conversation.prompt(
-                messages, options.use_audio_in_video, self._context_length - 1
+                messages,
+                options.use_audio_in_video,
+                self._context_length - 1,
+                options.tools,
+                options.literal_text,
             )
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
@@ -211,6 +240,14 @@ class Qwen3Omni:
             options.thinker_max_new_tokens,
             options.eos_ids(self._config),
             self.conversation.decode,
+            partial(
+                StopStrings,
+                options.stop,
+                self.conversation.decode,
+                self.conversation.encode_words,
+            )
+            if options.stop
+            else None,
         )
         seed = secrets.randbits(32) if options.seed is None else options.seed
         return Request(

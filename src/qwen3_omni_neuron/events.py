@@ -19,7 +19,8 @@ class Timings:
     without speech); total_s: to the last event; audio_s: duration of the audio; rtf: time of the
     last sample over audio_s, below 1 is faster than real time (None without speech);
     prompt_tokens, text_tokens, frames: numbers of them. reused_tokens: those of the prompt whose
-    rows an earlier request had computed.
+    rows an earlier request had computed. prompt_audio_tokens, prompt_image_tokens: those of audio,
+    and of images and videos.
     """
 
     queued_s: float
@@ -32,6 +33,8 @@ class Timings:
     reused_tokens: int
     text_tokens: int
     frames: int
+    prompt_audio_tokens: int = 0
+    prompt_image_tokens: int = 0
 
 
 @dataclass(frozen=True)

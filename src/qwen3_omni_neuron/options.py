@@ -71,6 +71,24 @@ _TOKEN_IDS = ValueRange(
     "a token id or a list of them",
     lambda value: _is_integer(value, 0) or _are_integers(value, 0),
 )
+_MOST_STOPS, _MOST_STOP_CHARACTERS = 16, 256
+_STRINGS = ValueRange(
+    f"a list of at most {_MOST_STOPS} strings of 1 to {_MOST_STOP_CHARACTERS} characters",
+    lambda value: (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes | bytearray | memoryview)
+        and len(value) <= _MOST_STOPS
+        and all(isinstance(s, str) and 0 < len(s) <= _MOST_STOP_CHARACTERS for s in value)
+    ),
+)
+_DICTS = ValueRange(
+    "a list of dicts",
+    lambda value: (
+        isinstance(value, Sequence)
+        and not isinstance(value, str | bytes | bytearray | memoryview)
+        and all(isinstance(one, Mapping) for one in value)
+    ),
+)
 _SIZES = ValueRange("a list of sizes in frames", lambda value: _are_integers(value, 1))
 
 
@@ -118,6 +136,18 @@ class RequestArguments(TypedDict, total=False):
     thinker_top_p: Annotated[
         float | None,
         OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
+    ]
+    stop: Annotated[
+        Sequence[str],
+        OptionDoc("strings that end the text before them; no part of one is spoken", _STRINGS),
+    ]
+    tools: Annotated[
+        Sequence[Mapping[str, Any]],
+        OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
+    ]
+    literal_text: Annotated[
+        bool,
+        OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
     ]
     talker_max_new_tokens: Annotated[
         int, OptionDoc("most codec tokens of speech, the end token included", _FROM_1)
@@ -217,10 +247,11 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; chunk_frames, cache_key and the two timeouts are ours. A
-    field whose default is None takes the checkpoint's own value, where `OptionDoc.default` names no
-    other. Limits count tokens, the one that ends text or speech included. As in the reference, the
-    talker token that meets its limit is never decoded, so N tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key and
+    the two timeouts are ours. A field whose default is None takes the checkpoint's own value, where
+    `OptionDoc.default` names no other. Limits count tokens, the one that ends text or speech
+    included. As in the reference, the talker token that meets its limit is never decoded, so N
+    tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -233,6 +264,9 @@ class RequestOptions:
     thinker_temperature: float | None = None
     thinker_top_k: int | None = None
     thinker_top_p: float | None = None
+    stop: Sequence[str] = ()
+    tools: Sequence[Mapping[str, Any]] = ()
+    literal_text: bool = False
     talker_max_new_tokens: int = 4096
     talker_do_sample: bool = True
     talker_temperature: float = 0.9
@@ -337,7 +371,7 @@ class Option:
     @property
     def default_text(self) -> str:
         """The default in words."""
-        return self.doc.default if self.default is None else str(self.default)
+        return self.doc.default if self.default in (None, ()) else str(self.default)
 
     def check(self, value: Any) -> None:
         """Raise OptionError for a value out of range; None is allowed where it is the default."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.conversation.media.fields import real_number
 from qwen3_omni_neuron.conversation.media.items import AudioItem, Media
-from qwen3_omni_neuron.conversation.messages import MessageReader, Messages
+from qwen3_omni_neuron.conversation.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import ClosedError, MessageError, OptionError, format_value
@@ -122,6 +122,12 @@ class ReplyStream(SpeechStream):
         self._reply.add(event)
         return event
 
+    async def __anext__(self) -> Event:
+        """Return the next event in an event loop; see SpeechStream."""
+        event = await super().__anext__()
+        self._reply.add(event)
+        return event
+
     def close(self) -> None:
         """Cancel the reply: a barge-in, where it has not finished."""
         super().close()
@@ -173,7 +179,8 @@ class Session:
     ):
         """Use `Qwen3Omni.session` instead."""
         self._model, self._options = model, options
-        self._hear_videos = RequestOptions.parse(options).use_audio_in_video
+        parsed = RequestOptions.parse(options)
+        self._hear_videos, self._literal_text = parsed.use_audio_in_video, parsed.literal_text
         self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
@@ -255,11 +262,15 @@ class Session:
                     "respond then."
                 )
             parsed = RequestOptions.parse({**self._options, **options})
-            if parsed.use_audio_in_video != self._hear_videos:
-                raise OptionError(
-                    f"use_audio_in_video is {self._hear_videos} for the whole session, got "
-                    f"{parsed.use_audio_in_video}. Give it to the session."
-                )
+            for name, ours in (
+                ("use_audio_in_video", self._hear_videos),
+                ("literal_text", self._literal_text),
+            ):
+                if getattr(parsed, name) != ours:
+                    raise OptionError(
+                        f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
+                        "Give it to the session."
+                    )
             self._end_clip()
             read = self._read()
             if not read or read[-1].role != "user":
@@ -267,7 +278,9 @@ class Session:
                     "there is nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
                 )
-            request = self._model.request(self._prompt(read), parsed, speak, arrived_s)
+            request = self._model.request(
+                self._prompt(read, tools=parsed.tools), parsed, speak, arrived_s
+            )
             self._end_warming(parsed.first_token_timeout_s)
             reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
             stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)
@@ -326,7 +339,8 @@ class Session:
         return self._reply is not None and not self._reply.ended
 
     def _reader(self) -> MessageReader:
-        return MessageReader(self._model.conversation.reserved, self._load)
+        reserved = () if self._literal_text else self._model.conversation.reserved
+        return MessageReader(reserved, self._load)
 
     def _begin_with(self, message: Mapping[str, Any], where: str) -> None:
         reader = self._reader()
@@ -367,10 +381,14 @@ class Session:
                 found.append(entry)
         return found
 
-    def _prompt(self, read: Sequence[_Turn], growing: bool = False) -> Prompt:
+    def _prompt(
+        self, read: Sequence[_Turn], growing: bool = False, tools: Sequence[Any] = ()
+    ) -> Prompt:
+        conversation = self._model.conversation
         messages = [{"role": turn.role, "content": turn.checked} for turn in read]
         media = [medium for turn in read for medium in turn.media]
-        return self._model.conversation.assemble(messages, media, growing)
+        described = read_tools(tools, () if self._literal_text else conversation.reserved)
+        return conversation.assemble(messages, media, growing, described, self._literal_text)
 
     def _warm(self, clip: GrowingClip) -> None:
         """Have the rows that are final computed ahead.
@@ -382,11 +400,11 @@ class Session:
         if not model.pipeline.reuses or state == self._warmed or self._streaming():
             return
         self._warmed = state
-        prompt = self._prompt(self._read(), growing=True)
+        options = RequestOptions.parse(self._options)
+        prompt = self._prompt(self._read(), True, options.tools)
         if len(prompt) > model.most_tokens:
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
-        options = RequestOptions.parse(self._options)
         request = model.request(prompt, options, speak, model.pipeline.clock.now())
         for earlier in self._warming:
             if earlier.waits:  # the new one has its rows, too

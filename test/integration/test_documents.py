@@ -2,7 +2,7 @@
 
 A comment before a block says that it can't run here: after `<!-- not run here: REASON -->` the
 commands are only parsed, by the real parser; after `<!-- refused here: MESSAGE -->` they are run,
-and fail with that message.
+and fail with that message. After `<!-- served here: WHERE -->` they are run while a server answers.
 """
 
 import re
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from qwen3_omni_neuron import cli
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.names import index
@@ -26,21 +26,25 @@ DOCUMENTS = sorted(
     for file in ROOT.glob(pattern)
 )
 BLOCK = re.compile(
-    r"^(?: *<!-- (?P<mark>not run|refused) here: (?P<said>.*?) -->\n)?"
+    r"^(?: *<!-- (?P<mark>not run|refused|served) here: (?P<said>.*?) -->\n)?"
     r"(?P<indent> *)```(?P<language>\w+)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 # A plan of few sizes: the default one takes a while to count.
 SMALL = ["--context-length", "64", "--buckets", "16", "--decode-buckets", "64"]
 SMALL += ["--patch-buckets", "64", "--chunk-frames", "4", "--max-concurrency", "1", "--tp", "1"]
+SERVER_URL = "http://127.0.0.1:8000"
 # Programs of others, which are not run here.
-FOREIGN = {"pip", "source", "git"}
+FOREIGN = {"pip", "source", "git", "curl"}
 SPEECH_FILES = {"README.md": ("words.wav", "answer.wav"), "docs/trn2.md": ("story.wav",)}
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a document. mark: "", "not run" or "refused"; said: why, or the message."""
+    """A fenced block of a document.
+
+    mark: "", "not run", "refused" or "served"; said: why, the message, or where.
+    """
 
     language: str
     text: str
@@ -75,9 +79,8 @@ def ours(document: str) -> list[tuple[list[str], Block]]:
 
 def test_the_documents_are_there() -> None:
     assert {"README.md", "CONTRIBUTING.md", "examples/README.md", "BENCHMARK.md"} < {*DOCUMENTS}
-    assert {
-        f"docs/{name}.md" for name in ("options", "sessions", "trn2", "architecture", "proof")
-    } < {*DOCUMENTS}
+    names = ("options", "sessions", "serving", "trn2", "architecture", "proof")
+    assert {f"docs/{name}.md" for name in names} < {*DOCUMENTS}
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -86,7 +89,7 @@ def test_python_runs(document: str) -> None:
     shown = blocks(document, "python")
     for block in shown:
         compile(block.text, document, "exec")
-    script = "\n".join(block.text for block in shown if block.mark != "not run")
+    script = "\n".join(block.text for block in shown if block.mark not in ("not run", "served"))
     if not script:
         return
     done = subprocess.run(
@@ -137,6 +140,37 @@ def test_our_commands_run(
         assert (tmp_path / speech).stat().st_size > 44
 
 
+def test_what_is_shown_of_the_server_runs(tmp_path: Path) -> None:
+    """Against a server of the checkpoint that ships, on another port."""
+    from testing.http_server import serving, url_of
+
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    shown = [
+        block
+        for document in DOCUMENTS
+        for language in ("python", "sh")
+        for block in blocks(document, language)
+        if block.mark == "served"
+    ]
+    assert {block.language for block in shown} == {"python", "sh"}
+    with (
+        Qwen3Omni.load(SPEAKING_CHECKPOINT) as omni,
+        serving(omni, model_name="speaking_checkpoint") as server,
+    ):
+        for block in shown:
+            assert SERVER_URL in block.text
+            text = block.text.replace(SERVER_URL, url_of(server))
+            program = [sys.executable, "-c"] if block.language == "python" else ["bash", "-ec"]
+            done = subprocess.run(
+                [*program, text], cwd=tmp_path, capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stderr}"
+            assert '"error"' not in done.stdout, f"{block.text}\n{done.stdout}"
+            if block.language == "python" and "# eight" in block.text:
+                assert done.stdout == "eight\n"
+    assert (tmp_path / "answer.wav").stat().st_size > 10_000
+
+
 def test_every_verb_is_shown_somewhere() -> None:
     shown = {words[0] for document in DOCUMENTS for words, _ in ours(document)}
     assert shown == index().verbs
@@ -176,9 +210,9 @@ def test_links_lead_somewhere(document: str) -> None:
 
 
 def test_readme_is_short_and_its_first_commands_are_make_targets() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 130
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 155
     found = [words[1] for words, _ in commands("README.md") if words[0] == "make"]
-    assert found == ["demo", "test"]
+    assert found == ["demo", "test", "serve"]
 
 
 def test_the_versions_that_they_name_are_the_pinned_ones() -> None:

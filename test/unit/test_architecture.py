@@ -55,6 +55,13 @@ def test_the_runtime_knows_no_models(file: Path) -> None:
         assert not name.startswith(("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu"))
 
 
+@pytest.mark.parametrize("file", sorted((PACKAGE / "serving").glob("*.py")), ids=lambda f: f.name)
+def test_the_server_knows_the_public_api_alone(file: Path) -> None:
+    public = {"api", "errors", "events", "options", "sound", "status", "serving", "__init__"}
+    for name in imports(file) - {f"{NAME}.runtime.stream"}:  # the type of what `stream` returns
+        assert not name.startswith(NAME) or room(tuple(name.split(".")[1:])) in public
+
+
 @pytest.mark.parametrize("file", sorted((PACKAGE / "process").glob("*.py")), ids=lambda f: f.name)
 def test_a_process_knows_nothing_of_engines(file: Path) -> None:
     known = ("errors", "process.")

@@ -19,8 +19,8 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript", "PyAV", "SoX"),
-    *("LibriSpeech", "MoE", "MiB", "GiB"),
+    *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
+    *("NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")
@@ -33,6 +33,7 @@ ELSEWHERE = {
     "--extra-index-url": "an option of pip",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
+    "keys.txt": "a file that the server's operator writes",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
 # A first line that begins so is no sentence and no noun phrase that stands alone.

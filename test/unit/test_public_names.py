@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import qwen3_omni_neuron
-from qwen3_omni_neuron import Qwen3Omni, cli, errors, events
+from qwen3_omni_neuron import Qwen3Omni, cli, errors, events, status
 from qwen3_omni_neuron.compilation import manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.options import RequestOptions
@@ -29,7 +29,10 @@ PACKAGE = [
     "__version__",
     "generate_audio",
 ]
-METHODS = ["close", "generate_audio", "generate_text", "load", "session", "stream"]
+METHODS = [
+    *("close", "generate_audio", "generate_text", "info", "load", "session", "status", "stream"),
+    "stream_text",
+]
 SESSION = ["append", "append_audio", "close", "heard", "messages", "respond"]
 LOAD = [
     "model_path",
@@ -56,6 +59,9 @@ OPTIONS = [
     "thinker_temperature",
     "thinker_top_k",
     "thinker_top_p",
+    "stop",
+    "tools",
+    "literal_text",
     "talker_max_new_tokens",
     "talker_do_sample",
     "talker_temperature",
@@ -74,10 +80,15 @@ RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
     "talker_finish_reason timings seed",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
-    "frames",
+    "frames prompt_audio_tokens prompt_image_tokens",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
+}
+STATUS = {
+    "ModelInfo": "speakers thinks takes_tools slots context_length",
+    "Status": "running queued stages",
+    "StageTime": "calls busy_s",
 }
 ERRORS = [
     "ArtifactError",
@@ -102,7 +113,7 @@ ERRORS = [
 VERBS = {
     "speak": """
         --audio --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help
-        --image --instance --model --out --placement --predictor-do-sample
+        --image --instance --literal-text --model --out --placement --predictor-do-sample
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
@@ -112,6 +123,15 @@ VERBS = {
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --max-new-tokens --model --placement --threads -h files
+    """,
+    "serve": """
+        --allow-media-host --api-keys --body-timeout-s --compiled --context-length --cores
+        --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
+        --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
+        --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
+        --max-pixels --max-queued --media-timeout-s --model --model-name --placement --port
+        --request-timeout-s --requests-per-minute --send-timeout-s --threads --tls-cert
+        --tls-key -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
@@ -171,6 +191,11 @@ def test_options_of_load_and_of_a_request() -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_fields_of_events_and_results(name: str) -> None:
     assert [field.name for field in fields(getattr(events, name))] == RESULTS[name].split()
+
+
+@pytest.mark.parametrize("name", STATUS)
+def test_fields_of_a_models_status(name: str) -> None:
+    assert [field.name for field in fields(getattr(status, name))] == STATUS[name].split()
 
 
 def test_errors() -> None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
+_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key")
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +54,8 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser, "the small one that ships with the package")
     for option in REQUEST_OPTIONS:
-        if option.name in ("thinker_eos_token_id", "cache_key"):
-            continue  # for programs that know the tokenizer, or serve several callers
+        if option.name in _FOR_PROGRAMS:
+            continue
         parse_value, metavar = _flag_type(option)
         parser.add_argument(
             "--" + option.name.replace("_", "-"),
@@ -67,9 +68,10 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
 def _speak(parsed: argparse.Namespace) -> int:
     """Answer one question. Returns the exit status."""
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.wav import WavFile, pcm16
+    from qwen3_omni_neuron.cli.wav import WavFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
+    from qwen3_omni_neuron.sound import pcm16
 
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")

@@ -82,8 +82,3 @@ class WavFile:
             yield
         except (OSError, soundfile.SoundFileError) as error:
             raise OutputError(f"{self._path} can't be written: {error}") from error
-
-
-def pcm16(samples: NDArray[np.float32]) -> bytes:
-    """Convert float32 samples in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
-    return np.rint(samples * 32767).astype("<i2").tobytes()

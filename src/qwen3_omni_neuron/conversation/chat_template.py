@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
+from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -26,19 +27,28 @@ class ChatTemplate:
         self._folder = folder
         self._named_tokens = tokenizer.named_tokens
         try:
-            self._template = _compile(_read_template(folder, tokenizer.chat_template))
+            text = _read_template(folder, tokenizer.chat_template)
+            self._template = _compile(text)
+            self.takes_tools = "tools" in find_undeclared_variables(
+                self._template.environment.parse(text)
+            )
         except (TemplateError, OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder} has no usable chat template: {error}.") from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         """Return the prompt's text, up to where the assistant's answer begins.
 
+        tools: descriptions of functions that the reply may call.
         Raises CheckpointError where the template fails.
         """
         try:
             return self._template.render(
                 messages=messages,
-                tools=None,
+                tools=tools,
                 documents=None,
                 add_generation_prompt=True,
                 **self._named_tokens,

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from qwen3_omni_neuron.errors import MessageError, format_value
+from qwen3_omni_neuron.errors import MessageError, format_value, printable
 
-ROLES = ("system", "user", "assistant")
+ROLES = ("system", "user", "assistant", "tool")
 MEDIA_KINDS = ("audio", "image", "video")
 Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: names the item in errors."""
+_MAX_DEPTH = 32  # of lists and dicts in a description of a tool
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a pair; UTF-8 can't
 
 
@@ -37,6 +38,21 @@ def read_messages(
     return checked, reader.media
 
 
+def read_tools(tools: Sequence[Any], reserved: Sequence[str]) -> list[dict[str, Any]]:
+    """Check descriptions of tools, and return a copy for a chat template.
+
+    Raises MessageError for anything that JSON has no form for.
+    """
+    if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise MessageError("tools is no list of dicts, each of which describes a function.")
+    reader = MessageReader(reserved, _no_media)
+    return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
+
+
+def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
+    raise AssertionError("tools have no media")
+
+
 class MessageReader:
     """Checker of messages one by one, which collects their media in order.
 
@@ -57,7 +73,37 @@ class MessageReader:
                 f"{where} has role {format_value(message.get('role'))}; it is one of "
                 f"{', '.join(ROLES)}."
             )
-        return {"role": role, "content": self.content(message.get("content"), role, where)}
+        calls = message.get("tool_calls") if role == "assistant" else None
+        if not calls:
+            return {"role": role, "content": self.content(message.get("content"), role, where)}
+        if not _is_list(calls) or not all(isinstance(call, Mapping) for call in calls):
+            raise MessageError(f"{where} has tool_calls that are no list of dicts.")
+        return {
+            "role": role,
+            "content": self.content(message.get("content") or "", role, where),
+            "tool_calls": [
+                self.plain(call, role, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+            ],
+        }
+
+    def plain(self, value: Any, role: str, where: str, depth: int = 0) -> Any:
+        """Return a copy of what JSON may hold, with every string checked."""
+        if depth > _MAX_DEPTH:
+            raise MessageError(f"{where} has more than {_MAX_DEPTH} lists or dicts in each other.")
+        if isinstance(value, str):
+            return self._text(value, role, where)
+        if isinstance(value, Mapping):
+            return {
+                self.plain(str(key), role, where, depth + 1): self.plain(
+                    value[key], role, f"{where}.{printable(str(key), 40)}", depth + 1
+                )
+                for key in value
+            }
+        if _is_list(value):
+            return [self.plain(v, role, f"{where}[{i}]", depth + 1) for i, v in enumerate(value)]
+        if value is None or isinstance(value, bool | int | float):
+            return value
+        raise MessageError(f"{where} is a {type(value).__name__}, which JSON has no form for.")
 
     def content(self, content: Any, role: str, where: str) -> str | list[dict[str, Any]]:
         """Check a message's content; return it for a chat template."""

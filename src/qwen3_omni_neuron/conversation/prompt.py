@@ -43,7 +43,8 @@ class Prompt:
     token_ids: int64 [S], media as runs of their placeholders. positions: float32 [3, S], the rope
     positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio clip
     and each video's audio; images, videos: their patches. Each is in the order of the placeholders
-    in token_ids.
+    in token_ids. audio_tokens, image_tokens: how many of token_ids are of audio, and of images and
+    videos.
     """
 
     token_ids: Tensor
@@ -52,6 +53,8 @@ class Prompt:
     audio_mel: tuple[Tensor, ...] = ()
     images: tuple[Patches, ...] = ()
     videos: tuple[Patches, ...] = ()
+    audio_tokens: int = 0
+    image_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.token_ids)

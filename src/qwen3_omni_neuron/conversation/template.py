@@ -5,15 +5,18 @@ item's encoder gives.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
+from qwen3_omni_neuron.conversation.literal_text import LiteralText
 from qwen3_omni_neuron.conversation.media.clip import GrowingClip, features
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
@@ -24,12 +27,12 @@ from qwen3_omni_neuron.conversation.media.items import (
 )
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
-from qwen3_omni_neuron.conversation.messages import Messages, read_messages
+from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
 from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
 from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
-from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.errors import CheckpointError, MessageError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 
@@ -59,19 +62,30 @@ class Conversation:
         messages: Messages,
         use_audio_in_video: bool = False,
         most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
     ) -> Prompt:
         """Make the prompt of a conversation, up to where the assistant's answer begins.
 
-        messages: dicts with "role" (system, user or assistant) and "content": a string, or a list
-        of {"type": "text", "text": ...} and, from users, {"type": "audio", "audio": ...}, "image"
-        and "video"; see conversation.media.audio.load_waveform, conversation.media.image.load_image
-        and conversation.media.video.load_video for their forms. use_audio_in_video: also take the
+        messages: dicts with "role" (system, user, assistant, or tool where the template takes
+        tools) and "content": a string, or a list of {"type": "text", "text": ...} and, from users,
+        {"type": "audio", "audio": ...}, "image" and "video"; see
+        conversation.media.audio.load_waveform, conversation.media.image.load_image and
+        conversation.media.video.load_video for their forms. use_audio_in_video: also take the
         audio of videos. most_tokens: an item that alone has more is refused before it is decoded.
+        tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
+        have its "tool_calls". literal_text: names of special tokens in the messages' text are
+        words, as they must be in text from strangers; otherwise they are those tokens, as in the
+        reference.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
         the message or item at fault.
         """
         load = self.loader(use_audio_in_video, most_tokens)
-        return self.assemble(*read_messages(messages, self.reserved, load))
+        reserved = () if literal_text else self.reserved
+        checked, media = read_messages(messages, reserved, load)
+        return self.assemble(
+            checked, media, tools=read_tools(tools, reserved), literal_text=literal_text
+        )
 
     @property
     def reserved(self) -> tuple[str, ...]:
@@ -84,7 +98,14 @@ class Conversation:
             self._patches, self._mel, use_audio_in_video, most_tokens, self._audio_tokens_per_s
         )
 
-    def assemble(self, messages: Messages, media: Sequence[Media], growing: bool = False) -> Prompt:
+    def assemble(
+        self,
+        messages: Messages,
+        media: Sequence[Media],
+        growing: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+    ) -> Prompt:
         """Make the prompt of messages that conversation.messages.read_messages has read.
 
         growing: the last item of the messages is a clip that still arrives. The prompt then ends
@@ -92,14 +113,24 @@ class Conversation:
         the audio encoder, or the one before the clip. Rows before it change in two cases alone: a
         later, louder moment of the clip can change its windows' features, and a clip that becomes
         the longest the ends of the others. Such a prompt has no use for its talker's assistant
-        rows: they have the positions of a reply that begins there.
+        rows: they have the positions of a reply that begins there. tools: as read_tools has read
+        them. literal_text: as in `prompt`.
         """
+        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
+            raise MessageError(
+                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
+                "tool, out; or take a checkpoint whose template does."
+            )
+        literal = LiteralText(self._tokenizer) if literal_text else None
+        if literal is not None:
+            messages, tools = literal.marked(messages), literal.marked(tools)
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
         runs = self._runs(media, mel)
-        text = self._expand(self._template.render(messages), media, runs, growing)
-        token_ids = torch.tensor(self._tokenizer.encode(text))
+        text = self._template.render(messages, tools or None)
+        text = self._expand(text, media, runs, growing)
+        token_ids = torch.tensor(literal.encode(text) if literal else self._tokenizer.encode(text))
         if growing and not len(runs[-1]):
             runs, mel = runs[:-1], mel[:-1]
         placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
@@ -112,7 +143,24 @@ class Conversation:
             tuple(mel),
             tuple(m.patches for m in media if isinstance(m, ImageItem)),
             tuple(m.patches for m in media if isinstance(m, VideoItem)),
+            audio_tokens=sum(run.audio_tokens for run in runs),
+            image_tokens=sum(len(run) - run.audio_tokens for run in runs),
         )
+
+    @property
+    def takes_tools(self) -> bool:
+        """True where the template shows tools to the model."""
+        return self._template.takes_tools
+
+    @cached_property
+    def thinks(self) -> bool:
+        """True where the template lets a reply begin with reasoning."""
+        prompt = self._template.render([{"role": "user", "content": ""}])
+        return prompt.rstrip().endswith("<think>")
+
+    def encode_words(self, text: str) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words."""
+        return self._tokenizer.encode_words(text)
 
     def whole_windows(self, clip: GrowingClip) -> int:
         """Count the whole windows of the audio encoder that a growing clip has so far."""

@@ -36,7 +36,11 @@ class TokenBuffer:
     @property
     def has_space(self) -> bool:
         """True where the writer may put one more token; always, once the reader has left."""
-        return self._abandoned or len(self._tokens) < self._capacity
+        return self.has_space_for(1)
+
+    def has_space_for(self, tokens: int) -> bool:
+        """Return whether the writer may put so many tokens; always, once the reader has left."""
+        return self._abandoned or len(self._tokens) + tokens <= self._capacity
 
     @property
     def closed(self) -> bool:
@@ -116,18 +120,24 @@ class Output:
 
     The queue is bounded. Where the caller does not read, the stages stop stepping this request, and
     only this one, until `on_space` wakes them. `changed` is the condition that the caller waits on;
-    its lock guards every field.
+    its lock guards every field. on_change: called with the lock held wherever the condition is
+    notified; for a caller that waits in an event loop.
     """
 
     def __init__(self, changed: threading.Condition, on_space: Callable[[], None]):
         self.changed, self._on_space = changed, on_space
         self._items: deque[Item] = deque()
         self._chunks = 0
+        self.on_change: Callable[[], None] | None = None
 
     @property
     def has_space_for_token(self) -> bool:
         """True where the thinker's stage may put a token."""
-        return len(self._items) - self._chunks < MAX_TOKENS
+        return self.has_space_for(1)
+
+    def has_space_for(self, tokens: int) -> bool:
+        """Return whether the thinker's stage may put so many tokens."""
+        return len(self._items) - self._chunks + tokens <= MAX_TOKENS
 
     @property
     def has_space_for_chunk(self) -> bool:
@@ -138,7 +148,13 @@ class Output:
         """Append a token id, a chunk, or the text's end. The stage must have checked for space."""
         self._chunks += isinstance(item, AudioChunk)
         self._items.append(item)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the caller: there is an item, or the request has ended. The lock is held."""
         self.changed.notify_all()
+        if self.on_change is not None:
+            self.on_change()
 
     def take(self) -> Item | None:
         """Remove and return the oldest item. Returns None where there is none."""

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
+from qwen3_omni_neuron.status import Status
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,13 @@ class Pipeline:
         """End a request without an error. Each stage drops it at its next step."""
         with self._lock:
             live.end()
+
+    def status(self) -> Status:
+        """Return how many requests run and wait, and how long each engine has worked."""
+        with self._lock:
+            queued = sum(not live.ended for live, _ in self._queue)
+            stages = {stage.name: stage.time for stage in self._stages}
+            return Status(len(self._running), queued, stages)
 
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.

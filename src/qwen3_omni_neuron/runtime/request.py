@@ -12,6 +12,7 @@ from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
+from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 # Chunks after which a player has more audio than a start needs: the first one, which may be small,
@@ -21,13 +22,17 @@ START_CHUNKS = 2
 
 @dataclass(frozen=True)
 class ThinkerRequest:
-    """Work of the thinker for one request."""
+    """Work of the thinker for one request.
+
+    stop_strings: makes the watcher of strings that end the text, None where there are none.
+    """
 
     prompt: Prompt
     sampling: SamplingParams
     max_new_tokens: int
     eos_ids: frozenset[int]
     decode_text: Callable[[list[int]], str]
+    stop_strings: Callable[[], StopStrings] | None = None
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class LiveRequest:
         if not self.ended:
             self.ended, self.error = True, error
             self.text.close(error)
-            self.output.changed.notify_all()
+            self.output.notify()
             self._wake()
 
     @property

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from qwen3_omni_neuron.runtime.request import LiveRequest
+from qwen3_omni_neuron.status import StageTime
 
 
 class Clock:
@@ -77,12 +78,18 @@ class Stage(ABC, Generic[AnyTask]):
     """
 
     def __init__(self, name: str, shared: Shared):
-        self._name, self._clock, self._lock = name, shared.clock, shared.lock
+        self.name, self._clock, self._lock = name, shared.clock, shared.lock
         self._enter_thread, self._on_release = shared.enter_thread, shared.on_release
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = False
+        self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes them
         self._thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
+
+    @property
+    def time(self) -> StageTime:
+        """Calls of the engine so far, and how long they took."""
+        return StageTime(self._calls, self._busy_s)
 
     def start(self) -> None:
         """Start the thread."""
@@ -134,7 +141,7 @@ class Stage(ABC, Generic[AnyTask]):
                 return False
             work()
         except Exception as error:  # from the stage's code: _call_engine catches the engine's
-            logger.exception("the %s stage failed", self._name)
+            logger.exception("the %s stage failed", self.name)
             with self._lock:
                 for task in self._tasks:
                     task.live.end(error)
@@ -179,7 +186,7 @@ class Stage(ABC, Generic[AnyTask]):
         """
         now = self._clock.now()
         for task in tasks:
-            task.live.called_s[self._name] = now
+            task.live.called_s[self.name] = now
         try:
             return list(zip(tasks, call(tasks), strict=True))
         except Exception as error:
@@ -188,6 +195,7 @@ class Stage(ABC, Generic[AnyTask]):
                     tasks[0].live.end(error)
                 return []
         finally:
+            self._calls, self._busy_s = self._calls + 1, self._busy_s + self._clock.now() - now
             for task in tasks:
-                task.live.called_s[self._name] = None
+                task.live.called_s[self.name] = None
         return [pair for task in tasks for pair in self._call_engine((task,), call)]

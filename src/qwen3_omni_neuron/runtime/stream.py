@@ -1,6 +1,7 @@
 """The caller's end of a request: its events one by one, the text in whole characters."""
 
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import TracebackType
 
 import numpy as np
@@ -18,10 +19,13 @@ from qwen3_omni_neuron.events import (
 from qwen3_omni_neuron.runtime.buffers import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
 
-class SpeechStream(Iterator[Event]):
+class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     """Iterator over a request's events: TextDelta and AudioChunk, and Finished at the end.
+
+    It is read by `for` in a thread, or by `async for` in an event loop, which it does not block.
 
     The request starts at once. A caller that takes no events stops its own request, and no other,
     when the queue of its output is full. `close`, the end of a `with` block or dropping the stream
@@ -45,6 +49,23 @@ class SpeechStream(Iterator[Event]):
             raise StopIteration
         try:
             event = self._next_event()
+        except BaseException:
+            self.close()
+            raise
+        self._done = isinstance(event, Finished)
+        return event
+
+    async def __anext__(self) -> Event:
+        """Return the next event without blocking the event loop; otherwise as `__next__`.
+
+        A task that is cancelled while it waits here cancels the request.
+        """
+        if self._done:
+            raise StopAsyncIteration
+        try:
+            event = None
+            while event is None:
+                event = self._event_of(await self._next_item_async())
         except BaseException:
             self.close()
             raise
@@ -85,32 +106,76 @@ class SpeechStream(Iterator[Event]):
             item = self._next_item()
             if item is None and self._done:
                 raise StopIteration  # closed by another thread
-            if item is None:
-                return Finished(self._result())
-            if isinstance(item, AudioChunk):
-                self._chunks.append(item)
-                return item
-            delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
-            if delta[1]:
-                self._texts.append(delta[0])
-                return TextDelta(*delta)
+            event = self._event_of(item)
+            if event is not None:
+                return event
+
+    def _event_of(self, item: Item | None) -> Event | None:
+        """Return the event of an item; None where it gives no whole character yet."""
+        if item is None:
+            return Finished(self._result())
+        if isinstance(item, AudioChunk):
+            self._chunks.append(item)
+            return item
+        delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
+        if not delta[1]:
+            return None
+        self._texts.append(delta[0])
+        return TextDelta(*delta)
 
     def _next_item(self) -> Item | None:
         """Wait for the next item of the output. Returns None after the last one."""
-        live = self._live
-        changed, since_s = live.output.changed, self._clock.now()
+        changed, since_s = self._live.output.changed, self._clock.now()
         with changed:
             while True:
-                if live.error is not None:
-                    raise live.error
-                item = live.output.take()
-                if item is not None or live.ended:
+                item, remaining_s = self._take(since_s)
+                if remaining_s is None:
                     return item
-                remaining_s = live.deadline_s(since_s) - self._clock.now()
-                if remaining_s <= 0:
-                    live.end(live.late())
-                else:
-                    changed.wait(remaining_s)
+                changed.wait(remaining_s)
+
+    async def _next_item_async(self) -> Item | None:
+        """Wait as `_next_item`, in an event loop. Raises StopAsyncIteration where it was closed."""
+        loop, output, since_s = asyncio.get_running_loop(), self._live.output, self._clock.now()
+        while True:
+            woken = asyncio.Event()
+
+            def wake(woken: asyncio.Event = woken) -> None:
+                output.on_change = None
+                loop.call_soon_threadsafe(woken.set)
+
+            with output.changed:
+                item, remaining_s = self._take(since_s)
+                if remaining_s is None:
+                    if item is None and self._done:
+                        raise StopAsyncIteration
+                    return item
+                output.on_change = wake
+            # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
+            deadline = loop.call_later(remaining_s, woken.set)  # the next turn ends the request
+            try:
+                await woken.wait()
+            finally:
+                deadline.cancel()
+                with output.changed:
+                    output.on_change = None
+
+    def _take(self, since_s: float) -> tuple[Item | None, float | None]:
+        """Take an item where there is one; the lock is held.
+
+        since_s: when the wait began. Returns the item, None after the last one; and, where it must
+        be waited for, the time until its deadline. Raises the error that ended the request.
+        """
+        live = self._live
+        while True:
+            if live.error is not None:
+                raise live.error
+            item = live.output.take()
+            if item is not None or live.ended:
+                return item, None
+            remaining_s = live.deadline_s(since_s) - self._clock.now()
+            if remaining_s > 0:
+                return None, remaining_s
+            live.end(live.late())
 
     def _result(self) -> SpeechResult:
         live = self._live
@@ -145,10 +210,9 @@ class SpeechStream(Iterator[Event]):
             reused_tokens=live.reused_rows,
             text_tokens=len(live.token_ids),
             frames=len(live.codes),
+            prompt_audio_tokens=live.request.thinker.prompt.audio_tokens,
+            prompt_image_tokens=live.request.thinker.prompt.image_tokens,
         )
-
-
-_INCOMPLETE = "\ufffd"  # what the tokenizer decodes a part of a character to
 
 
 class TextStream:
@@ -165,7 +229,7 @@ class TextStream:
         """Add a token. Returns the text that is now complete and its ids; both may be empty."""
         self._held.append(token_id)
         text = self._decode(self._held)
-        if text.endswith(_INCOMPLETE):
+        if text.endswith(INCOMPLETE):
             return "", []
         return self._release(text)
 

@@ -16,6 +16,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
+MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
 WARM_UP_ROWS = 128  # of a call, after which others go first: a window of speech has 104
 
 
@@ -33,14 +34,20 @@ class ThinkerTask(Task):
         self.limit = min(wanted.max_new_tokens, context_length - len(wanted.prompt))
         generator, history = live.random.thinker, wanted.prompt.token_ids
         self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
+        self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
         self.last: int | None = None
         self.next_since_s: float | None = None
         self.rows = len(wanted.prompt)
 
     @property
     def has_space(self) -> bool:
-        """True where one more token can be put for the talker and for the caller."""
-        return self.live.text.has_space and self.live.output.has_space_for_token
+        """True where the next token can be put for the talker and for the caller.
+
+        With it go the tokens that were held for a stop string, and what the last of them is
+        tokenised anew to: at most a token for each of its bytes.
+        """
+        tokens = 1 if self.stop is None else self.stop.held + 1 + MOST_TOKENS_ANEW
+        return self.live.text.has_space_for(tokens) and self.live.output.has_space_for(tokens)
 
 
 class ThinkerStage(Stage[ThinkerTask]):
@@ -189,11 +196,21 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.accepted = accepted
                 live.timestamps.first_token_s = live.timestamps.progress_s
             live.token_ids.append(token_id)
-            live.output.put(token_id)
-            if token_id in live.request.thinker.eos_ids:
+            spoken, end_ids = [token_id], live.request.thinker.eos_ids
+            if token_id in end_ids:
                 live.thinker_finish = "stop"
-            else:
-                live.text.put(token_id)
+                spoken = [] if task.stop is None else task.stop.flush()
+            elif task.stop is not None:
+                spoken, stopped = task.stop.push(token_id)
+                if stopped:
+                    live.thinker_finish = "stop"
+                elif len(live.token_ids) == task.limit:
+                    spoken += task.stop.flush()
+            for spoken_id in spoken:
+                live.output.put(spoken_id)
+                live.text.put(spoken_id)
+            if token_id in end_ids:
+                live.output.put(token_id)
             if live.thinker_finish == "stop" or len(live.token_ids) == task.limit:
                 live.output.put(TextEnd())
                 live.text.close()

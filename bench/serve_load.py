@@ -1,0 +1,203 @@
+"""Clients of the server at once, beside the same requests through the API in this process.
+
+    python -m bench.serve_load --clients 1,4,8,32 --json result.json
+
+The server is a process of its own; each client asks, listens to the whole streamed reply, and asks
+again. A row is a number of clients in one of the two ways: time to the first sound, RTF, underruns
+of a client that plays, and requests a second. Both ways ask the same questions with the same seeds,
+in turn.
+"""
+
+import argparse
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
+from bench.common.metrics import (
+    ChunkArrival,
+    RequestEvents,
+    TextArrival,
+    percentiles,
+    request_metrics,
+)
+from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.common.observed import observe
+
+QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
+SLOTS, QUEUED = 8, 64
+READY_S, REPLY_S = 600.0, 600.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("serve_load", __doc__)
+    add_model_arguments(parser)
+    parser.add_argument("--clients", type=sizes, default=[1, 4, 8, 32], metavar="N,N,...")
+    parser.add_argument("--requests", type=positive, default=8, help="of each client; default: 8")
+    parser.add_argument("--rounds", type=positive, default=3, help="of both ways; default: 3")
+    parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    return run("serve_load", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Ask in both ways, in turn, at each number of clients."""
+    rows: list[Row] = []
+    with (
+        chosen_checkpoint(options) as checkpoint,
+        load_chosen(checkpoint, options, SLOTS) as omni,
+        server_process(checkpoint, options) as (host, port, _),
+    ):
+
+        def through_api(seed: int) -> RequestEvents:
+            return observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
+
+        def over_http(seed: int) -> RequestEvents:
+            return asyncio.run(ask(host, port, seed, limits(options)))
+
+        ways: dict[str, Callable[[int], RequestEvents]] = {"api": through_api, "http": over_http}
+        for way in ways.values():
+            way(0)
+        for clients in options.clients:
+            found: dict[str, list[tuple[float, list[RequestEvents]]]] = {name: [] for name in ways}
+            for _ in range(options.rounds):
+                for name, way in ways.items():
+                    found[name].append(at_once(way, clients, options.requests))
+            rows += [row_of(name, clients, rounds) for name, rounds in found.items()]
+    return rows, {"overhead": overhead(rows)}
+
+
+def limits(options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "thinker_max_new_tokens": options.max_frames // 2,
+        "talker_max_new_tokens": options.max_frames + 1,
+    }
+
+
+def at_once(
+    way: Callable[[int], RequestEvents], clients: int, requests: int
+) -> tuple[float, list[RequestEvents]]:
+    """Run the clients, each its requests one after the other. Returns the seconds of all."""
+
+    def client(number: int) -> list[RequestEvents]:
+        return [way(requests * number + i) for i in range(requests)]
+
+    start_s = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        events = [event for found in pool.map(client, range(clients)) for event in found]
+    return time.perf_counter() - start_s, events
+
+
+async def ask(host: str, port: int, seed: int, more: dict[str, Any]) -> RequestEvents:
+    """Send one request, and note when each piece of its reply came."""
+    body = {
+        "model": "load",
+        "messages": QUESTION,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "stream": True,
+        "seed": seed,
+        **more,
+    }
+    data = json.dumps(body).encode()
+    arrived_s = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, port, limit=1 << 24)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}"
+    writer.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + data)
+    texts, chunks, reason = [], [], ""
+    status = (await asyncio.wait_for(reader.readline(), REPLY_S)).split(b" ")[1]
+    if status != b"200":
+        raise InputError(f"the server answered with status {status.decode()}.")
+    while line := await asyncio.wait_for(reader.readline(), REPLY_S):
+        if not line.startswith(b"data: {"):
+            continue
+        at_s = time.perf_counter()
+        choice = json.loads(line[6:])["choices"][0]
+        audio = choice["delta"].get("audio") or {}
+        reason = choice["finish_reason"] or reason
+        if "transcript" in audio:
+            texts.append(TextArrival(at_s, 1))
+        if "data" in audio:
+            samples = len(base64.b64decode(audio["data"])) // 2
+            chunks.append(ChunkArrival(at_s, samples, 1))
+    writer.close()
+    finished_s = time.perf_counter()
+    return RequestEvents(arrived_s, tuple(texts), tuple(chunks), finished_s, reason, reason)
+
+
+def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]]]) -> Row:
+    metrics = [request_metrics(events) for _, found in rounds for events in found]
+    seconds = sum(seconds for seconds, _ in rounds)
+    first = [m.ttfb_s for m in metrics if m.ttfb_s is not None]
+    return {
+        "way": way,
+        "clients": clients,
+        "requests": len(metrics),
+        "ttfb_s": percentiles(first),
+        "rtf": percentiles([m.rtf for m in metrics if m.rtf is not None]),
+        "underruns": sum(m.underruns for m in metrics),
+        "silent_s": sum(m.silent_s for m in metrics),
+        "requests_per_s": len(metrics) / seconds,
+        "audio_s_per_s": sum(m.audio_s for m in metrics) / seconds,
+    }
+
+
+def overhead(rows: Sequence[Row]) -> list[Row]:
+    """Compare the ways: time that HTTP adds to the median first sound, and its throughput."""
+    found = []
+    for clients in dict.fromkeys(row["clients"] for row in rows):
+        api, http = (
+            next(r for r in rows if (r["way"], r["clients"]) == (way, clients))
+            for way in ("api", "http")
+        )
+        found.append(
+            {
+                "clients": clients,
+                "added_ttfb_s": http["ttfb_s"]["p50"] - api["ttfb_s"]["p50"],
+                "throughput_of_api": http["audio_s_per_s"] / api["audio_s_per_s"],
+            }
+        )
+    return found
+
+
+@contextmanager
+def server_process(
+    checkpoint: Any, options: argparse.Namespace
+) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
+    """Serve the checkpoint in a process of its own. Yields host, port and process."""
+    words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
+    words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
+    words += ["--dtype", options.dtype, "--placement", options.placement]
+    words += [] if options.threads is None else ["--threads", str(options.threads)]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        timer = threading.Timer(READY_S, process.kill)
+        timer.start()
+        url = ""
+        for line in process.stderr:
+            event = json.loads(line) if line.startswith("{") else {}
+            if event.get("event") == "ready":
+                url = event["url"]
+                break
+        timer.cancel()
+        if not url:
+            raise InputError("the server did not start.")
+        threading.Thread(target=process.stderr.read, daemon=True).start()
+        host, _, port = url.removeprefix("http://").rpartition(":")
+        yield host, int(port), process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

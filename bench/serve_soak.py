@@ -1,0 +1,156 @@
+"""Mixed load on the server for minutes, with clients that vanish: its memory, and what is left.
+
+    python -m bench.serve_soak --minutes 10 --clients 12 --json result.json
+
+Each client draws what it does next: listen to a whole reply, or to a streamed one, leave in the
+middle of one, leave before its request is complete, or send what must be refused. A row is a
+moment: memory of the server's process, and what it has answered until then. At the end every slot
+must be free and no request in progress; growth of memory counts from a quarter of the time on.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
+from bench.common.models import add_model_arguments, chosen_checkpoint
+from bench.serve_load import SLOTS, server_process
+
+QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
+BAD: list[dict[str, Any]] = [
+    {"messages": []},
+    {
+        "messages": [
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/a"}}]}
+        ]
+    },
+    {"audio": {"voice": "nobody"}},
+    {"temperature": 9},
+]
+KINDS = ("whole", "streamed", "leaves", "leaves early", "refused")
+SAMPLES = 40
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("serve_soak", __doc__)
+    add_model_arguments(parser)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--clients", type=positive, default=12)
+    parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    return run("serve_soak", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Send the load, and look at the process all along."""
+    with (
+        chosen_checkpoint(options) as checkpoint,
+        server_process(checkpoint, options) as (host, port, process),
+    ):
+        seconds, start_s = 60 * options.minutes, time.perf_counter()
+        end_s, counts = start_s + seconds, Counter[str]()
+        clients = [
+            threading.Thread(target=client, args=(host, port, number, end_s, options, counts))
+            for number in range(options.clients)
+        ]
+        for one in clients:
+            one.start()
+        rows: list[Row] = []
+        while time.perf_counter() < end_s:
+            time.sleep(seconds / SAMPLES)
+            at_s = time.perf_counter() - start_s
+            rows.append({"at_s": at_s, "resident_mb": resident_mb(process), **counts})
+        for one in clients:
+            one.join()
+        left = left_over(host, port)
+    begun = rows[len(rows) // 4]["resident_mb"]
+    grown = {"grown_mb": rows[-1]["resident_mb"] - begun, "resident_mb": rows[-1]["resident_mb"]}
+    return rows, {**grown, **counts, **left, "slots": SLOTS}
+
+
+def client(
+    host: str,
+    port: int,
+    number: int,
+    end_s: float,
+    options: argparse.Namespace,
+    counts: "Counter[str]",
+) -> None:
+    """Do one thing after the other until the time is over. Each count is one client's own."""
+    draw = random.Random(number)
+    while time.perf_counter() < end_s:
+        kind = draw.choice(KINDS)
+        outcome = once(host, port, kind, draw, options.max_frames)
+        counts[f"{kind}: {outcome}"] += 1
+
+
+def once(host: str, port: int, kind: str, draw: random.Random, frames: int) -> str:
+    """Send one request. Returns its status, or that the client left."""
+    body: dict[str, Any] = {
+        "model": "load",
+        "messages": QUESTION,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "stream": kind != "whole",
+        "thinker_max_new_tokens": frames // 2,
+        "talker_max_new_tokens": frames + 1,
+    }
+    if kind == "refused":
+        body |= draw.choice(BAD)
+    data = json.dumps(body).encode()
+    if kind == "leaves early":
+        with socket.create_connection((host, port)) as sock:
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}"
+            sock.sendall(f"{head}\r\n\r\n".encode() + data[: draw.randrange(len(data) + 1)])
+            time.sleep(draw.random() / 20)
+        return "left"
+    connection = http.client.HTTPConnection(host, port, timeout=300)
+    try:
+        connection.request("POST", "/v1/chat/completions", data)
+        answer = connection.getresponse()
+        if kind == "leaves":
+            answer.read(draw.randrange(1, 20_000))
+            return "left"
+        answer.read()
+        return str(answer.status)
+    finally:
+        connection.close()
+
+
+def left_over(host: str, port: int) -> dict[str, float]:
+    """Return the figures that must be 0 once nobody asks any more, after at most ten seconds."""
+    names = ("requests_in_progress", "slots_used", "queue_length")
+    found: dict[str, float] = {}
+    for _ in range(100):
+        connection = http.client.HTTPConnection(host, port, timeout=60)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        connection.close()
+        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+        found = {name: float(values[f"qwen3_omni_{name}"]) for name in names}
+        if not any(found.values()):
+            break
+        time.sleep(0.1)
+    return found
+
+
+def resident_mb(process: "subprocess.Popen[str]") -> float:
+    try:
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
+    except OSError as error:
+        raise InputError(f"the server's memory can't be read: {error}.") from error
+    return next(int(x.split()[1]) for x in status.splitlines() if x.startswith("VmRSS")) / 1024
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""`qwen3-omni-neuron serve`: answers over HTTP, in the shapes of OpenAI's API."""
+
+import argparse
+import os
+import sys
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from qwen3_omni_neuron.cli.model_arguments import (
+    add_model_arguments,
+    load_arguments,
+    model_or_shipped,
+)
+from qwen3_omni_neuron.errors import NotInstalledError
+
+KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Flags of the same name as a field of ServerSettings, with a number as their value.
+_LIMITS = {
+    "--requests-per-minute": "of one key, or of one address without keys; default: any number",
+    "--max-connections": "open at a time",
+    "--header-timeout-s": "time for a request's headers",
+    "--body-timeout-s": "time for a request's body",
+    "--send-timeout-s": "time for a client that has stopped reading to go on",
+    "--request-timeout-s": "time for a whole request",
+    "--drain-timeout-s": "time for running requests to end after SIGTERM",
+    "--max-body-bytes": "of one request",
+    "--max-bodies-bytes": "of all requests that are held at a time",
+    "--max-media": "media items of a request",
+    "--max-media-bytes": "of one item",
+    "--max-media-s": "duration of one item",
+    "--max-pixels": "of an image or a frame",
+    "--media-timeout-s": "time to fetch a URL",
+    "--kept-replies": "spoken replies that a later turn may name by the id of their audio",
+    "--kept-reply-s": "time that they are kept",
+}
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
+    parser.set_defaults(run=_serve)
+    add_model_arguments(parser, "the small one that ships with the package")
+    parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
+    parser.add_argument(
+        "--model-name", metavar="NAME", help="name that requests ask for; default: the folder's"
+    )
+    parser.add_argument(
+        "--max-concurrency", type=int, metavar="N", help="requests at a time; default: 8"
+    )
+    parser.add_argument(
+        "--max-queued", type=int, default=64, metavar="N", help="that wait; default: %(default)s"
+    )
+    parser.add_argument(
+        "--context-length", type=int, metavar="N", help="positions of a request; default: 8192"
+    )
+    parser.add_argument(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help=f"file of API keys, one a line; default: those in ${KEYS_VARIABLE}, with commas "
+        "between them, or else none are needed",
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="certificate, for HTTPS")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="its private key")
+    parser.add_argument(
+        "--allow-media-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="host whose URLs may be fetched for media; repeatable; default: none",
+    )
+    parser.add_argument("--log-level", default="info", help="default: %(default)s")
+    parser.add_argument(
+        "--log-content", action="store_true", help="write texts of requests and replies to the log"
+    )
+    for flag, text in _LIMITS.items():
+        parser.add_argument(flag, type=_number, metavar="N", help=text)
+
+
+def _serve(parsed: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit status."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise NotInstalledError(
+            f"the server needs {error.name}, which is not installed. Run: "
+            "pip install 'qwen3-omni-neuron[serve]'."
+        ) from error
+    from qwen3_omni_neuron.api import Qwen3Omni
+    from qwen3_omni_neuron.serving import logs
+    from qwen3_omni_neuron.serving.server import Server
+    from qwen3_omni_neuron.serving.settings import ServerSettings
+
+    model = model_or_shipped(parsed)
+    given: dict[str, Any] = {
+        field.name: value
+        for field in fields(ServerSettings)
+        if (value := getattr(parsed, field.name, None)) is not None and field.name != "api_keys"
+    }
+    settings = ServerSettings(
+        **{
+            "model_name": Path(model).resolve().name if Path(model).exists() else model,
+            **given,
+            "api_keys": _keys(parsed.api_keys),
+            "media_hosts": tuple(parsed.allow_media_host),
+        }
+    )
+    logs.log_to_stderr(parsed.log_level)
+    if settings.host not in LOOPBACK and not settings.api_keys:
+        print(
+            f"qwen3-omni-neuron: {settings.host} may be reached by others, and no API key is "
+            "needed. Give --api-keys FILE.",
+            file=sys.stderr,
+        )
+    load = load_arguments(parsed, slots=8) | {
+        "max_queued": parsed.max_queued,
+        "context_length": parsed.context_length,
+    }
+    if parsed.max_concurrency is not None:
+        load["max_concurrency"] = parsed.max_concurrency
+    return Server(settings, partial(Qwen3Omni.load, model, **load)).run()
+
+
+def _keys(file: Path | None) -> tuple[str, ...]:
+    from qwen3_omni_neuron.serving.keys import read_keys
+
+    if file is not None:
+        return read_keys(file)
+    return tuple(k for key in os.environ.get(KEYS_VARIABLE, "").split(",") if (k := key.strip()))
+
+
+def _number(text: str) -> int | float:
+    """Parse a whole number, or one with a point."""
+    return int(text) if text.isdecimal() else float(text)

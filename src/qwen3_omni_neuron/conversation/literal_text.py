@@ -1,0 +1,84 @@
+"""Text of messages in which the names of special tokens are words.
+
+A prompt is one text, in which `<|im_end|>` ends a turn. Where a message's own text holds that
+name, it would end the turn as well: whoever writes a part of a conversation could write all of it.
+"""
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from qwen3_omni_neuron.conversation.messages import MEDIA_KINDS
+from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+
+ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
+
+
+class LiteralText:
+    """Marker of the special tokens' names in the texts of one conversation.
+
+    `mark` puts a separator, which nobody can guess, into each name in a text, and where a name may
+    begin or end at the text's edge, since a template may join texts. `encode` splits the prompt at
+    the names that are left, the template's own, and tokenises what lies between as words, without
+    the separators.
+    """
+
+    def __init__(self, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._separator = f"[{secrets.token_hex(16)}]"
+        # Longer names first: where two fit at one place, the longer is the token.
+        names = (name for name in tokenizer.added_tokens if len(name) > 1)
+        self._names = sorted(names, key=len, reverse=True)
+        self._any = re.compile("|".join(map(re.escape, self._names)))
+
+    def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages for a chat template with every text of the caller's marked."""
+        return [
+            {name: value if name == "role" else self._mark_all(value) for name, value in m.items()}
+            for m in messages
+        ]
+
+    def mark(self, text: str) -> str:
+        """Return a text of the caller's with separators in its names of special tokens."""
+        marked = text
+        while self._any.search(marked):
+            marked = self._any.sub(lambda name: self._separated(name[0]), marked)
+        if any(text.startswith(name[-n:]) for name in self._names for n in range(1, len(name))):
+            marked = self._separator + marked
+        if any(text.endswith(name[:n]) for name in self._names for n in range(1, len(name))):
+            marked += self._separator
+        return marked
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the token ids of a prompt that the chat template made of marked texts."""
+        token_ids: list[int] = []
+        for words, name in _pieces(self._any, prompt):
+            token_ids += self._tokenizer.encode_words(words.replace(self._separator, ""))
+            token_ids += self._tokenizer.encode(name)
+        return token_ids
+
+    def _mark_all(self, value: Any) -> Any:
+        """Return a copy of what JSON may hold with every string marked, except types of items."""
+        if isinstance(value, str):
+            return self.mark(value)
+        if isinstance(value, Mapping):
+            return {
+                self.mark(key): one if key == "type" and one in ITEM_TYPES else self._mark_all(one)
+                for key, one in value.items()
+            }
+        if isinstance(value, Sequence):
+            return [self._mark_all(one) for one in value]
+        return value
+
+    def _separated(self, name: str) -> str:
+        return name[:1] + self._separator + name[1:]
+
+
+def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
+    """Return the words before each name, and the name; the last pair's name is empty."""
+    found, at = [], 0
+    for match in names.finditer(text):
+        found.append((text[at : match.start()], match[0]))
+        at = match.end()
+    return [*found, (text[at:], "")]

@@ -1,0 +1,57 @@
+"""The application: endpoints, errors in OpenAI's shape, and the gate before them."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from qwen3_omni_neuron import __version__
+from qwen3_omni_neuron.errors import Qwen3OmniError
+from qwen3_omni_neuron.serving import chat, health, listing, logs
+from qwen3_omni_neuron.serving.chat_request import ChatRequest
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.gate import Gate
+from qwen3_omni_neuron.serving.openapi import schemas_of
+from qwen3_omni_neuron.serving.service import Service
+
+ENDPOINTS = (chat.router, listing.router, health.router)
+BODIES = (ChatRequest,)
+
+
+def make_app(service: Service) -> Gate:
+    """Make the application of one server."""
+    app = FastAPI(title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    for endpoint in ENDPOINTS:
+        app.include_router(endpoint)
+    for kind in (ApiError, Qwen3OmniError, HTTPException):
+        app.add_exception_handler(kind, _answer_error)
+    document = app.openapi
+
+    def with_bodies() -> dict[str, Any]:
+        made = document()
+        schemas = made.setdefault("components", {}).setdefault("schemas", {})
+        for body in BODIES:
+            schemas.update(schemas_of(body))
+        return made
+
+    app.openapi = with_bodies  # type: ignore[method-assign]
+    return Gate(app, service)
+
+
+async def _answer_error(request: Request, error: Exception) -> JSONResponse:
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    service.model.noticed(error)
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path[:200]}: {error.detail}."
+        refusal = ApiError(error.status_code, message, "unknown_url")
+        headers = dict(error.headers or {})
+    else:
+        refusal, headers = api_error_of(error), {}
+    if refusal.code == "internal_error":
+        logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
+    context.error = refusal.code
+    return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

@@ -1,0 +1,332 @@
+"""Body of a chat request: its fields, and what they become for the model."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.media import MediaReader
+from qwen3_omni_neuron.serving.openapi import schema_of_option
+from qwen3_omni_neuron.serving.replies import SpokenReplies
+from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
+from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
+
+_LARGEST_SEED = 2**63 - 1
+# What a client may name beside OpenAI's fields: the options of a request, but for those that have a
+# field of OpenAI's, and the one that keeps strangers' text from being tokens.
+_OWN_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
+    *("seed", "stop", "tools", "literal_text"),
+}
+# OpenAI's fields that change nothing here, whatever their value.
+_WITHOUT_EFFECT = frozenset(
+    (
+        *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "prompt_cache_options", "parallel_tool_calls"),
+        *("service_tier", "verbosity", "reasoning_effort"),
+    )
+)
+# OpenAI's fields that are taken with these values alone.
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+}
+
+FURTHER_FIELDS: Mapping[str, Any] = {
+    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in _OWN_OPTIONS},
+    **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
+    **{name: {"enum": [*values, None]} for name, values in _ONLY.items()},
+    **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
+}
+"""Schemas of the fields that a request may have beside those of `ChatRequest`."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Lenient(BaseModel):
+    """Base of what clients send back as they got it, with fields that are of no use here."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class TextPart(_Lenient):
+    """Text of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(_Lenient):
+    """Text of an assistant's message that refused an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
+class SoundData(_Lenient):
+    """A sound file in base64; its format is found in its content."""
+
+    data: str
+    format: Literal["wav", "mp3", "flac", "ogg", "opus"] | None = None
+
+
+class InputAudioPart(_Lenient):
+    """Sound, as OpenAI's clients send it."""
+
+    type: Literal["input_audio"]
+    input_audio: SoundData
+
+
+class MediaUrl(_Lenient):
+    """A data URL, or one of a host that the server was told."""
+
+    url: str
+
+
+class AudioUrlPart(_Lenient):
+    """Sound by its URL."""
+
+    type: Literal["audio_url"]
+    audio_url: MediaUrl
+
+
+class ImageUrlPart(_Lenient):
+    """An image by its URL."""
+
+    type: Literal["image_url"]
+    image_url: MediaUrl
+
+
+class VideoUrlPart(_Lenient):
+    """A video by its URL."""
+
+    type: Literal["video_url"]
+    video_url: MediaUrl
+
+
+Part = Annotated[
+    TextPart | RefusalPart | InputAudioPart | AudioUrlPart | ImageUrlPart | VideoUrlPart,
+    Field(discriminator="type"),
+]
+
+
+class EarlierAudio(_Lenient):
+    """Id of the speech of an earlier reply."""
+
+    id: str
+
+
+class CalledFunction(_Lenient):
+    """Name of a function and its arguments, in JSON."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(_Lenient):
+    """Call of a tool in an assistant's message."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class Message(_Lenient):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    audio: EarlierAudio | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(_Lenient):
+    """Description of a function."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(_Lenient):
+    """A tool that the reply may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class AudioOutput(_Strict):
+    """Voice and format of the speech."""
+
+    voice: str | None = None
+    format: Literal["wav", "mp3", "flac", "opus", "pcm16"] = "wav"
+
+
+class StreamOptions(_Lenient):
+    """Options of a streamed answer."""
+
+    include_usage: bool | None = None
+
+
+class ChatRequest(BaseModel):
+    """Body of POST /v1/chat/completions.
+
+    Further fields are options of a request (`options.RequestArguments`), or those of OpenAI's that
+    only some values are taken of.
+    """
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str
+    messages: list[Message] = Field(min_length=1)
+    modalities: list[Literal["text", "audio"]] | None = None
+    audio: AudioOutput | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=0, le=_LARGEST_SEED)
+    stop: str | list[str] | None = None
+    max_completion_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+
+    @property
+    def speaks(self) -> bool:
+        """True where the answer has speech."""
+        return "audio" in (self.modalities or ())
+
+    @property
+    def in_vllm_omnis_way(self) -> bool:
+        """True where speech is asked for as vllm-omni's clients do, without `audio`."""
+        return self.speaks and self.audio is None
+
+    @property
+    def sound_format(self) -> str:
+        """Format of the speech."""
+        return "wav" if self.audio is None else self.audio.format
+
+
+def check_request(wanted: ChatRequest) -> None:
+    """Refuse combinations that no answer has. Raises ApiError."""
+    if wanted.modalities == []:
+        raise _wrong("modalities is empty. Give text, or text and audio.", "modalities")
+    if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
+        raise _wrong(
+            f"audio of format {wanted.sound_format} can't be streamed. Take "
+            f"{' or '.join(STREAMED_FORMATS)}, or stream: false for {', '.join(SOUND_FORMATS)}.",
+            "audio.format",
+        )
+    for name, value in (wanted.model_extra or {}).items():
+        if name in _OWN_OPTIONS or name in _WITHOUT_EFFECT or value is None:
+            continue
+        if name in VLLM_OMNI_FIELDS:
+            continue
+        if name not in _ONLY:
+            raise _wrong(
+                f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
+                f"{', '.join(sorted(_OWN_OPTIONS))}.",
+                name[:80],
+            )
+        if value not in _ONLY[name]:
+            allowed = " or ".join(map(str, _ONLY[name]))
+            raise _wrong(f"{name} can only be {allowed} here. Leave it out.", name)
+
+
+def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -> dict[str, Any]:
+    """Return the options of the API that a request's fields stand for. Raises ApiError."""
+    extra = wanted.model_extra or {}
+    options = vllm_omni_options(extra)
+    options |= {name: extra[name] for name in _OWN_OPTIONS & extra.keys()}
+    for name in ("first_token_timeout_s", "wait_timeout_s"):
+        given = options.get(name)
+        if isinstance(given, int | float):
+            options[name] = min(given, settings.request_timeout_s)
+    options |= {"literal_text": True}
+    # Rows are not shared between keys: how soon a reply begins would say what others have asked.
+    given = options.get("cache_key")
+    if settings.api_keys and (given is None or isinstance(given, str)):
+        options["cache_key"] = f"{owner} {given or ''}"
+    if wanted.audio is not None and wanted.audio.voice is not None:
+        options["speaker"] = wanted.audio.voice
+    if wanted.seed is not None:
+        options["seed"] = wanted.seed
+    if wanted.temperature is not None:
+        options["thinker_do_sample"] = wanted.temperature > 0
+        if wanted.temperature > 0:
+            options["thinker_temperature"] = max(wanted.temperature, 1e-6)
+    if wanted.top_p is not None:
+        options["thinker_top_p"] = max(wanted.top_p, 1e-6)
+    most = wanted.max_completion_tokens or wanted.max_tokens
+    if most is not None:
+        options["thinker_max_new_tokens"] = most
+    if wanted.stop:
+        options["stop"] = [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
+    if wanted.tools and wanted.tool_choice != "none":
+        options["tools"] = [tool.model_dump(exclude_none=True) for tool in wanted.tools]
+    return options
+
+
+def conversation(
+    wanted: ChatRequest, media: MediaReader, replies: SpokenReplies, owner: str
+) -> list[dict[str, Any]]:
+    """Return the messages for the model, their media read. Raises ApiError."""
+    return [
+        _message(message, f"messages[{i}]", media, replies, owner)
+        for i, message in enumerate(wanted.messages)
+    ]
+
+
+def _message(
+    message: Message, where: str, media: MediaReader, replies: SpokenReplies, owner: str
+) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    made: dict[str, Any] = {"role": role}
+    content = message.content
+    if content is None and message.audio is not None:
+        if role != "assistant":
+            raise _wrong(
+                f"{where} has audio of an earlier reply, and is of role {role}.", "messages"
+            )
+        content = replies.transcript(message.audio.id, owner)
+        if content is None:
+            raise ApiError(
+                400,
+                f"{where} names audio that has expired or never was. Send the reply's text.",
+                "audio_not_found",
+                "messages",
+            )
+    if message.tool_calls and role == "assistant":
+        calls = [call.model_dump(include={"type", "function"}) for call in message.tool_calls]
+        made["tool_calls"] = calls
+    elif content is None:
+        raise _wrong(f"{where} has no content.", "messages")
+    if isinstance(content, str) or content is None:
+        return {**made, "content": content or ""}
+    items = [_item(part, f"{where}.content[{i}]", media) for i, part in enumerate(content)]
+    if role != "user" and all(item["type"] == "text" for item in items):
+        return {**made, "content": "".join(item["text"] for item in items)}
+    return {**made, "content": items}
+
+
+def _item(part: Part, where: str, media: MediaReader) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    if isinstance(part, RefusalPart):
+        return {"type": "text", "text": part.refusal}
+    return media.read(part.model_dump(), where)
+
+
+def _wrong(message: str, param: str) -> ApiError:
+    return ApiError(422, message, "invalid_value", param)

@@ -1,0 +1,71 @@
+"""One HTTP request: who sends it, its body, and what the log will say of it."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwen3_omni_neuron.events import SpeechResult
+
+
+@dataclass
+class Context:
+    """State of one request from its headers to its last byte.
+
+    owner: name of the key or address that it comes from. body: empty once it was released.
+    on_release: gives the body's bytes back to the budget of all bodies. question, answer: texts,
+    where the log has content.
+    """
+
+    request_id: str
+    method: str
+    path: str
+    owner: str = ""
+    body: bytes = b""
+    on_release: Callable[[int], None] | None = None
+    status: int = 0
+    error: str | None = None
+    started_s: float = field(default_factory=time.perf_counter)
+    fields: dict[str, Any] = field(default_factory=dict)
+    question: Any = None
+    answer: str | None = None
+
+    def release_body(self) -> None:
+        """Drop the body: it has been read."""
+        if self.on_release is not None:
+            self.on_release(len(self.body))
+        self.body, self.on_release = b"", None
+
+    def wanted(self, stream: bool, speaks: bool) -> None:
+        """Note what was asked for."""
+        self.fields |= {"stream": stream, "speech": speaks}
+
+    def finished(self, result: SpeechResult, answer: str | None) -> None:
+        """Note the reply. answer: its text, None where the log has no content."""
+        timings = result.timings
+        self.answer = answer
+        self.fields |= {
+            "queued_s": round(timings.queued_s, 4),
+            "ttft_s": round(timings.ttft_s, 4),
+            "ttfb_s": None if timings.ttfb_s is None else round(timings.ttfb_s, 4),
+            "audio_s": round(timings.audio_s, 3),
+            "prompt_tokens": timings.prompt_tokens,
+            "text_tokens": timings.text_tokens,
+            "frames": timings.frames,
+            "finish": result.thinker_finish_reason,
+        }
+
+    def log_fields(self) -> dict[str, Any]:
+        """Return the fields of its line in the log."""
+        return {
+            "request_id": self.request_id,
+            "method": self.method,
+            "path": self.path,
+            "owner": self.owner,
+            "status": self.status,
+            "error": self.error,
+            "seconds": round(time.perf_counter() - self.started_s, 4),
+            **self.fields,
+            "question": self.question,
+            "answer": self.answer,
+        }

@@ -1,0 +1,82 @@
+"""Errors as clients of OpenAI's API get them: a status, and a body that says what to do."""
+
+import json
+from typing import Any
+
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    BusyError,
+    ClosedError,
+    EngineDiedError,
+    ImageError,
+    InputError,
+    LateError,
+    PromptTooLongError,
+    VideoError,
+)
+
+RETRY_S = 1
+
+
+class ApiError(Exception):
+    """A refusal or failure with an HTTP status.
+
+    code: short name for programs. param: field of the request that is at fault. retry_after_s: when
+    the same request may succeed; None: never.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        param: str | None = None,
+        retry_after_s: int | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.message, self.code = status, message, code
+        self.param, self.retry_after_s = param, retry_after_s
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The error in OpenAI's shape."""
+        kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
+        kind = kind or ("invalid_request_error" if self.status < 500 else "server_error")
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that go with it."""
+        if self.retry_after_s is None:
+            return {"x-should-retry": "false"} if self.status >= 500 else {}
+        return {"retry-after": str(self.retry_after_s)}
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """Return the error that a client gets for one of the package's errors."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, PromptTooLongError):
+        return ApiError(400, str(error), "context_length_exceeded", "messages")
+    if isinstance(error, AudioError | ImageError | VideoError):
+        return ApiError(400, str(error), "invalid_media", "messages")
+    if isinstance(error, InputError):
+        return ApiError(400, str(error), "invalid_value")
+    if isinstance(error, BusyError):
+        return ApiError(429, str(error), "queue_full", retry_after_s=RETRY_S)
+    if isinstance(error, LateError):
+        return ApiError(503, str(error), "timeout", retry_after_s=RETRY_S)
+    if isinstance(error, EngineDiedError | ClosedError):
+        message = f"{error} The request may be sent again: the server starts anew."
+        return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
+    return ApiError(
+        500,
+        "the server failed. Its log says why, under the x-request-id of this answer.",
+        "internal_error",
+    )
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return an error as a server-sent event, for an answer that has begun."""
+    return b"data: " + json.dumps(error.body).encode() + b"\n\n"

@@ -1,0 +1,171 @@
+"""Media from URLs: only of hosts that the operator named, only public addresses, within limits."""
+
+import contextlib
+import http.client
+import ipaddress
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Sequence
+from urllib.parse import SplitResult, urljoin, urlsplit
+
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+Resolver = Callable[[str, int], Sequence[str]]
+"""Function of a host and a port that returns its addresses."""
+Connector = Callable[[str, int, float], socket.socket]
+"""Function of an address, a port and a timeout in seconds that returns a connection."""
+_PORTS = {"http": 80, "https": 443}
+_REDIRECTS = (301, 302, 303, 307, 308)
+_READ_BYTES = 1 << 16
+
+
+def resolve(host: str, port: int) -> list[str]:
+    """Return the addresses of a host, as the system finds them."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def connect(address: str, port: int, timeout_s: float) -> socket.socket:
+    """Connect to an address."""
+    return socket.create_connection((address, port), timeout_s)
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is of the public internet: not private, local or reserved."""
+    try:
+        ip = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    mapped = getattr(ip, "ipv4_mapped", None) or getattr(ip, "sixtofour", None)
+    if mapped is not None and not is_public(str(mapped)):
+        return False
+    # NAT64 translates to IPv4 addresses, private ones included.
+    if ip.version == 6 and ip in ipaddress.ip_network("64:ff9b::/96"):
+        return False
+    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+
+
+class Fetcher:
+    """Reader of media from URLs.
+
+    The host's addresses are looked up once for each connection, checked, and that very address is
+    connected to, so that a second look-up with another answer changes nothing. A redirect is
+    checked as the first URL was.
+    """
+
+    def __init__(
+        self, settings: ServerSettings, resolver: Resolver = resolve, connector: Connector = connect
+    ):
+        self._hosts = frozenset(host.lower() for host in settings.media_hosts)
+        self._timeout_s, self._redirects = settings.media_timeout_s, settings.media_redirects
+        self._most_bytes = settings.max_media_bytes
+        self._resolve, self._connect = resolver, connector
+
+    def fetch(self, url: str, where: str) -> tuple[bytes, str]:
+        """Return the content of a URL and its media type. Raises ApiError 400."""
+        end_s = time.monotonic() + self._timeout_s
+        for _ in range(self._redirects + 1):
+            parts = self._allowed(url, where)
+            content, media_type, next_url = self._get(parts, where, end_s)
+            if next_url is None:
+                return content, media_type
+            url = urljoin(url, next_url)
+        raise _refused(where, f"its URL redirects more than {self._redirects} times")
+
+    def _allowed(self, url: str, where: str) -> SplitResult:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:
+            raise _refused(where, "its URL can't be read") from None
+        if parts.scheme not in _PORTS or not host:
+            raise _refused(where, "its URL is neither a data URL nor of http or https")
+        if host.lower() not in self._hosts:
+            raise _refused(where, "its host is none that this server may fetch from")
+        if parts.username is not None or parts.password is not None:
+            raise _refused(where, "its URL has a user name or a password")
+        if port not in (None, _PORTS[parts.scheme]):
+            raise _refused(where, f"its URL has the port {port}, not the scheme's own")
+        if any(ord(c) <= 32 or ord(c) >= 127 for c in url):
+            raise _refused(where, "its URL has blanks or characters that are not ASCII")
+        return parts
+
+    def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str, str | None]:
+        """Return content and media type, or where a redirect leads."""
+        host, port = parts.hostname or "", _PORTS[parts.scheme]
+        try:
+            addresses = list(self._resolve(host, port))
+        except OSError as error:
+            raise _refused(where, "its host has no address") from error
+        if not addresses or not all(map(is_public, addresses)):
+            raise _refused(where, "its host has an address that is not public")
+        try:
+            with self._opened(addresses[0], port, parts, end_s) as sock:
+                return self._exchange(sock, parts, where, end_s)
+        except (OSError, http.client.HTTPException, ssl.SSLError) as error:
+            raise _refused(
+                where, f"its URL could not be read within {self._timeout_s:g} s"
+            ) from error
+
+    def _opened(self, address: str, port: int, parts: SplitResult, end_s: float) -> socket.socket:
+        sock = self._connect(address, port, _left(end_s))
+        if parts.scheme == "http":
+            return sock
+        return ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
+
+    def _exchange(
+        self, sock: socket.socket, parts: SplitResult, where: str, end_s: float
+    ) -> tuple[bytes, str, str | None]:
+        # A timeout of the socket is one of each read; this one is of all of them.
+        watch = threading.Timer(_left(end_s), _shut_down, (sock,))
+        watch.daemon = True
+        watch.start()
+        connection = http.client.HTTPConnection(parts.hostname or "")
+        connection.sock = sock
+        try:
+            path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+            connection.request("GET", path, headers={"Accept": "*/*", "Connection": "close"})
+            with connection.getresponse() as response:
+                if response.status in _REDIRECTS:
+                    return b"", "", response.headers.get("location", "")
+                if response.status != http.client.OK:
+                    raise _refused(where, f"its URL answered with status {response.status}")
+                content = bytearray()
+                while block := response.read(_READ_BYTES):
+                    content += block
+                    if len(content) > self._most_bytes:
+                        raise _refused(
+                            where, f"it has more than {self._most_bytes} bytes", "media_too_large"
+                        )
+                if response.length:  # the connection ended before its content did
+                    raise _refused(where, "its content is cut short")
+                if time.monotonic() >= end_s:
+                    raise TimeoutError
+                return bytes(content), response.headers.get_content_type(), None
+        finally:
+            watch.cancel()
+
+
+def _left(end_s: float) -> float:
+    left_s = end_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _refused(where: str, why: str, code: str = "invalid_media_url") -> ApiError:
+    return ApiError(
+        400,
+        f"{where} is refused: {why}. Send the content itself, as a data URL: "
+        "data:TYPE;base64,CONTENT.",
+        code,
+        "messages",
+    )

@@ -1,0 +1,33 @@
+"""GET /health, /ready and /metrics, for whoever runs the server."""
+
+import time
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from qwen3_omni_neuron.serving.service import Service
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Say that the process runs."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "loading, draining or failed"}})
+async def ready(request: Request) -> JSONResponse:
+    """Say whether requests are answered: 200, or 503 while loading, draining, or failed."""
+    service: Service = request.app.state.service
+    seconds = round(time.time() - service.model.created)
+    content = {"status": service.model.state, "model": service.model.name, "seconds": seconds}
+    return JSONResponse(content, 200 if service.model.ready else 503)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Return the figures in Prometheus' text form."""
+    service: Service = request.app.state.service
+    return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,84 @@
+"""API keys, and how many requests each may make."""
+
+import hashlib
+import hmac
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.errors import ApiError
+
+MOST_CALLERS = 10_000  # whose rate is remembered
+
+
+def read_keys(file: Path) -> tuple[str, ...]:
+    """Read keys from a file, one a line; empty lines and those that begin with # are left out.
+
+    Raises OptionError where the file can't be read or has no key.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"the file of API keys can't be read: {error}.") from error
+    keys = tuple(s for line in lines if (s := line.strip()) and not s.startswith("#"))
+    if not keys:
+        raise OptionError(f"{file} has no API key: write one on each line.")
+    return keys
+
+
+class Keys:
+    """API keys that may use the server. Only their hashes are compared and named."""
+
+    def __init__(self, keys: Iterable[str]):
+        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+
+    def owner(self, authorization: str | None, address: str) -> str:
+        """Return a name for whoever sends a request: of the key, or of the address without keys.
+
+        authorization: the header. The time that it takes does not depend on how much of a key is
+        right. Raises ApiError 401.
+        """
+        if not self._digests:
+            return f"address {address}"
+        scheme, _, key = (authorization or "").partition(" ")
+        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if scheme.lower() != "bearer" or not any(matches):
+            raise ApiError(
+                401,
+                "no valid API key. Send one in the header `Authorization: Bearer KEY`.",
+                "invalid_api_key",
+            )
+        return f"key {given.hex()[:12]}"
+
+
+class Rates:
+    """Requests a minute of each caller, as a bucket that fills evenly. For one thread."""
+
+    def __init__(self, per_minute: int | None, now: Callable[[], float] = time.monotonic):
+        self._per_minute, self._now = per_minute, now
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def count(self, caller: str) -> None:
+        """Count a request. Raises ApiError 429 where the caller has made too many."""
+        if self._per_minute is None:
+            return
+        now = self._now()
+        left, since = self._buckets.pop(caller, (float(self._per_minute), now))
+        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
+        allowed = left >= 1
+        self._buckets[caller] = (left - allowed, now)
+        if len(self._buckets) > MOST_CALLERS:
+            self._buckets.popitem(last=False)
+        if not allowed:
+            wait_s = math.ceil((1 - left) * 60 / self._per_minute)
+            raise ApiError(
+                429,
+                f"{self._per_minute} requests a minute is the most for one caller. Try again in "
+                f"{wait_s} s.",
+                "rate_limit_exceeded",
+                retry_after_s=wait_s,
+            )

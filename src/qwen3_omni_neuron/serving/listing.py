@@ -1,0 +1,48 @@
+"""GET /v1/models and /v1/audio/voices: what there is to ask for."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.openapi import errors_of
+from qwen3_omni_neuron.serving.service import Service
+
+router = APIRouter()
+
+
+@router.get("/v1/models", responses=errors_of())
+async def models(request: Request) -> dict[str, Any]:
+    """List the one model."""
+    return {"object": "list", "data": [_model(request.app.state.service)]}
+
+
+@router.get("/v1/models/{name:path}", responses={**errors_of(), 404: errors_of(True)[404]})
+async def model(request: Request, name: str) -> dict[str, Any]:
+    """Describe the model."""
+    service: Service = request.app.state.service
+    if name != service.model.name:
+        raise ApiError(
+            404,
+            f"there is no model {name[:80]!r} here, only {service.model.name!r}.",
+            "model_not_found",
+            "model",
+        )
+    return _model(service)
+
+
+@router.get("/v1/audio/voices", responses=errors_of())
+async def voices(request: Request) -> dict[str, list[str]]:
+    """List the voices of the model; none where it has no talker."""
+    service: Service = request.app.state.service
+    return {"voices": list(service.model.take().info.speakers)}
+
+
+def _model(service: Service) -> dict[str, Any]:
+    model = service.model
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "qwen3-omni-neuron",
+    }

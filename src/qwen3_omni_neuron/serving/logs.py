@@ -1,0 +1,46 @@
+"""The server's log: a line of JSON an event, on stderr, without content unless it is asked for."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+logger = logging.getLogger("qwen3_omni_neuron.serving")
+_PLAIN = frozenset(vars(logging.makeLogRecord({})))
+
+
+class JsonFormatter(logging.Formatter):
+    """Formatter of a log record as one line of JSON; its `extra` fields come along."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, Any] = {
+            "time": f"{moment}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        line |= {name: v for name, v in vars(record).items() if name not in _PLAIN}
+        line.pop("message", None)
+        line.pop("color_message", None)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def log_to_stderr(level: str) -> None:
+    """Write the log of this package and of uvicorn to stderr."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    for name in ("qwen3_omni_neuron", "uvicorn"):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(level.upper())
+    # Its lines are ours: one a request, with an id.
+    logging.getLogger("uvicorn.access").disabled = True
+
+
+def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
+    """Write an event with its fields; those that are None are left out."""
+    logger.log(level, name, extra={k: v for k, v in fields.items() if v is not None})

@@ -1,0 +1,118 @@
+"""Figures of the server for Prometheus."""
+
+import time
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from qwen3_omni_neuron import __version__
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult
+from qwen3_omni_neuron.serving.model import ServedModel
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_FACTORS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.5, 2, 5)
+_PREFIX = "qwen3_omni_"
+
+
+class Player:
+    """A client that plays speech as it gets it, from the first sample on: how long it waits.
+
+    underruns: how often it had nothing to play; silent_s: for how long in all.
+    """
+
+    def __init__(self) -> None:
+        self._until_s: float | None = None
+        self.underruns, self.silent_s = 0, 0.0
+
+    def arrived(self, chunk: AudioChunk, now_s: float | None = None) -> None:
+        """Count a chunk that has just been sent."""
+        now_s = time.perf_counter() if now_s is None else now_s
+        if self._until_s is not None and now_s > self._until_s:
+            self.underruns += 1
+            self.silent_s += now_s - self._until_s
+        start_s = now_s if self._until_s is None else max(now_s, self._until_s)
+        self._until_s = start_s + len(chunk.samples) / SAMPLE_RATE
+
+
+class Metrics:
+    """Counters and histograms of one server, in a registry of their own."""
+
+    def __init__(self, model: ServedModel):
+        self.registry = registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(_PREFIX + name, text, labels, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...] = _SECONDS) -> Histogram:
+            return Histogram(_PREFIX + name, text, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests", "Requests by path and status", "path", "status")
+        self.in_progress = Gauge(
+            _PREFIX + "requests_in_progress", "Requests being answered", registry=registry
+        )
+        self.seconds = histogram("request_seconds", "Time of a whole request")
+        self._queued = histogram("queued_seconds", "Time of a request in the queue for a slot")
+        self._ttft = histogram("ttft_seconds", "Time to the first text token")
+        self._ttfb = histogram("ttfb_seconds", "Time to the first sample of speech")
+        self._rtf = histogram("rtf", "Time of a reply's speech over its duration", _FACTORS)
+        self._underruns = counter("underruns", "Times that a player ran out of speech")
+        self._silent = counter("underrun_seconds", "Time that players waited for speech")
+        self._tokens = counter("tokens", "Tokens by kind", "kind")
+        self._frames = counter("frames", "Codec frames of speech, of 80 ms each")
+        self._audio = counter("audio_seconds", "Duration of the speech that was made")
+        self._finished = counter("replies", "Replies by the reason that text ended", "reason")
+        registry.register(_ModelFigures(model))
+
+    def finished(self, result: SpeechResult, player: Player, cached_tokens: int) -> None:
+        """Count a reply that is complete."""
+        timings = result.timings
+        self._finished.labels(result.thinker_finish_reason).inc()
+        self._queued.observe(timings.queued_s)
+        self._ttft.observe(timings.ttft_s)
+        if timings.ttfb_s is not None:
+            self._ttfb.observe(timings.ttfb_s)
+        if timings.rtf is not None:
+            self._rtf.observe(timings.rtf)
+        self._underruns.inc(player.underruns)
+        self._silent.inc(player.silent_s)
+        self._tokens.labels("prompt").inc(timings.prompt_tokens)
+        self._tokens.labels("reused").inc(cached_tokens)
+        self._tokens.labels("text").inc(timings.text_tokens)
+        self._frames.inc(timings.frames)
+        self._audio.inc(timings.audio_s)
+
+
+class _ModelFigures(Collector):
+    """Figures that are read from the model when they are asked for."""
+
+    def __init__(self, model: ServedModel):
+        self._model = model
+
+    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+        """Return them."""
+        info = GaugeMetricFamily(_PREFIX + "info", "Version and model", labels=("version", "model"))
+        info.add_metric((__version__, self._model.name), 1)
+        ready = GaugeMetricFamily(
+            _PREFIX + "ready", "1 where requests are answered", value=int(self._model.ready)
+        )
+        omni = self._model.omni
+        if omni is None:
+            return [info, ready]
+        status = omni.status()
+        calls = CounterMetricFamily(
+            _PREFIX + "stage_calls", "Calls of a stage's engine", labels=("stage",)
+        )
+        busy = CounterMetricFamily(
+            _PREFIX + "stage_busy_seconds", "Time in a stage's engine", labels=("stage",)
+        )
+        for name, stage in status.stages.items():
+            calls.add_metric((name,), stage.calls)
+            busy.add_metric((name,), stage.busy_s)
+        slots = {
+            "slots": ("Requests that can run at a time", omni.info.slots),
+            "slots_used": ("Requests that run", status.running),
+            "queue_length": ("Requests that wait for a slot", status.queued),
+        }
+        gauges = [GaugeMetricFamily(_PREFIX + n, text, value=v) for n, (text, v) in slots.items()]
+        return [info, ready, *gauges, calls, busy]

@@ -1,0 +1,81 @@
+"""Pieces of the OpenAPI document: bodies that are read by hand, and errors."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from qwen3_omni_neuron.options import Option
+
+_STATUSES = {
+    400: "The model can't take a value: a medium that can't be read, a prompt that is too long",
+    401: "No valid API key",
+    404: "No such model",
+    408: "The body took too long",
+    413: "The body or a medium is too large",
+    422: "The body is no JSON, or a field has a value that is not taken",
+    429: "Too many requests; Retry-After says when",
+    500: "The server failed",
+    503: "Loading, draining or restarting; Retry-After says when",
+    504: "The request took longer than the server allows",
+}
+_WITHOUT_BODY = (401, 429, 500, 503)
+ERROR_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {"type": "string"},
+                "type": {"type": "string"},
+                "param": {"type": ["string", "null"]},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+
+
+def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the description of a JSON body. more: schemas of fields that the model lacks."""
+    schema = _schema(model)
+    schema.pop("$defs", None)
+    schema["properties"] |= more
+    schema["additionalProperties"] = False
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def schema_of_option(option: Option) -> dict[str, Any]:
+    """Return the schema of an option of the API."""
+    names = {bool: "boolean", int: "integer", float: "number", str: "string"}
+    kind = names.get(option.value_type)
+    schema: dict[str, Any] = {"type": kind} if kind else {"type": "array"}
+    if kind is None:
+        schema["items"] = {"type": "integer"}
+    values = "" if option.doc.values is None else f"; {option.doc.values.phrase}"
+    return {**schema, "description": f"{option.doc.help}{values}; default: {option.default_text}"}
+
+
+def schemas_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the schemas that `body_of` refers to, by name."""
+    found = _schema(model).get("$defs", {})
+    return {f"{model.__name__}_{name}": schema for name, schema in found.items()}
+
+
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    reference = f"#/components/schemas/{model.__name__}_{{model}}"
+    return model.model_json_schema(ref_template=reference)
+
+
+def errors_of(with_body: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return the errors that an endpoint may answer with."""
+    return {
+        status: {
+            "description": text,
+            "content": {"application/json": {"schema": ERROR_SCHEMA}},
+        }
+        for status, text in _STATUSES.items()
+        if with_body or status in _WITHOUT_BODY
+    }

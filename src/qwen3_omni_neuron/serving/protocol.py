@@ -1,0 +1,109 @@
+"""HTTP/1.1 of uvicorn, with deadlines for clients that send or read too slowly, or not at all."""
+
+import asyncio
+import json
+import socket
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+# The system would let it grow to megabytes, which a client that does not read would fill.
+SEND_BUFFER_BYTES = 1 << 17
+LINGER_S = 2.0
+
+
+class GuardedProtocol(H11Protocol):
+    """One connection.
+
+    Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
+    reading has send_timeout_s to go on; then its connection is cut, which cancels its request.
+    """
+
+    def __init__(self, *, settings: ServerSettings, **others: Any):
+        super().__init__(**others)
+        self._settings = settings
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin a connection, or refuse it where there are too many."""
+        super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if len(self.connections) > self._settings.max_connections:
+            most = self._settings.max_connections
+            message = f"{most} connections are open, the most that are taken. Try again soon."
+            self._refuse(ApiError(503, message, "too_many_connections", retry_after_s=RETRY_S))
+            return
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        self._stop(self._head_timer)
+        self._stop(self._send_timer)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop(self._head_timer)
+            self._head_timer = None
+        elif self._head_timer is None:
+            self._wait_for_head()
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, for a time."""
+        super().pause_writing()
+        if self._send_timer is None:
+            timeout_s = self._settings.send_timeout_s
+            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        self._stop(self._send_timer)
+        self._send_timer = None
+        super().resume_writing()
+
+    def on_response_complete(self) -> None:
+        """Go on to the next request; where this one's body is still coming, only for a moment.
+
+        A client that sends all of it before it reads would not see a refusal that closes at once.
+        """
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY:
+            self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse what is no HTTP."""
+        self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
+
+    def _wait_for_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._settings.header_timeout_s, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+            self.transport.abort()
+
+    def _body_is_late(self, cycle: object) -> None:
+        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        body = json.dumps(error.body).encode()
+        lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
+        lines += [f"{name}: {value}" for name, value in error.headers.items()]
+        lines += [f"content-length: {len(body)}", "connection: close", "", ""]
+        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.close()
+
+    def _stop(self, timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()

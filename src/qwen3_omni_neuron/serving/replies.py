@@ -1,0 +1,60 @@
+"""Spoken replies that a later turn may name by the id of their audio."""
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_CHARACTERS = 4 << 20  # of all transcripts together
+
+
+@dataclass(frozen=True)
+class _Kept:
+    owner: str
+    transcript: str
+    expires_at: float
+
+
+class SpokenReplies:
+    """Transcripts of spoken replies, bounded in number and size, each until its time has passed.
+
+    The model hears nothing of its own earlier speech, only its text: that is what is kept. A lock
+    guards all fields.
+    """
+
+    def __init__(self, most: int, seconds: float, now: Callable[[], float] = time.time):
+        self._most, self._seconds, self._now = most, seconds, now
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._characters = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def new_id(self) -> tuple[str, int]:
+        """Return an id for a reply that begins, and when it will expire, in seconds since 1970."""
+        return f"audio_{secrets.token_hex(16)}", int(self._now() + self._seconds)
+
+    def keep(self, audio_id: str, expires_at: int, owner: str, transcript: str) -> None:
+        """Keep the transcript of a whole reply. owner: the only one who may name it."""
+        with self._lock:
+            self._kept[audio_id] = _Kept(owner, transcript, expires_at)
+            self._characters += len(transcript)
+            now = self._now()
+            while self._kept and (
+                len(self._kept) > self._most
+                or self._characters > MOST_CHARACTERS
+                or next(iter(self._kept.values())).expires_at <= now
+            ):
+                _, oldest = self._kept.popitem(last=False)
+                self._characters -= len(oldest.transcript)
+
+    def transcript(self, audio_id: str, owner: str) -> str | None:
+        """Return the transcript of a reply; None where it is not kept, or is somebody else's."""
+        with self._lock:
+            kept = self._kept.get(audio_id)
+            if kept is None or kept.owner != owner or kept.expires_at <= self._now():
+                return None
+            return kept.transcript

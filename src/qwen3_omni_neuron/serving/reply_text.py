@@ -1,0 +1,111 @@
+"""Text of a reply, split into reasoning, content and calls of tools while it is written."""
+
+import json
+import secrets
+from dataclasses import dataclass
+
+END_OF_THOUGHT = "</think>"
+CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Next part of the reasoning before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """Next part of the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Call:
+    """Complete call of a tool. arguments: in JSON."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+Part = Reasoning | Content | Call
+
+
+class ReplyText:
+    """Splitter of one reply. thinks: it begins with reasoning. takes_calls: it may call tools."""
+
+    def __init__(self, thinks: bool, takes_calls: bool):
+        self._reasoning, self._takes_calls = thinks, takes_calls
+        # Templates begin the answer after reasoning, and after calls, with blank lines.
+        self._strip, self._in_call = thinks or takes_calls, False
+        self._held = ""
+
+    def push(self, text: str) -> list[Part]:
+        """Add text. Returns the parts that are complete now."""
+        self._held += text
+        return self._split(last=False)
+
+    def finish(self) -> list[Part]:
+        """Return the parts that are left: the reply has ended."""
+        return self._split(last=True)
+
+    def _split(self, last: bool) -> list[Part]:
+        parts: list[Part] = []
+        while True:
+            if self._in_call:
+                body, found, rest = self._held.partition(END_OF_CALL)
+                if not found and not last:
+                    return parts
+                self._held, self._in_call, self._strip = rest, False, True
+                parts.append(_call_of(body) or Content(f"{CALL}{body}{found}"))
+                continue
+            marker = END_OF_THOUGHT if self._reasoning else CALL
+            if not self._reasoning and not self._takes_calls:
+                self._put(parts, self._held)
+                self._held = ""
+                return parts
+            text, found, rest = self._held.partition(marker)
+            if found:
+                self._put(parts, text)
+                self._held = rest
+                self._reasoning, self._in_call = False, not self._reasoning
+                continue
+            kept = 0 if last else _begun(text, marker)
+            self._put(parts, text[: len(text) - kept])
+            self._held = text[len(text) - kept :]
+            return parts
+
+    def _put(self, parts: list[Part], text: str) -> None:
+        if self._reasoning:
+            if text:
+                parts.append(Reasoning(text))
+            return
+        text = text.lstrip("\n") if self._strip else text
+        if text:
+            self._strip = False
+            parts.append(Content(text))
+
+
+def _begun(text: str, marker: str) -> int:
+    """Return how many characters at the end of a text may begin the marker."""
+    for length in range(min(len(marker) - 1, len(text)), 0, -1):
+        if marker.startswith(text[-length:]):
+            return length
+    return 0
+
+
+def _call_of(body: str) -> Call | None:
+    """Return the call that a body in JSON describes, None where it describes none."""
+    try:
+        call = json.loads(body)
+        arguments = call["arguments"]
+        written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        name = call["name"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if not isinstance(name, str):
+        return None
+    return Call(f"call_{secrets.token_hex(12)}", name, written)

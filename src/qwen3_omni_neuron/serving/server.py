@@ -1,0 +1,197 @@
+"""The process of a server: it listens, loads the model, answers, and ends in order."""
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import uvicorn
+
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.app import make_app
+from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.protocol import GuardedProtocol
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
+"""Statuses of `Server.run`: after a signal; the model can't be loaded; a process of it has died."""
+PROGRESS_S = 5.0
+_TICK_S = 0.05
+_FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
+_MB = 1e6
+
+
+class Server:
+    """A server over one model.
+
+    It listens before the model is loaded: /ready says when it is. The first SIGTERM or SIGINT lets
+    running requests end and takes no more, the second ends all at once. Where a process of the
+    model dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that
+    whoever watches over it starts it anew.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        load: Callable[[], Qwen3Omni],
+        fetcher: Fetcher | None = None,
+    ):
+        """load: loads the model; called in a thread."""
+        self.settings, self._load = settings, load
+        self.service = Service.of(settings, fetcher)
+        self.service.model.on_failure = self._on_failure
+        self._gate = make_app(self.service)
+        self._status = EXIT_OK
+        self._drain_until_s: float | None = None
+        self._load_error: BaseException | None = None
+        config = uvicorn.Config(
+            self._gate,
+            host=settings.host,
+            port=settings.port,
+            http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,  # else whoever is on this machine could name any address
+            timeout_graceful_shutdown=1,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        self._uvicorn = _Uvicorn(config, self._on_signal)
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on, 0 before it does."""
+        servers = getattr(self._uvicorn, "servers", [])
+        return servers[0].sockets[0].getsockname()[1] if servers and servers[0].sockets else 0
+
+    def run(self) -> int:
+        """Serve until a signal comes or the model dies. Returns the exit status.
+
+        Raises what loading the model raised, and OutputError where the address can't be had.
+        """
+        try:
+            asyncio.run(self._serve())
+        except SystemExit as error:  # uvicorn's, where it could not listen
+            raise OutputError(
+                f"{self.settings.host}:{self.settings.port} can't be listened on. Take another "
+                "--host or --port."
+            ) from error
+        finally:
+            self.service.model.close()
+        if self._load_error is not None:
+            raise self._load_error
+        return self._status
+
+    def stop(self) -> None:
+        """Do what the first signal does, from any thread; the second call what the second does."""
+        self._on_signal()
+
+    async def _serve(self) -> None:
+        steps = [asyncio.create_task(self._load_model()), asyncio.create_task(self._drained())]
+        try:
+            await self._uvicorn.serve()
+        finally:
+            for step in steps:
+                step.cancel()
+
+    async def _load_model(self) -> None:
+        """Load the model in a thread of its own, and log how far it is."""
+        done, made = threading.Event(), list[Any]()
+
+        def load() -> None:
+            try:
+                made.append(self._load())
+            except BaseException as error:
+                made.append(error)
+            done.set()
+
+        start_s = time.monotonic()
+        threading.Thread(target=load, name="load", daemon=True).start()
+        told_s = start_s
+        while not done.is_set():
+            await asyncio.sleep(_TICK_S)
+            if time.monotonic() - told_s >= PROGRESS_S:
+                told_s = time.monotonic()
+                seconds = round(told_s - start_s, 1)
+                logs.event("loading", seconds=seconds, memory_mb=_resident_mb())
+        seconds = round(time.monotonic() - start_s, 1)
+        if isinstance(made[0], BaseException):
+            self._load_error, self._status = made[0], EXIT_LOAD_FAILED
+            logs.event("load_failed", logging.ERROR, seconds=seconds, error=str(made[0]))
+            self._uvicorn.should_exit = True
+            return
+        self.service.model.loaded(made[0])
+        logs.event(
+            "ready",
+            seconds=seconds,
+            memory_mb=_resident_mb(),
+            model=self.service.model.name,
+            url=self._url(),
+        )
+
+    async def _drained(self) -> None:
+        """Wait for a drain to begin and the requests to end, then end the server."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            until_s = self._drain_until_s
+            if until_s is not None and (not self._gate.running or time.monotonic() > until_s):
+                self._uvicorn.should_exit = True
+                return
+
+    def _on_signal(self) -> None:
+        if self._drain_until_s is not None:
+            logs.event("ends_now", running=self._gate.running)
+            self._uvicorn.should_exit = self._uvicorn.force_exit = True
+            return
+        self._drain(self.settings.drain_timeout_s)
+
+    def _on_failure(self) -> None:
+        self._status = EXIT_MODEL_DIED
+        logs.event("model_died", logging.ERROR, exit_status=EXIT_MODEL_DIED)
+        if self._drain_until_s is None:
+            self._drain(_FAILED_DRAIN_S)
+
+    def _drain(self, seconds: float) -> None:
+        self.service.model.drain()
+        self._drain_until_s = time.monotonic() + seconds
+        logs.event("draining", running=self._gate.running, most_s=seconds)
+
+    def _url(self) -> str:
+        scheme = "https" if self.settings.tls_cert else "http"
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"{scheme}://{host}:{self.port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server, whose signals go to ours."""
+
+    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]):
+        super().__init__(config)
+        self._on_signal = on_signal
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal."""
+        if sig in (signal.SIGTERM, signal.SIGINT):
+            self._on_signal()
+
+
+def _resident_mb() -> int | None:
+    """Return the memory of this process in MB, None where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
+    return round(found[0] * 1024 / _MB) if found else None

@@ -1,0 +1,32 @@
+"""Objects that the endpoints of one server share."""
+
+from dataclasses import dataclass
+
+from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.metrics import Metrics
+from qwen3_omni_neuron.serving.model import ServedModel
+from qwen3_omni_neuron.serving.replies import SpokenReplies
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+
+@dataclass(frozen=True)
+class Service:
+    """Model, settings, figures, and the replies that later turns may name."""
+
+    settings: ServerSettings
+    model: ServedModel
+    metrics: Metrics
+    replies: SpokenReplies
+    fetcher: Fetcher
+
+    @staticmethod
+    def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
+        """Make the parts. fetcher: by default one that asks the system for addresses."""
+        model = ServedModel(settings.model_name, settings.threads)
+        return Service(
+            settings,
+            model,
+            Metrics(model),
+            SpokenReplies(settings.kept_replies, settings.kept_reply_s),
+            fetcher or Fetcher(settings),
+        )

@@ -1,0 +1,77 @@
+"""Settings of the server: addresses, limits and deadlines."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from qwen3_omni_neuron.errors import OptionError
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Addresses, limits and deadlines of one server. Times are in seconds.
+
+    model_name: name that requests ask for. api_keys: keys that may use it; none: everybody may.
+    requests_per_minute: of one key, or of one address where there are no keys; None: any number.
+    max_connections: open at a time, one more gets a 503. header_timeout_s, body_timeout_s: time for
+    a request's headers, and for its body. send_timeout_s: time for a client that has stopped
+    reading to go on. request_timeout_s: time for a whole request.
+    max_body_bytes: of one request; max_bodies_bytes: of all requests that are held at a time.
+    max_media, max_media_bytes, max_media_s, max_pixels: number of media items in a request; and of
+    one item its bytes, duration, and pixels of an image or a frame. media_hosts: hosts whose URLs
+    may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
+    kept_replies, kept_reply_s: how many spoken replies a later turn may name, and for how long.
+    drain_timeout_s: time for running requests to end after SIGTERM. threads: that read requests and
+    their media. log_content: write texts of requests and replies into the log.
+    """
+
+    model_name: str = "qwen3-omni"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    requests_per_minute: int | None = None
+    max_connections: int = 1000
+    header_timeout_s: float = 10.0
+    body_timeout_s: float = 60.0
+    send_timeout_s: float = 30.0
+    request_timeout_s: float = 900.0
+    max_body_bytes: int = 32 * MIB
+    max_bodies_bytes: int = 256 * MIB
+    max_media: int = 32
+    max_media_bytes: int = 24 * MIB
+    max_media_s: float = 1800.0
+    max_pixels: int = 4096 * 4096
+    media_hosts: tuple[str, ...] = ()
+    media_timeout_s: float = 10.0
+    media_redirects: int = 3
+    kept_replies: int = 1000
+    kept_reply_s: float = 3600.0
+    drain_timeout_s: float = 300.0
+    threads: int = 4
+    log_content: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises OptionError."""
+        if not self.model_name or not self.model_name.isprintable():
+            raise OptionError("the model's name is empty, or has characters that can't be printed.")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise OptionError("TLS needs both --tls-cert and --tls-key.")
+        for name in (
+            *("max_connections", "max_body_bytes", "max_bodies_bytes", "max_media_bytes"),
+            *("max_pixels", "threads", "kept_replies"),
+        ):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name} is 1 or more, got {getattr(self, name)}.")
+        for name in (
+            *("header_timeout_s", "body_timeout_s", "send_timeout_s", "request_timeout_s"),
+            *("max_media_s", "media_timeout_s", "kept_reply_s", "drain_timeout_s"),
+        ):
+            if not getattr(self, name) > 0:
+                raise OptionError(f"{name} is above 0, got {getattr(self, name)}.")
+        if self.requests_per_minute is not None and self.requests_per_minute < 1:
+            raise OptionError(f"requests_per_minute is 1 or more, got {self.requests_per_minute}.")
+        if any(not key for key in self.api_keys):
+            raise OptionError("an API key is empty.")

@@ -1,0 +1,57 @@
+"""Fields that clients of vllm-omni send beside OpenAI's, and their reading of streamed speech.
+
+They give the sampling of each stage in `sampling_params_list`. Of a stream they read `content`,
+which is text or a whole WAV file in base64, as the top-level `modality` says.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from qwen3_omni_neuron.serving.errors import ApiError
+
+VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
+# Their names, and the options of a request. Others of their fields have no effect here.
+_THINKER = {
+    "temperature": "thinker_temperature",
+    "top_p": "thinker_top_p",
+    "top_k": "thinker_top_k",
+    "max_tokens": "thinker_max_new_tokens",
+    "seed": "seed",
+}
+_TALKER = {
+    "temperature": "talker_temperature",
+    "top_p": "talker_top_p",
+    "top_k": "talker_top_k",
+    "max_tokens": "talker_max_new_tokens",
+    "repetition_penalty": "talker_repetition_penalty",
+}
+
+
+def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that vllm-omni's own fields stand for. Raises ApiError."""
+    stages = extra.get("sampling_params_list") or []
+    processor = extra.get("mm_processor_kwargs") or {}
+    if (
+        not isinstance(stages, list)
+        or not all(isinstance(stage, Mapping) for stage in stages)
+        or not isinstance(processor, Mapping)
+    ):
+        raise ApiError(
+            422,
+            "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
+            "invalid_value",
+            "sampling_params_list",
+        )
+    options: dict[str, Any] = {}
+    for stage, names in zip(stages, (_THINKER, _TALKER), strict=False):
+        for theirs, ours in names.items():
+            value = stage.get(theirs)
+            if value is None:
+                continue
+            if theirs == "temperature" and value == 0:
+                options[f"{ours.split('_')[0]}_do_sample"] = False
+            else:
+                options[ours] = 0 if theirs == "top_k" and value == -1 else value
+    if "use_audio_in_video" in processor:
+        options["use_audio_in_video"] = processor["use_audio_in_video"]
+    return options

@@ -1,0 +1,41 @@
+"""A loaded model as its operator sees it: what it can do, and what it does now."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """Abilities and sizes of a loaded model.
+
+    speakers: names of its voices; none where it has no talker. thinks: its template lets each reply
+    begin with reasoning, which ends with </think>. takes_tools: its template shows tools to the
+    model. slots: requests that run at a time. context_length: positions of a slot's KV cache.
+    """
+
+    speakers: tuple[str, ...]
+    thinks: bool
+    takes_tools: bool
+    slots: int
+    context_length: int
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """Calls of a stage's engine since the model was loaded, and their time in seconds."""
+
+    calls: int
+    busy_s: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """Work of a loaded model now.
+
+    running: requests in a slot. queued: requests that wait for one. stages: by the names thinker,
+    talker and vocoder.
+    """
+
+    running: int
+    queued: int
+    stages: Mapping[str, StageTime]

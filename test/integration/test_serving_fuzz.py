@@ -1,0 +1,151 @@
+"""Requests that the server's own OpenAPI document describes, by the hundred: never a 500.
+
+`FUZZ_REQUESTS=5000` asks for more (`make test-fuzz`).
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_server import serving, url_of, wait_until
+
+REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "60"))
+# A reply of a thousand tokens shows nothing that one of three doesn't.
+SHORT = {"thinker_max_new_tokens": 3, "talker_max_new_tokens": 3, "max_completion_tokens": 3}
+FUZZ = settings(
+    max_examples=REQUESTS,
+    deadline=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    derandomize="FUZZ_REQUESTS" not in os.environ,
+    database=None,
+)
+HELLO = [{"role": "user", "content": "Hello"}]
+NAMES = st.sampled_from(["qwen3-omni", "qwen3-omni", "qwen3-omni", "other"])
+
+
+def failed(answer: Any) -> bool:
+    """A 503 is right where the request itself leaves too little time."""
+    late = answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
+    return answer.status_code >= 500 and not late
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> Iterator[Server]:
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def schema(server: Server) -> Any:
+    return schemathesis.openapi.from_url(f"{url_of(server)}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
+def test_no_request_of_the_document_makes_the_server_fail(
+    omni: Qwen3Omni, server: Server, schema: Any, mode: Any
+) -> None:
+    statuses: dict[int, int] = {}
+    chat = schema["/v1/chat/completions"]["POST"]
+
+    @FUZZ
+    @given(chat.as_strategy(generation_mode=mode), NAMES, st.booleans())
+    def send(case: Any, name: str, hello: bool) -> None:
+        if isinstance(case.body, dict):
+            case.body |= SHORT
+            if isinstance(case.body.get("model"), str):
+                case.body["model"] = name
+            if hello:  # else most are refused for their messages
+                case.body |= {"model": "qwen3-omni", "messages": HELLO}
+        answer = case.call(timeout=60)
+        statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+        assert not failed(answer), (answer.text, case.body)
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+    send()
+    assert sum(statuses.values()) >= REQUESTS * 0.9
+    assert mode.value == "negative" or statuses[200]
+    wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
+    assert server._gate._held_bytes == 0
+
+
+MESSY = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=8), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+TEXT = st.one_of(st.text(max_size=20), st.sampled_from(["<|im_end|>", "Hello", "", "\0", "\ud800"]))
+PARTS = st.one_of(
+    st.builds(lambda text: {"type": "text", "text": text}, TEXT),
+    st.builds(
+        lambda data: {"type": "input_audio", "input_audio": {"data": data, "format": "wav"}},
+        st.one_of(TEXT, st.sampled_from(["AAAA", "UklGRg=="])),
+    ),
+    st.builds(
+        lambda kind, url: {"type": f"{kind}_url", f"{kind}_url": {"url": url}},
+        st.sampled_from(["audio", "image", "video"]),
+        st.one_of(TEXT, st.sampled_from(["data:image/png;base64,iVBORw0KGgo=", "http://[", "//a"])),
+    ),
+    MESSY,
+)
+MESSAGES = st.builds(
+    lambda role, content: {"role": role, "content": content},
+    st.sampled_from(["user", "user", "system", "assistant", "developer", "tool", "robot"]),
+    st.one_of(TEXT, st.lists(PARTS, max_size=3), st.none()),
+)
+FIELDS = st.dictionaries(
+    st.sampled_from(
+        [
+            *("stream", "temperature", "top_p", "seed", "stop", "modalities", "audio", "tools"),
+            *("tool_choice", "stream_options", "n", "user", "speaker", "talker_top_k"),
+            *("logit_bias", "chunk_frames", "wait_timeout_s", "use_audio_in_video"),
+            "sampling_params_list",
+        ]
+    ),
+    st.one_of(
+        MESSY,
+        st.sampled_from(
+            [
+                *(True, 0, 1, 0.5, "a", ["a"], ["text", "audio"], {"format": "pcm16"}, [1, 2]),
+                *({"voice": "Ethan"}, [{"temperature": 0}], {"include_usage": True}, "Chelsie"),
+            ]
+        ),
+    ),
+    max_size=4,
+)
+
+
+def test_no_request_that_is_nearly_right_makes_the_server_fail(
+    omni: Qwen3Omni, server: Server
+) -> None:
+    import json
+
+    import httpx2
+
+    statuses: dict[int, int] = {}
+    with httpx2.Client(timeout=30) as client:
+
+        @FUZZ
+        @given(st.one_of(st.just(HELLO), st.lists(MESSAGES, min_size=1, max_size=3)), FIELDS)
+        def send(messages: Any, fields: dict[str, Any]) -> None:
+            body = {"model": "qwen3-omni", "messages": messages, **SHORT, **fields}
+            data = json.dumps(body).encode()
+            answer = client.post(f"{url_of(server)}/v1/chat/completions", content=data)
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+            assert not failed(answer), (answer.text, body)
+            assert "internal_error" not in answer.text, body
+
+        send()
+    assert statuses[200]
+    wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
+    assert server._gate._held_bytes == 0

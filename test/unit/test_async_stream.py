@@ -1,0 +1,146 @@
+"""A stream read in an event loop: the same events, without a thread and without blocking."""
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qwen3_omni_neuron import AudioChunk, Finished, Qwen3Omni, TextDelta
+from qwen3_omni_neuron.errors import LateError
+
+HELLO = [{"role": "user", "content": "Hello"}]
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 16}
+
+
+async def events_of(stream: Any) -> list[Any]:
+    return [event async for event in stream]
+
+
+def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -> None:
+    alone = [omni.generate_audio(HELLO, seed=seed, **LIMITS) for seed in range(8)]
+
+    async def together() -> list[list[Any]]:
+        streams = [omni.stream(HELLO, seed=seed, **LIMITS) for seed in range(8)]
+        return await asyncio.gather(*map(events_of, streams))
+
+    for events, expected in zip(asyncio.run(together()), alone, strict=True):
+        assert isinstance(events[-1], Finished)
+        result = events[-1].result
+        assert result.text == "".join(e.text for e in events if isinstance(e, TextDelta))
+        assert result.token_ids == expected.token_ids
+        assert result.codes.tolist() == expected.codes.tolist()
+        samples = [e.samples for e in events if isinstance(e, AudioChunk)]
+        np.testing.assert_allclose(np.concatenate(samples), expected.audio, atol=1e-5)
+
+
+def slots_are_free(omni: Qwen3Omni) -> bool:
+    end_s = time.monotonic() + 5
+    while omni.status().running and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return omni.status().running == 0
+
+
+def test_a_cancelled_task_cancels_its_request(omni: Qwen3Omni) -> None:
+    async def cancelled() -> None:
+        stream = omni.stream(HELLO, thinker_max_new_tokens=1000, talker_max_new_tokens=1000)
+        reading = asyncio.create_task(events_of(stream))
+        while not omni.status().running:
+            await asyncio.sleep(0.01)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+
+    asyncio.run(cancelled())
+    assert slots_are_free(omni)
+
+
+def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen3Omni) -> None:
+    """By its wake-up and its cancel in one turn of the loop: the task ends, and takes no event."""
+
+    async def cancelled() -> None:
+        stream = omni.stream(HELLO, thinker_max_new_tokens=1000, talker_max_new_tokens=1000)
+        output = stream._live.output
+
+        async def read() -> None:
+            async for _ in stream:
+                pass
+
+        reading = asyncio.create_task(read())
+        with output.changed:  # no stage can put anything meanwhile
+            while output.on_change is None:
+                await asyncio.sleep(0)
+            output.on_change()
+            await asyncio.sleep(0)  # the wait has ended, and its task has not run yet
+            reading.cancel()
+        await asyncio.wait({reading}, timeout=5)
+        assert reading.cancelled()
+
+    asyncio.run(cancelled())
+    assert slots_are_free(omni)
+
+
+def test_a_deadline_is_raised_in_a_loop_too(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = omni._pipeline._engines.thinker
+    original = engine.prefill
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.5)
+        return original(*arguments)
+
+    monkeypatch.setattr(engine, "prefill", slow)
+    stream = omni.stream(HELLO, first_token_timeout_s=0.1, **LIMITS)
+    with pytest.raises(LateError, match="no first token"):
+        asyncio.run(events_of(stream))
+    monkeypatch.undo()
+    assert slots_are_free(omni)
+
+
+def test_a_closed_stream_ends(omni: Qwen3Omni) -> None:
+    stream = omni.stream(HELLO, **LIMITS)
+    stream.close()
+    assert asyncio.run(events_of(stream)) == []
+
+
+def test_text_alone_is_streamed_without_speech(omni: Qwen3Omni) -> None:
+    with omni.stream_text(HELLO, seed=1, **LIMITS) as stream:
+        events = list(stream)
+    expected = omni.generate_text(HELLO, seed=1, **LIMITS)
+    assert events[-1].result.text == expected.text
+    assert not any(isinstance(event, AudioChunk) for event in events)
+
+
+def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
+    assert omni.info.speakers == ("Aiden", "Chelsie", "Ethan")
+    assert (omni.info.slots, omni.info.thinks, omni.info.takes_tools) == (3, False, False)
+    assert slots_are_free(omni)
+    before = omni.status()
+    streams = [omni.stream(HELLO, thinker_max_new_tokens=1000) for _ in range(5)]
+    during = omni.status()
+    assert during.queued == 2
+    assert during.running == 3
+    for stream in streams:
+        stream.close()
+    assert slots_are_free(omni)
+    after = omni.status()
+    assert after.queued == 0
+    assert set(after.stages) == {"thinker", "talker", "vocoder"}
+    assert after.stages["thinker"].calls > before.stages["thinker"].calls
+    assert after.stages["thinker"].busy_s > before.stages["thinker"].busy_s
+
+
+def test_a_requests_media_tokens_are_counted(omni: Qwen3Omni) -> None:
+    from testing.media_cases import CLIP, image, text, user
+
+    messages = [user(CLIP, image(64, 64), text("Well?"))]
+    result = omni.generate_text(messages, thinker_max_new_tokens=2)
+    prompt = omni.conversation.prompt(messages)
+    config = omni._config.thinker
+    for tokens, ids in (
+        (result.timings.prompt_audio_tokens, [config.audio_token_id]),
+        (result.timings.prompt_image_tokens, [config.image_token_id, config.video_token_id]),
+    ):
+        assert tokens == int(np.isin(prompt.token_ids.numpy(), ids).sum()) > 0

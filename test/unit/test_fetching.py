@@ -1,0 +1,218 @@
+"""URLs of media: refused unless an operator named the host, and then within limits."""
+
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.fetching import Fetcher, is_public
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+PUBLIC = "93.184.215.14"
+HOST = "media.example"
+
+
+class Pages(http.server.BaseHTTPRequestHandler):
+    """A host of media, and of every trick."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/to?"):
+            self.send_response(302)
+            self.send_header("location", self.path[4:])
+            self.end_headers()
+            return
+        if self.path == "/slow":
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            for _ in range(100):
+                self.wfile.write(b"x: y\r\n")
+                time.sleep(0.05)
+        content = b"x" * (3000 if self.path == "/large" else 10)
+        if self.path == "/missing":
+            self.send_response(404)
+        else:
+            self.send_response(200)
+        self.send_header("content-type", "audio/wav")
+        if self.path != "/endless":
+            length = 50 if self.path == "/short" else len(content)
+            self.send_header("content-length", str(length))
+        self.end_headers()
+        self.wfile.write(content)
+        while self.path == "/endless":
+            self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        server.daemon_threads = True
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+class Net:
+    """Names and addresses as a test has them; a public address leads to the server here."""
+
+    def __init__(self, port: int, answers: Sequence[Sequence[str]] = ((PUBLIC,),)):
+        self.port, self.answers = port, list(answers)
+        self.resolved: list[str] = []
+        self.connected: list[str] = []
+
+    def resolve(self, host: str, port: int) -> Sequence[str]:
+        self.resolved.append(host)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+
+    def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
+        self.connected.append(address)
+        assert is_public(address), f"{address} must never be connected to"
+        return socket.create_connection(("127.0.0.1", self.port), timeout_s)
+
+
+def fetcher(net: Net, timeout_s: float = 5.0) -> Fetcher:
+    settings = ServerSettings(media_hosts=(HOST,), media_timeout_s=timeout_s, max_media_bytes=2000)
+    return Fetcher(settings, net.resolve, net.connect)
+
+
+def test_a_named_host_is_read(port: int) -> None:
+    net = Net(port)
+    assert fetcher(net).fetch(f"http://{HOST}/a.wav?x=1", "it") == (b"x" * 10, "audio/wav")
+    assert fetcher(net).fetch(f"http://{HOST.upper()}/a.wav", "it")[0] == b"x" * 10
+    assert net.connected == [PUBLIC, PUBLIC]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd",
+        "/etc/passwd",
+        "",
+        "http://",
+        "ftp://media.example/a",
+        "gopher://media.example/a",
+        "http://other.example/a",
+        "http://media.example.other.example/a",
+        "http://media.example@other.example/a",
+        "http://user:key@media.example/a",
+        "http://other.example#@media.example/a",
+        "http://media.example:22/a",
+        "http://media.example:99999/a",
+        "https://169.254.169.254/latest/meta-data",
+        "http://[::1]/a",
+        "http://127.0.0.1/a",
+        "http://localhost/a",
+        "http://0x7f000001/a",
+        "http://media.example/a b",
+        "http://media.example/\r\nx: y",
+        "http://media.ex\u00e4mple/a",
+        "http://media.example\u3002other.example/a",
+    ],
+)
+def test_nothing_else_is_looked_up_or_connected_to(port: int, url: str) -> None:
+    net = Net(port)
+    with pytest.raises(ApiError, match="it is refused"):
+        fetcher(net).fetch(url, "it")
+    assert (net.resolved, net.connected) == ([], [])
+
+
+def test_without_a_named_host_no_url_is_fetched(port: int) -> None:
+    net = Net(port)
+    closed = Fetcher(ServerSettings(), net.resolve, net.connect)
+    with pytest.raises(ApiError, match="none that this server may fetch from"):
+        closed.fetch(f"http://{HOST}/a.wav", "it")
+    assert net.resolved == []
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("127.0.0.1", "10.0.0.1", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
+        *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1", "fe80::1%eth0"),
+        *("fc00::1", "::ffff:127.0.0.1", "::ffff:169.254.169.254", "64:ff9b::a9fe:a9fe"),
+        *("2002:7f00:1::", "ff02::1", "198.18.0.1", "not an address"),
+    ],
+)
+def test_an_address_that_is_not_public_is_refused(port: int, address: str) -> None:
+    assert not is_public(address)
+    for answers in ([address], [PUBLIC, address]):
+        net = Net(port, [answers])
+        with pytest.raises(ApiError, match="not public"):
+            fetcher(net).fetch(f"http://{HOST}/a", "it")
+        assert net.connected == []
+
+
+def test_public_addresses_are_public() -> None:
+    assert all(map(is_public, (PUBLIC, "8.8.8.8", "2606:4700::1111")))
+
+
+def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(port: int) -> None:
+    net = Net(port, [[PUBLIC], ["127.0.0.1"]])
+    assert fetcher(net).fetch(f"http://{HOST}/a", "it")[0] == b"x" * 10
+    assert net.resolved == [HOST]
+    with pytest.raises(ApiError, match="not public"):
+        fetcher(net).fetch(f"http://{HOST}/a", "it")
+    # The first answer is for the redirect's source, the second for its target.
+    net = Net(port, [[PUBLIC], ["169.254.169.254"]])
+    with pytest.raises(ApiError, match="not public"):
+        fetcher(net).fetch(f"http://{HOST}/to?http://{HOST}/b", "it")
+    assert net.connected == [PUBLIC]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "http://169.254.169.254/",
+        "http://other.example/",
+        "file:///etc/passwd",
+        "//localhost/a",
+        "http://media.example:8080/",
+    ],
+)
+def test_a_redirect_is_checked_as_the_first_url_was(port: int, target: str) -> None:
+    net = Net(port)
+    with pytest.raises(ApiError, match="it is refused"):
+        fetcher(net).fetch(f"http://{HOST}/to?{target}", "it")
+    assert net.connected == [PUBLIC]
+
+
+def test_redirects_are_followed_three_times(port: int) -> None:
+    net = Net(port)
+    assert fetcher(net).fetch(f"http://{HOST}/to?/to?/a.wav", "it")[0] == b"x" * 10
+    with pytest.raises(ApiError, match="more than 3 times"):
+        fetcher(net).fetch(f"http://{HOST}/" + "to?/" * 5 + "a", "it")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("large", "more than 2000 bytes"),
+        ("endless", "more than 2000 bytes"),
+        ("missing", "status 404"),
+        ("short", "cut short"),
+        ("slow", "could not be read within 0.3 s"),
+    ],
+)
+def test_size_and_time_are_limited(port: int, path: str, said: str) -> None:
+    start_s = time.monotonic()
+    with pytest.raises(ApiError, match=said):
+        fetcher(Net(port), 0.3 if path == "slow" else 5.0).fetch(f"http://{HOST}/{path}", "it")
+    assert time.monotonic() - start_s < 4
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_a_host_that_never_answers_is_given_up(port: int) -> None:
+    with silent_server() as silent, pytest.raises(ApiError, match=r"within 0\.2 s"):
+        fetcher(Net(silent), 0.2).fetch(f"http://{HOST}/a", "it")

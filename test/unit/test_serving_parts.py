@@ -1,0 +1,175 @@
+"""Parts of the server, each alone: reply text, kept replies, keys, rates, sounds, a player."""
+
+import io
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
+from qwen3_omni_neuron.serving.logs import JsonFormatter
+from qwen3_omni_neuron.serving.metrics import Player
+from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
+from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
+REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
+    ("Hi.", False, False, ("", "Hi.", [])),
+    ("\n Hi.", False, False, ("", "\n Hi.", [])),
+    ("Hm.</think>\n\nHi.", True, False, ("Hm.", "Hi.", [])),
+    ("Hm. No end", True, False, ("Hm. No end", "", [])),
+    ("a </think> b", False, False, ("", "a </think> b", [])),
+    (f"Hm.</think>{CALL}", True, True, ("Hm.", "", ["f"])),
+    (f"One.\n{CALL}\n{CALL}\nTwo.", False, True, ("", "One.\nTwo.", ["f", "f"])),
+    (f"One {CALL}", False, False, ("", f"One {CALL}", [])),
+    ("<tool_call>{</tool_call>x", False, True, ("", "<tool_call>{</tool_call>x", [])),
+    ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', False, True, ("", "*", [])),
+    ('<tool_call>{"name": "f"', False, True, ("", '<tool_call>{"name": "f"', [])),
+    ("a < b <tool", False, True, ("", "a < b <tool", [])),
+]
+
+
+@pytest.mark.parametrize(("text", "thinks", "tools", "wanted"), REPLIES)
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_a_reply_is_split_the_same_however_its_text_comes(
+    text: str, thinks: bool, tools: bool, wanted: tuple[str, str, list[str]], data: Any
+) -> None:
+    split = ReplyText(thinks, tools)
+    parts, at = [], 0
+    while at < len(text):
+        size = data.draw(st.integers(1, 8))
+        parts += split.push(text[at : at + size])
+        at += size
+    parts += split.finish()
+    reasoning = "".join(part.text for part in parts if isinstance(part, Reasoning))
+    content = "".join(part.text for part in parts if isinstance(part, Content))
+    calls = [part for part in parts if isinstance(part, Call)]
+    expected = text if wanted[1] == "*" else wanted[1]
+    assert (reasoning, content, [call.name for call in calls]) == (wanted[0], expected, wanted[2])
+    assert all(json.loads(call.arguments) == {"a": [1]} for call in calls)
+
+
+def test_a_reply_is_kept_for_its_owner_until_its_time() -> None:
+    now = [1000.0]
+    replies = SpokenReplies(2, 60, lambda: now[0])
+    audio_id, expires_at = replies.new_id()
+    assert expires_at == 1060
+    replies.keep(audio_id, expires_at, "me", "Hi")
+    assert replies.transcript(audio_id, "me") == "Hi"
+    assert replies.transcript(audio_id, "you") is None
+    now[0] = 1060.0
+    assert replies.transcript(audio_id, "me") is None
+
+
+def test_kept_replies_are_bounded_in_number_and_size() -> None:
+    replies = SpokenReplies(3, 60)
+    ids = [f"audio_{number}" for number in range(5)]
+    for audio_id in ids:
+        replies.keep(audio_id, 2**40, "me", "Hi")
+    assert [replies.transcript(audio_id, "me") for audio_id in ids] == [None, None, *["Hi"] * 3]
+    for audio_id in ids:
+        replies.keep(audio_id, 2**40, "me", "x" * (MOST_CHARACTERS // 2 + 1))
+    assert len(replies) == 1
+    replies.keep("old", 1, "me", "Hi")
+    replies.keep("new", 2**40, "me", "Hi")
+    assert replies.transcript("new", "me") == "Hi"
+
+
+def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n one \n\ntwo\n")
+    keys = Keys(read_keys(file))
+    first, second = (keys.owner(f"Bearer {key}", "::1") for key in ("one", "two"))
+    assert first != second
+    assert "one" not in first
+    for wrong in (None, "", "Bearer", "Bearer ", "Bearer on", "Basic one", "one", "Bearer \xff"):
+        with pytest.raises(ApiError) as refused:
+            keys.owner(wrong, "::1")
+        assert refused.value.status == 401
+    assert Keys(()).owner(None, "::1") == "address ::1"
+    file.write_text("# none\n")
+    for path in (file, tmp_path / "missing"):
+        with pytest.raises(OptionError):
+            read_keys(path)
+
+
+def test_a_caller_may_ask_so_often_a_minute_and_then_waits() -> None:
+    now = [0.0]
+    rates = Rates(2, lambda: now[0])
+    rates.count("a")
+    rates.count("a")
+    with pytest.raises(ApiError) as refused:
+        rates.count("a")
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 30)
+    rates.count("b")
+    now[0] = 30.0
+    rates.count("a")
+    with pytest.raises(ApiError):
+        rates.count("a")
+
+
+def test_sounds_are_what_they_say() -> None:
+    samples = np.sin(np.arange(24000, dtype=np.float32) / 9) * 0.5
+    assert encode_sound(samples, 24000, "pcm16") == pcm16(samples)
+    wav = encode_sound(samples, 24000, "wav")
+    assert wav == wav_header(24000, 48000) + pcm16(samples)
+    read, rate = soundfile.read(io.BytesIO(wav), dtype="float32")
+    assert rate == 24000
+    assert np.abs(read - samples).max() < 1e-4
+    for sound_format, magic in (("flac", b"fLaC"), ("opus", b"OggS"), ("mp3", b"\xff")):
+        data = encode_sound(samples, 24000, sound_format)
+        assert data.startswith(magic)
+        read, rate = soundfile.read(io.BytesIO(data))
+        assert abs(len(read) / rate - 1) < 0.06
+        loudest = np.abs(np.fft.rfft(read[:rate])).argmax()  # in Hz, of one second
+        assert abs(loudest - 24000 / 9 / (2 * np.pi)) < 3
+    assert encode_sound(samples[:0], 24000, "wav") == wav_header(24000, 0)
+
+
+def test_a_player_waits_where_speech_is_late() -> None:
+    def chunk(seconds: float) -> AudioChunk:
+        return AudioChunk(np.zeros(round(24000 * seconds), np.float32), 0, 1)
+
+    player = Player()
+    for at_s, seconds in ((10.0, 1.0), (10.5, 1.0), (12.25, 1.0), (13.0, 0.5)):
+        player.arrived(chunk(seconds), at_s)
+    assert (player.underruns, player.silent_s) == (1, 0.25)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model_name": ""},
+        {"tls_cert": Path("cert.pem")},
+        {"max_body_bytes": 0},
+        {"send_timeout_s": 0.0},
+        {"requests_per_minute": 0},
+        {"api_keys": ("",)},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        ServerSettings(**wrong)
+
+
+def test_settings_do_not_show_their_keys() -> None:
+    assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
+
+
+def test_a_line_of_the_log_is_json_with_its_fields() -> None:
+    record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "status": 200})
+    line = json.loads(JsonFormatter().format(record))
+    assert (line["event"], line["level"], line["status"]) == ("request", "info", 200)
+    assert line["time"].endswith("Z")

@@ -1,0 +1,99 @@
+"""A model that says what a test wrote down, behind the public API: for a server's answers."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from qwen3_omni_neuron.events import (
+    SAMPLE_RATE,
+    AudioChunk,
+    Event,
+    Finished,
+    SpeechResult,
+    TextDelta,
+    Timings,
+)
+from qwen3_omni_neuron.status import ModelInfo, StageTime, Status
+
+
+class ScriptedModel:
+    """Model whose every reply is `texts`, and where it speaks a chunk of silence after each.
+
+    asked: the messages and options of every request. raises: error after the texts, or None.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        speakers: tuple[str, ...] = ("Ethan",),
+        thinks: bool = False,
+        raises: Exception | None = None,
+    ):
+        self.texts, self.raises = texts, raises
+        self.info = ModelInfo(speakers, thinks, True, 1, 4096)
+        self.asked: list[tuple[Any, Mapping[str, Any]]] = []
+
+    def stream(self, messages: Any, **options: Any) -> "ScriptedStream":
+        self.asked.append((messages, options))
+        return ScriptedStream(self.texts, True, self.raises)
+
+    def stream_text(self, messages: Any, **options: Any) -> "ScriptedStream":
+        self.asked.append((messages, options))
+        return ScriptedStream(self.texts, False, self.raises)
+
+    def status(self) -> Status:
+        return Status(0, 0, {"thinker": StageTime(0, 0.0)})
+
+    def close(self) -> None:
+        pass
+
+
+class ScriptedStream:
+    """Stream of a scripted reply."""
+
+    def __init__(self, texts: Sequence[str], speak: bool, raises: Exception | None):
+        self._events, self._raises = self._made(texts, speak), raises
+
+    def _made(self, texts: Sequence[str], speak: bool) -> Iterator[Event]:
+        chunks = []
+        for number, text in enumerate(texts):
+            yield TextDelta(text, [number])
+            if speak:
+                chunks.append(AudioChunk(np.zeros(1920, np.float32), 1920 * number, 1))
+                yield chunks[-1]
+        if self._raises is not None:
+            raise self._raises
+        audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in chunks)])
+        seconds = len(audio) / SAMPLE_RATE
+        timings = Timings(0.0, 0.1, 0.2, 0.3, seconds, 0.1, 7, 0, len(texts), len(chunks))
+        yield Finished(
+            SpeechResult(
+                "".join(texts),
+                list(range(len(texts))),
+                np.zeros((len(chunks), 16), np.int64),
+                audio,
+                SAMPLE_RATE,
+                "stop",
+                "stop" if speak else "no_speech",
+                timings,
+                0,
+            )
+        )
+
+    def __aiter__(self) -> "ScriptedStream":
+        return self
+
+    async def __anext__(self) -> Event:
+        for event in self._events:
+            return event
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        self._events = iter(())
+
+    def __enter__(self) -> "ScriptedStream":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
