@@ -122,7 +122,7 @@ def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) 
 
 
 def test_a_warm_up_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
-    """Where no request may wait for a slot, one that a warm-up will leave counts as free."""
+    """A slot that a warm-up will leave counts as free, where no request may wait for one."""
     simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
     warm_up(simulation, spoken(*range(100, 140)))
     simulation.clock.sleep(0.1)
