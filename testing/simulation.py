@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.sampling import SamplingParams
+from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.prompts import prompt_of
 from testing.timed_engines import Script, Sizes, Times, samples_of, spoken_frames, timed_engines
@@ -76,6 +78,7 @@ class Simulation:
         first_token_timeout_s: float = 1e6,
         wait_timeout_s: float = 1e6,
         cache_key: str | None = None,
+        stop: Sequence[str] = (),
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
     ) -> Request:
         """Make a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
@@ -87,6 +90,7 @@ class Simulation:
             thinker_limit,
             frozenset((EOS,)),
             decode_text,
+            partial(StopStrings, stop, decode_text, _no_text_is_encoded) if stop else None,
         )
         talker = None
         if speak:
@@ -136,6 +140,10 @@ class Simulation:
         for number, (ours, right) in enumerate(zip(result.codes, expected, strict=True)):
             assert ours.tolist() == right.tolist(), f"frame {number} is the first that differs"
         assert np.array_equal(result.audio, samples_of(expected))
+
+
+def _no_text_is_encoded(text: str) -> list[int]:
+    raise AssertionError(f"a stop string began inside a token, at {text!r}")
 
 
 def finish(stream: SpeechStream) -> SpeechResult:

@@ -89,6 +89,17 @@ def test_the_thinker_makes_the_tokens_of_the_first_chunks_and_no_others(
     assert text_s < speech_s / 3, "after that the text runs ahead"
 
 
+def test_tokens_that_may_begin_a_stop_string_hold_nothing_back(simulate: Simulate) -> None:
+    """The talker can't use them yet, so that the next ones are wanted at once."""
+    times = Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.02, 0.03)
+    plain = finish(simulate(times, shares_cores=True).start(TOKENS))
+    begun = " ".join(map(str, TOKENS[:3]))
+    simulation = simulate(times, shares_cores=True)
+    result = finish(simulation.start(TOKENS, stop=[f"{begun} never"]))
+    simulation.assert_right(result, TOKENS, 20)
+    assert result.timings.ttfb_s == pytest.approx(plain.timings.ttfb_s + 3 * 0.01, abs=0.011)
+
+
 def test_text_alone_is_written_beside_a_starter(simulate: Simulate) -> None:
     simulation = simulate(Times(0.1, 0.01, 0.01, 1.0, 0.02, 0.02, 0.03), shares_cores=True)
     speaking = simulation.start(TOKENS * 10)
@@ -151,6 +162,7 @@ def listener(buffered_s: float, frame_s: float = 0.03, tokens: int = 20) -> Live
     live = make_live()
     live.timestamps.first_token_s = live.timestamps.first_sample_s = -1.0
     live.token_ids, live.codes = [0] * tokens, [torch.zeros(16)] * 20
+    live.text.written = tokens
     live.decoded_frames, live.chunks, live.chunk_wanted = 20, START_CHUNKS, 3
     live.plays_until_s = buffered_s
     live.frame_times.extend(-frame_s * n for n in range(9, 0, -1))
@@ -159,7 +171,7 @@ def listener(buffered_s: float, frame_s: float = 0.03, tokens: int = 20) -> Live
 
 def starter() -> LiveRequest:
     live = make_live()
-    live.timestamps.first_token_s, live.token_ids = -1.0, [0]
+    live.timestamps.first_token_s, live.token_ids, live.text.written = -1.0, [0], 1
     return live
 
 

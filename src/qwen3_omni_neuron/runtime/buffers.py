@@ -16,7 +16,7 @@ class TokenBuffer:
     then on. `close` sets the end and the error that caused it in one step, so that a reader never
     sees an end without its error. A reader that finds nothing waits on `changed`, the condition of
     its stage, until the request's deadline; its lock guards every field. A writer that finds the
-    buffer full is woken by `on_space`.
+    buffer full is woken by `on_space`. written: number of tokens that were put.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class TokenBuffer:
         self._changed, self._on_space = changed, on_space
         self._eos_id, self._pad_id, self._capacity = eos_id, pad_id, capacity
         self._tokens: deque[int] = deque()
+        self.written = 0
         self._closed = self._abandoned = self._eos_taken = False
         self._error: BaseException | None = None
 
@@ -55,6 +56,7 @@ class TokenBuffer:
     def put(self, token_id: int) -> None:
         """Append a token. The writer must have checked `has_space`."""
         assert not self._closed, "a closed buffer takes no token"
+        self.written += 1
         if self._abandoned:
             return
         assert len(self._tokens) < self._capacity, "the writer must wait for space"

@@ -85,7 +85,7 @@ class RightOfWay:
         """
         if not self._shares_cores or live.request.talker is None or live.speech_ended:
             return 0.0
-        ahead = len(live.token_ids) - len(live.codes)
+        ahead = live.text.written - len(live.codes)
         if _starts(live):
             wanted = ahead <= 0 and not live.chunk_due
         else:
@@ -143,7 +143,7 @@ class RightOfWay:
         else:
             next_s = self._step_s
             # Each token becomes a frame. The last of them may not fill a chunk, and then they wait.
-            coming = len(live.token_ids) - live.decoded_frames - (live.chunk_wanted - 1)
+            coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
         return max(0.0, (expected_s + next_s) * MARGIN - lasts_s)
 
