@@ -119,6 +119,10 @@ class Conversation:
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
 
+    def encode_words(self, text: str) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words."""
+        return self._tokenizer.encode_words(text)
+
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(token_ids)

@@ -41,6 +41,13 @@ class Tokenizer:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer: {error}. Download its files again."
             ) from error
+        self.added_tokens = tuple(
+            token.content for token in self._backend.get_added_tokens_decoder().values()
+        )
+        # The same vocabulary, merges and pieces without the added tokens.
+        self._words = Backend(self._backend.model)
+        self._words.normalizer = self._backend.normalizer
+        self._words.pre_tokenizer = self._backend.pre_tokenizer
         self.chat_template: Any = config.get("chat_template")
         # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
@@ -48,6 +55,10 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text; special tokens written in it become one id each."""
         return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_words(self, text: str) -> list[int]:
+        """Return the token ids of a text in which the names of special tokens are words."""
+        return self._words.encode(text, add_special_tokens=False).ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
