@@ -1,5 +1,6 @@
 """Keys of a prompt's rows: equal where the KV cache's rows are, and nowhere else."""
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.conversation import row_keys
 from qwen3_omni_neuron.conversation.row_keys import PromptKeys, prompt_keys
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.media_cases import RATE, image, text, tone, user, video
@@ -121,3 +123,25 @@ def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
     after = keys_of(first, REPLY, user(text("And?"))).thinker
     assert after.shared(held) == len(held) == len(prompt) + 2
     assert torch.equal(ids[: len(held)], torch.from_numpy(held.values[:, 0]).long())
+
+
+def test_digests_are_computed_once_for_a_tensor_and_forgotten_with_it(
+    omni: Qwen3Omni, config: OmniConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = []
+    digest = row_keys._digest
+
+    def counted(values: Any, numbers: Any) -> bytes:
+        computed.append(values.shape)
+        return digest(values, numbers)
+
+    monkeypatch.setattr(row_keys, "_digest", counted)
+    prompt = omni.conversation.prompt([user(image(64, 64), clip(noise(9.0)), video(4, 2.0))])
+    first = prompt_keys(prompt, config)
+    assert len(computed) == 1 + 2 + 2
+    assert first.thinker.shared(prompt_keys(prompt, config).thinker) == len(prompt)
+    assert len(computed) == 5
+    held = len(row_keys._digests._known)
+    del prompt
+    gc.collect()
+    assert len(row_keys._digests._known) == held - 3

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.replaying.simulation import take_reply
-from qwen3_omni_neuron.errors import ClosedError
+from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.pipeline import WarmUp
 from testing.simulation import Simulation, finish
@@ -118,6 +118,18 @@ def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) 
     simulation.assert_right(result, tokens, 20)
     assert result.timings.reused_tokens == 30
     assert not simulation.called("talker.extend")
+    simulation.assert_idle()
+
+
+def test_a_warm_up_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
+    """Where no request may wait for a slot, one that a warm-up will leave counts as free."""
+    simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
+    warm_up(simulation, spoken(*range(100, 140)))
+    simulation.clock.sleep(0.1)
+    stream = simulation.start(spoken(1, 2, 3))
+    with pytest.raises(BusyError):
+        simulation.start(spoken(4, 5, 6))
+    simulation.assert_right(finish(stream), spoken(1, 2, 3), 20)
     simulation.assert_idle()
 
 

@@ -7,9 +7,9 @@ encoder reads to make it: a window of 8 s of audio, an image, or a frame of a vi
 """
 
 import hashlib
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,10 +117,10 @@ def _contexts(keys: NDArray[np.int32], is_media: NDArray[np.bool_]) -> NDArray[n
     """Return for each row of media the digest of all keys before its run of media, else zeros."""
     contexts = np.zeros((len(keys), _NUMBERS), np.int32)
     edges = np.flatnonzero(np.diff(is_media.astype(np.int8), prepend=0, append=0))
-    before, at = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
+    before, at = hashlib.sha256(), 0
     for start, stop in zip(edges[::2], edges[1::2], strict=True):
         before.update(keys[at:start].tobytes())
-        contexts[start:stop] = np.frombuffer(before.digest(), np.int32)
+        contexts[start:stop] = np.frombuffer(before.digest()[:DIGEST_BYTES], np.int32)
         at = start
     return contexts
 
@@ -130,27 +130,58 @@ def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
     c, clips = config.thinker.audio, prompt.audio_mel
     # The width that the encoder pads its chunks to depends on all clips: see model.audio_encoder.
     width = min(c.chunk_mel_frames, max((clip.shape[1] for clip in clips), default=0))
-    for window in chain.from_iterable(clip.split(c.window_mel_frames, 1) for clip in clips):
-        yield _digest(window, width), c.tokens(window.shape[1])
+    for clip in clips:
+        windows = clip.split(c.window_mel_frames, 1)
+        digests = _digests(clip, windows, (width,))
+        for window, digest in zip(windows, digests, strict=True):
+            yield digest, c.tokens(window.shape[1])
 
 
 def _images(images: tuple[Patches, ...], merge_size: int) -> Iterator[Unit]:
     for image in images:
-        yield _digest(image.values, *image.grid), len(image.values) // merge_size**2
+        (digest,) = _digests(image.values, (image.values,), image.grid)
+        yield digest, len(image.values) // merge_size**2
 
 
 def _frames(videos: tuple[Patches, ...], merge_size: int) -> Iterator[Unit]:
     for video in videos:
         frames, height, width = video.grid
-        for frame in video.values.chunk(frames):
-            yield _digest(frame, height, width), len(frame) // merge_size**2
+        parts = video.values.chunk(frames)
+        digests = _digests(video.values, parts, (height, width))
+        for frame, digest in zip(parts, digests, strict=True):
+            yield digest, len(frame) // merge_size**2
 
 
-def _digest(values: Tensor, *numbers: int) -> bytes:
-    """Return the digest of an encoder's input, and of the numbers that it is read with."""
-    contents = hashlib.blake2b(repr((*values.shape, *numbers)).encode(), digest_size=DIGEST_BYTES)
+class _Digests:
+    """Digests of the parts of tensors, computed once for each tensor.
+
+    The features and patches of a session are the same objects in each of its turns, and never
+    change. _known: by the tensor's id, while it lives.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...], list[bytes]]] = {}
+
+    def __call__(
+        self, whole: Tensor, parts: Sequence[Tensor], numbers: tuple[int, ...]
+    ) -> list[bytes]:
+        """Return a digest of each part of a tensor, and of the numbers that it is read with."""
+        key = id(whole)
+        known = self._known.get(key)
+        if known is None or known[0]() is not whole or known[1] != numbers:
+            found = [_digest(part, numbers) for part in parts]
+            reference = weakref.ref(whole, lambda _: self._known.pop(key, None))
+            known = self._known[key] = reference, numbers, found
+        return known[2]
+
+
+_digests = _Digests()
+
+
+def _digest(values: Tensor, numbers: tuple[int, ...]) -> bytes:
+    contents = hashlib.sha256(repr((*values.shape, *numbers)).encode())
     contents.update(values.contiguous().numpy().data)
-    return contents.digest()
+    return contents.digest()[:DIGEST_BYTES]
 
 
 def _as_integers(positions: Tensor) -> NDArray[np.int32]:

@@ -125,7 +125,8 @@ class Pipeline:
             # Requests that were cancelled while they waited are removed here, before it grows.
             self._queue = deque(entry for entry in self._queue if not entry[0].ended)
             ahead = len(self._queue)
-            if not self._free_slots and ahead >= self._max_queued:
+            yielding = any(live.request.warm_up and not live.ended for live in self._running)
+            if not self._free_slots and not yielding and ahead >= self._max_queued:
                 raise BusyError(
                     f"all {len(self._running)} slots are in use, and {ahead} requests wait for "
                     "one. Finish or close a stream first, or load with a larger max_concurrency "
