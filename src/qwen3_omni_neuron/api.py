@@ -163,6 +163,12 @@ class Qwen3Omni:
         """
         return self._start(messages, options, speak=True)
 
+    def stream_text(
+        self, messages: Messages, **options: "Unpack[RequestArguments]"
+    ) -> SpeechStream:
+        """Answer a conversation in text alone, event by event; see `stream`."""
+        return self._start(messages, options, speak=False)
+
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
         """Speak a text itself: the collected `stream_speech`."""
         return _collect(self.stream_speech(text, **options))

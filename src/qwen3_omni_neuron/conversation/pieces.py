@@ -1,7 +1,8 @@
-"""Pieces of a long text, each spoken by itself: cut at sentence ends, so that a pause joins them."""
+"""Pieces of a long text that are spoken one by one, cut where speech pauses."""
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 # Where a text may be cut, the best places first: sentences and lines, clauses, words.
 _CLOSING = "[\"'”’»)\\]」』）]*"
@@ -42,5 +43,5 @@ def _cut(
 def _split(text: str, place: re.Pattern[str]) -> list[str]:
     """Split a text behind each place where it may be cut."""
     ends = [0, *(match.end() for match in place.finditer(text)), len(text)]
-    parts = (text[a:b] for a, b in zip(ends, ends[1:], strict=False))
+    parts = (text[a:b] for a, b in pairwise(ends))
     return [part for part in parts if part]
