@@ -182,8 +182,7 @@ class Qwen3Omni:
         talker_max_new_tokens limits each. In the text, names of special tokens are words, and
         white space becomes one space. In the result thinker_finish_reason is "stop",
         talker_finish_reason "length" where any piece was cut; in its timings, ttft_s is the time
-        to the slot, prompt_tokens 0 and text_tokens those of the text; N frames of a piece give
-        1920 N - 555 samples.
+        to the slot, prompt_tokens 0 and text_tokens those of the text.
         Raises an InputError (see errors), such as for an empty text, BusyError or ClosedError.
         """
         arrived_s = self._pipeline.clock.now()

@@ -105,7 +105,6 @@ def test_a_stream_is_what_say_collects(speaking: Qwen3Omni) -> None:
     streamed = np.concatenate([e.samples for e in events if isinstance(e, AudioChunk)])
     assert np.array_equal(events[-1].result.codes, whole.codes)
     assert np.abs(streamed - whole.audio).max() < 1e-4
-    assert isinstance(next(e for e in events if isinstance(e, AudioChunk)), AudioChunk)
 
 
 def test_the_first_piece_is_as_it_is_alone(speaking: Qwen3Omni) -> None:
@@ -121,7 +120,7 @@ def test_names_of_special_tokens_are_words(speaking: Qwen3Omni) -> None:
 
 @pytest.mark.parametrize("text", ["", " \n\t", None, b"two"])
 def test_a_text_without_words_is_refused(speaking: Qwen3Omni, text: Any) -> None:
-    with pytest.raises(MessageError, match="is empty|must be a str"):
+    with pytest.raises(MessageError, match=r"is empty|must be a str"):
         speaking.say(text)
 
 

@@ -1,4 +1,4 @@
-"""Replies that are written before their request: the talker speaks them, the thinker has no work."""
+"""Replies that are written before their request: the thinker has no work."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -64,9 +64,7 @@ def test_a_written_reply_is_spoken_as_one_of_the_thinker(
     for frames in (1, tokens, 30):
         result = finish(speak(simulation, TOKENS[:tokens], frames=frames))
         assert not [call for call in simulation.calls if call.name.startswith("thinker")]
-        assert np.array_equal(
-            result.codes, frames_of(simulation, TOKENS[:tokens], frames=frames)
-        )
+        assert np.array_equal(result.codes, frames_of(simulation, TOKENS[:tokens], frames=frames))
         assert result.token_ids == TOKENS[:tokens]
         assert result.thinker_finish_reason == "stop"
         assert result.timings.ttft_s == result.timings.queued_s == 0
@@ -98,6 +96,12 @@ def test_pieces_are_one_stream_in_one_slot(simulate: Simulate) -> None:
     assert [chunk.first_sample for chunk in chunks] == [0, *ends[:-1]]
     assert np.array_equal(result.audio, np.concatenate([chunk.samples for chunk in chunks]))
     assert np.array_equal(result.codes, frames_of(simulation, *SOME))
+    latency = simulation.pipeline.latency_samples
+    assert len(result.audio) == 80 * 1920 - latency
+    for piece in range(1, 4):
+        join = piece * 20 * 1920
+        assert not result.audio[join - latency : join].any()
+        assert result.audio[join - latency - 1] != 0 != result.audio[join]
     assert result.text == " ".join("".join(map(str, piece)) for piece in SOME)
     assert result.token_ids == [token for piece in SOME for token in piece]
     assert result.talker_finish_reason == "length"

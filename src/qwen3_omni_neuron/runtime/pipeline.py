@@ -74,6 +74,7 @@ class Pipeline:
         rows, where the engines can: see runtime.held_rows.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
+        self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._max_queued = engines, config, max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
@@ -105,9 +106,7 @@ class Pipeline:
         for stage in self._stages:
             stage.start()
 
-    def submit(
-        self, request: Request, after: LiveRequest | None = None
-    ) -> tuple[LiveRequest, int]:
+    def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
         after: the request that this one goes on with, in its slot; where that has ended already,

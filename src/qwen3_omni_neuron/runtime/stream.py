@@ -107,14 +107,30 @@ class SpeechStream(Iterator[Event]):
         if item is None:
             return None if self._go_on() else Finished(self._result())
         if isinstance(item, AudioChunk):
-            item = replace(item, first_sample=item.first_sample + self._first_sample)
-            self._chunks.append(item)
-            return item
+            chunk = self._joined(item)
+            self._chunks.append(chunk)
+            return chunk
         delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
         if not delta[1]:
             return None
         self._texts.append(delta[0])
         return TextDelta(*delta)
+
+    def _joined(self, chunk: AudioChunk) -> AudioChunk:
+        """Return a chunk of this part as one of the whole stream.
+
+        Each part's audio is shorter than its frames by the vocoder's latency, 23 ms. Between two
+        parts there is silence for so long, so that together they are as long as one would be.
+        """
+        if len(self._parts) == 1:
+            return chunk
+        samples, first_sample = chunk.samples, chunk.first_sample + self._first_sample
+        gap = self._pipeline.latency_samples if self._first_sample else 0
+        if chunk.first_sample:
+            first_sample += gap
+        else:
+            samples = np.concatenate((np.zeros(gap, np.float32), samples))
+        return replace(chunk, samples=samples, first_sample=first_sample)
 
     def _go_on(self) -> bool:
         """Go on with the next request, where there is one, and submit the one after it."""
