@@ -16,6 +16,7 @@ from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
 TOKENS = [5, 0, 17, 17, 30, 8, 91]
+TAKES_TIME = Times(0.1, 0.02, 0.01, 0.05, 0.008, 0.01, 0.02)
 SOME = ([5, 0, 17], [17, 30], [8, 91, 3, 4], [6])
 Simulate = Callable[..., Simulation]
 
@@ -126,18 +127,18 @@ def test_pieces_wait_for_nobody_between_them(simulate: Simulate) -> None:
 def test_a_stream_that_is_closed_frees_its_slot_and_begins_no_other_piece(
     simulate: Simulate, events: int
 ) -> None:
-    simulation = simulate(sizes=Sizes(slots=1))
+    simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
+    piece_s = finish(speak(simulation, SOME[0])).timings.total_s
     stream = speak(simulation, *SOME)
     for _ in range(events):
         next(stream)
     stream.close()
-    finish(simulation.start(TOKENS))
-    assert len(simulation.called("talker.prefill")) < len(SOME) + 1
+    assert finish(simulation.start(TOKENS)).timings.queued_s < piece_s / 2
     simulation.assert_idle()
 
 
 def test_an_error_in_one_piece_ends_them_all(simulate: Simulate) -> None:
-    simulation = simulate(sizes=Sizes(slots=1))
+    simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
     fails = iter([False, True])
 
     def on_call(name: str, slots: Sequence[int]) -> None:
@@ -149,7 +150,24 @@ def test_an_error_in_one_piece_ends_them_all(simulate: Simulate) -> None:
     with pytest.raises(RuntimeError, match="the second piece"):
         finish(stream)
     finish(simulation.start(TOKENS))
+    assert len(simulation.called("talker.prepare")) == 3  # two pieces', and this one's
     simulation.assert_idle()
+
+
+def test_no_piece_follows_one_that_failed_though_nobody_reads(simulate: Simulate) -> None:
+    simulation = simulate(TAKES_TIME, sizes=Sizes(slots=1))
+    fails = iter([True])
+
+    def on_call(name: str, slots: Sequence[int]) -> None:
+        if name == "talker.prefill" and next(fails, False):
+            raise RuntimeError("the first piece")
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    stream = speak(simulation, *SOME)
+    finish(simulation.start(TOKENS))
+    assert len(simulation.called("talker.prepare")) == 2
+    with pytest.raises(RuntimeError, match="the first piece"):
+        finish(stream)
 
 
 def test_closing_the_model_ends_every_piece(simulate: Simulate) -> None:

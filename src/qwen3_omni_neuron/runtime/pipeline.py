@@ -171,8 +171,7 @@ class Pipeline:
         with self._lock:
             self._closed = True
             error = ClosedError("the model was closed while the request ran.")
-            successors = self._successors.values()
-            waiting = [live for live, _ in (*self._queue, *self._warm_ups, *successors)]
+            waiting = [live for live, _ in (*self._queue, *self._warm_ups)]
             for live in [*self._running, *waiting]:
                 live.end(error)
             self._warm_ups.clear()
