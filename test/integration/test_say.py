@@ -79,21 +79,35 @@ def test_every_word_of_a_long_text_is_said_in_order_in_the_asked_voice(
         assert result.thinker_finish_reason == result.talker_finish_reason == "stop"
 
 
+def assert_as_transformers(
+    omni: Qwen3Omni, reference: Reference, text: str, **options: Any
+) -> None:
+    """Let its thinker write the text, in answer to an empty turn."""
+    prompt, end = omni.conversation.prompt(EMPTY_TURN), omni._config.im_end_id
+    ours = omni.say(text, **GREEDY_SPEECH, **options)
+    theirs = reference.generate(
+        prompt,
+        thinker_eos_token_id=end,
+        thinker_logits_processor=[Written([*ours.token_ids, end], len(prompt))],
+        **options,
+    )
+    assert theirs.token_ids == [*ours.token_ids, end]
+    assert ours.text == text
+    assert_same(ours, theirs, reference)
+
+
 def test_transformers_speaks_the_same_codes(speaking: Qwen3Omni) -> None:
-    """Its thinker is made to write the text, in answer to an empty turn."""
     reference = Reference(SPEAKING_CHECKPOINT)
-    prompt = speaking.conversation.prompt(EMPTY_TURN)
     for text in ("three five", "red goodbye ethan yellow", "seven seven blue"):
-        ours = speaking.say(text, **GREEDY_SPEECH)
-        end = speaking._config.im_end_id
-        theirs = reference.generate(
-            prompt,
-            thinker_eos_token_id=end,
-            thinker_logits_processor=[Written([*ours.token_ids, end], len(prompt))],
-        )
-        assert theirs.token_ids == [*ours.token_ids, end]
-        assert ours.text == text
-        assert_same(ours, theirs, reference)
+        assert_as_transformers(speaking, reference, text)
+
+
+def test_transformers_speaks_the_same_codes_of_random_weights(
+    omni: Qwen3Omni, reference: Reference
+) -> None:
+    """Here the user turn changes the codes, which the checkpoint that ships does not mind."""
+    for text in ("Hello there.", "How are you?"):
+        assert_as_transformers(omni, reference, text, talker_max_new_tokens=30)
 
 
 def test_a_stream_is_what_say_collects(speaking: Qwen3Omni) -> None:
