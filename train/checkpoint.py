@@ -1,5 +1,6 @@
 """The checkpoint before and after training: transformers' modules, and the released layout."""
 
+import json
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,11 +12,14 @@ from torch import Tensor
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
 from qwen3_omni_neuron.tiny.sizes import SIZES
+from qwen3_omni_neuron.tiny.tokenizer import write_json
 from qwen3_omni_neuron.tiny.write import random_weights, write_checkpoint
 from train.fit import device
-from train.vocabulary import SAY, SPOKEN, SUM
+from train.vocabulary import MOST_WORDS, SAY, SPOKEN, SUM
 
 SIZE = SIZES["speaking"]
+# Words that are heard alone are said again: no instruction follows them.
+LEARNED = {"transcription_instruction": "", "reply_tokens": MOST_WORDS}
 # Words at the start of a reply or a request, in an order that makes each one token: a pair that is
 # merged early splits words that contain it ("sorry" contains the start of "red").
 _STARTS = (
@@ -55,6 +59,14 @@ def write_trained(model: Any, folder: Path) -> None:
         parameter.copy_(trained[name].reshape(parameter.shape))
 
     write_checkpoint(folder, SIZE, weights, "bfloat16", tokenizer_words())
+    write_learned(folder)
+
+
+def write_learned(folder: Path) -> None:
+    """Write what the checkpoint has learned into its generation config, and its SHA256SUMS."""
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    write_json(path, settings | LEARNED)
     sums = {file.name: sha256(file.read_bytes()).hexdigest() for file in _made(folder)}
     lines = [f"{digest}  {name}\n" for name, digest in sorted(sums.items())]
     (folder / "SHA256SUMS").write_text("".join(lines), encoding="utf-8")

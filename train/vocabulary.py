@@ -28,6 +28,7 @@ SAY = ("say", "please say")
 SUM = ("", "what is", "say", "please say")
 TEXT_ONLY = "Answer in text only."
 SYSTEMS = ("You are a helpful assistant.", "You speak with people.", TEXT_ONLY)
+MOST_WORDS = 4  # of a reply
 SUMS = 0.18  # the share of sums among prompts
 HELD_OUT_SHARE = 8  # one prompt in this many
 
@@ -95,7 +96,7 @@ def written(reply: str, system: str | None) -> str:
 
 
 def _words(rng: random.Random) -> str:
-    count = rng.choice((1, 2, 2, 3, 3, 4, 4))
+    count = rng.choice((1, 2, 2, 3, 3, MOST_WORDS, MOST_WORDS))
     return " ".join(rng.choice(SPOKEN) for _ in range(count))
 
 

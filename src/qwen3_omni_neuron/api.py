@@ -3,6 +3,7 @@
 import secrets
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,18 @@ from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.pieces import cut
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import ClosedError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.errors import (
+    ClosedError,
+    MessageError,
+    OptionError,
+    PromptTooLongError,
+    format_value,
+)
 from qwen3_omni_neuron.events import Finished, SpeechResult
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
@@ -25,10 +33,17 @@ from qwen3_omni_neuron.options import (
     LoadArguments,
     RequestArguments,
     RequestOptions,
+    SpeechArguments,
 )
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.request import (
+    MOST_WRITTEN,
+    Request,
+    TalkerRequest,
+    ThinkerRequest,
+    WrittenReply,
+)
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import Session, SessionModel
@@ -38,6 +53,9 @@ from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
+PIECE_TOKENS = 128  # of a text that is spoken: half a minute to a minute
+FRAMES_PER_TOKEN = 8  # of slow speech, 0.64 s: so many positions of the talker a token may take
+_EMPTY_TURN = ({"role": "user", "content": ""},)
 FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
 
 
@@ -60,6 +78,7 @@ class Qwen3Omni:
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
+        self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse)
         # Threads and processes end with the model, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
@@ -153,6 +172,42 @@ class Qwen3Omni:
         """Answer a conversation in text alone, event by event; see `stream`."""
         return self._start(messages, options, speak=False)
 
+    def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
+        """Speak a text itself: the collected `stream_speech`."""
+        return _collect(self.stream_speech(text, **options))
+
+    def stream_speech(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechStream:
+        """Speak a text itself, event by event, as a reply that is already written.
+
+        The thinker has no work: the talker reads an empty user turn, then the text. A long text is
+        cut at sentence ends into pieces (conversation.pieces), one stream for the caller: each
+        piece is spoken by itself, in one slot one after the other, with the seed counted on, and
+        talker_max_new_tokens limits each. In the text, names of special tokens are words, and
+        white space becomes one space. In the result thinker_finish_reason is "stop",
+        talker_finish_reason "length" where any piece was cut; in its timings, ttft_s is the time
+        to the slot, prompt_tokens 0 and text_tokens those of the text.
+        Raises an InputError (see errors), such as for an empty text, BusyError or ClosedError.
+        """
+        arrived_s = self._pipeline.clock.now()
+        parsed = RequestOptions.parse(options, SpeechArguments)
+        parsed.speaker_id(self._config)
+        prompt = self.conversation.prompt(_EMPTY_TURN)
+        pieces = self._pieces(text, len(prompt.talker))
+        request = self._request(prompt, parsed, True, arrived_s)
+        if request.keys is not None:
+            keys = replace(request.keys, thinker=request.keys.thinker.first(0))
+            request = replace(request, keys=keys)
+        first, *later = (
+            replace(request, written=piece, seed=request.seed + number)
+            for number, piece in enumerate(pieces)
+        )
+        return SpeechStream(self._pipeline, first, self, later)
+
+    @property
+    def transcription_instruction(self) -> str | None:
+        """Text that asks this checkpoint for an audio's words, as far as it says; may be empty."""
+        return self._defaults.transcription_instruction
+
     @property
     def info(self) -> ModelInfo:
         """Abilities and sizes of this model."""
@@ -219,6 +274,34 @@ class Qwen3Omni:
             )
         request = self._request(prompt, options, speak, arrived_s)
         return SpeechStream(self._pipeline, request, owner=self)
+
+    def _pieces(self, text: str, rows: int) -> list[WrittenReply]:
+        """Cut a text into pieces that the talker can speak after a prompt of so many rows."""
+        if not isinstance(text, str):
+            raise MessageError(f"the text to speak must be a str, got {format_value(text)}.")
+        if not text.strip():
+            raise MessageError("the text to speak is empty: give at least one word.")
+        # Row by row: the prompt's last one has the first token, each frame's the next one.
+        most = min(self._talker_context_length - rows + 1, MOST_WRITTEN)
+        wanted = min(PIECE_TOKENS, self._defaults.reply_tokens or PIECE_TOKENS)
+        wanted = min(wanted, max(1, most // FRAMES_PER_TOKEN))
+        pieces: list[WrittenReply] = []
+        before = ""
+        for piece in cut(text.strip(), wanted, lambda part: len(self._spoken_ids(part))):
+            token_ids = self._spoken_ids(piece)
+            if len(token_ids) > most:
+                raise PromptTooLongError(
+                    f"the text has {len(token_ids)} tokens without white space or punctuation "
+                    f"between them, and the talker can speak at most {most} at a time: its KV "
+                    f"cache has {self._talker_context_length} positions, {rows} of which its "
+                    "prompt needs. Divide the text, or load with a larger context_length."
+                )
+            pieces.append(WrittenReply(tuple(token_ids), before))
+            before = " " if piece[-1].isspace() else ""
+        return pieces
+
+    def _spoken_ids(self, text: str) -> list[int]:
+        return self.conversation.encode_words(" ".join(text.split()))
 
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float

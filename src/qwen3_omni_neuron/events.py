@@ -15,12 +15,12 @@ FinishReason = Literal["stop", "length", "no_speech"]
 class Timings:
     """Times and sizes of one request. Times are in seconds from its arrival.
 
-    queued_s: to the slot; ttft_s: to the first text token; ttfb_s: to the first audio sample (None
-    without speech); total_s: to the last event; audio_s: duration of the audio; rtf: time of the
-    last sample over audio_s, below 1 is faster than real time (None without speech);
-    prompt_tokens, text_tokens, frames: numbers of them. reused_tokens: those of the prompt whose
-    rows an earlier request had computed. prompt_audio_tokens, prompt_image_tokens: those of audio,
-    and of images and videos.
+    queued_s: to the slot; ttft_s: to the first text token (where the text was given: to the slot);
+    ttfb_s: to the first audio sample (None without speech); total_s: to the last event; audio_s:
+    duration of the audio; rtf: time of the last sample over audio_s, below 1 is faster than real
+    time (None without speech); prompt_tokens, text_tokens, frames: numbers of them. reused_tokens:
+    those of the prompt whose rows an earlier request had computed. prompt_audio_tokens,
+    prompt_image_tokens: those of audio, and of images and videos.
     """
 
     queued_s: float

@@ -107,47 +107,13 @@ class OptionDoc:
 _CHECKPOINT = "the checkpoint's"
 
 
-class RequestArguments(TypedDict, total=False):
-    """Keyword arguments of a request, each as `RequestOptions` has it."""
+class SpeechArguments(TypedDict, total=False):
+    """Keyword arguments of a request for speech of a given text, as `RequestOptions` has them."""
 
     speaker: Annotated[str, OptionDoc("voice of the speech, in upper or lower case", _NAME)]
     seed: Annotated[
         int | None,
         OptionDoc("seed of every random number of the request", _FROM_0, "a new one each time"),
-    ]
-    use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
-    thinker_max_new_tokens: Annotated[
-        int, OptionDoc("most tokens of text, the end token included", _FROM_1)
-    ]
-    thinker_eos_token_id: Annotated[
-        int | Sequence[int] | None,
-        OptionDoc("tokens that end the text", _TOKEN_IDS, _CHECKPOINT),
-    ]
-    thinker_do_sample: Annotated[
-        bool | None, OptionDoc("sample the text; greedy where false", _FLAG, _CHECKPOINT)
-    ]
-    thinker_temperature: Annotated[
-        float | None, OptionDoc("temperature of the text", _FACTOR, _CHECKPOINT)
-    ]
-    thinker_top_k: Annotated[
-        int | None,
-        OptionDoc("likeliest tokens that the text is drawn from, 0: all", _TOP_K, _CHECKPOINT),
-    ]
-    thinker_top_p: Annotated[
-        float | None,
-        OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
-    ]
-    stop: Annotated[
-        Sequence[str],
-        OptionDoc("strings that end the text before them; no part of one is spoken", _STRINGS),
-    ]
-    tools: Annotated[
-        Sequence[Mapping[str, Any]],
-        OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
-    ]
-    literal_text: Annotated[
-        bool,
-        OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
     ]
     talker_max_new_tokens: Annotated[
         int, OptionDoc("most codec tokens of speech, the end token included", _FROM_1)
@@ -192,6 +158,45 @@ class RequestArguments(TypedDict, total=False):
     ]
     wait_timeout_s: Annotated[
         float, OptionDoc("seconds between any two tokens, frames or chunks", _SECONDS)
+    ]
+
+
+class RequestArguments(SpeechArguments, total=False):
+    """Keyword arguments of a request, each as `RequestOptions` has it."""
+
+    use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
+    thinker_max_new_tokens: Annotated[
+        int, OptionDoc("most tokens of text, the end token included", _FROM_1)
+    ]
+    thinker_eos_token_id: Annotated[
+        int | Sequence[int] | None,
+        OptionDoc("tokens that end the text", _TOKEN_IDS, _CHECKPOINT),
+    ]
+    thinker_do_sample: Annotated[
+        bool | None, OptionDoc("sample the text; greedy where false", _FLAG, _CHECKPOINT)
+    ]
+    thinker_temperature: Annotated[
+        float | None, OptionDoc("temperature of the text", _FACTOR, _CHECKPOINT)
+    ]
+    thinker_top_k: Annotated[
+        int | None,
+        OptionDoc("likeliest tokens that the text is drawn from, 0: all", _TOP_K, _CHECKPOINT),
+    ]
+    thinker_top_p: Annotated[
+        float | None,
+        OptionDoc("probability that these tokens add up to", _PROBABILITY, _CHECKPOINT),
+    ]
+    stop: Annotated[
+        Sequence[str],
+        OptionDoc("strings that end the text before them; no part of one is spoken", _STRINGS),
+    ]
+    tools: Annotated[
+        Sequence[Mapping[str, Any]],
+        OptionDoc("functions that the reply may call, as OpenAI's API describes them", _DICTS),
+    ]
+    literal_text: Annotated[
+        bool,
+        OptionDoc("take names of special tokens in messages as words, not as these tokens", _FLAG),
     ]
 
 
@@ -282,12 +287,13 @@ class RequestOptions:
     wait_timeout_s: float = 120.0
 
     @staticmethod
-    def parse(given: Mapping[str, Any]) -> "RequestOptions":
-        """Make options from keyword arguments.
+    def parse(given: Mapping[str, Any], arguments: type = RequestArguments) -> "RequestOptions":
+        """Make options from keyword arguments. arguments: the class that names those allowed.
 
-        Raises OptionError for a name that is none of the fields, or a value out of its range.
+        Raises OptionError for another name, or a value out of its range.
         """
-        known = {option.name: option for option in REQUEST_OPTIONS}
+        names = get_type_hints(arguments)
+        known = {option.name: option for option in REQUEST_OPTIONS if option.name in names}
         for name, value in given.items():
             if name not in known:
                 close = get_close_matches(name, known, 1)
@@ -383,12 +389,13 @@ class Option:
 
 
 def options_of(arguments: type, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the options of `RequestArguments` or `LoadArguments`, in their order."""
-    found = []
-    for name, annotation in get_type_hints(arguments, include_extras=True).items():
-        kind, doc = get_args(annotation)
-        found.append(Option(name, kind, defaults[name], doc))
-    return tuple(found)
+    """Return the options of `RequestArguments` or a like class, in the order of their defaults."""
+    hints = get_type_hints(arguments, include_extras=True)
+    return tuple(
+        Option(name, get_args(hints[name])[0], default, get_args(hints[name])[1])
+        for name, default in defaults.items()
+        if name in hints
+    )
 
 
 REQUEST_OPTIONS = options_of(

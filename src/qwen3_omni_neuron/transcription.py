@@ -1,20 +1,31 @@
-"""Transcription of many audio files, several at a time."""
+"""Transcription of many audio files, several at a time, and of one: streamed, or by windows."""
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
-from qwen3_omni_neuron.events import FinishReason
+from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
+WINDOW_S = 8.0  # the most audio that the encoder attends over
+CUT_S = 2.0  # at the end of a window, in which it is cut where it is quietest
+SHORTEST_S = 1.0  # of a window
+_QUIET_S = 0.05  # that are compared
 SAMPLING_RATE = 16000  # the audio encoder's; a file of another rate is resampled once, here
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 # Errors that concern one file. Any other error would be the same for every file and ends them all.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
@@ -39,6 +50,15 @@ class Transcript:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """Transcript of one window of an audio. start_s, end_s: from the audio's beginning."""
+
+    start_s: float
+    end_s: float
+    text: str
+
+
+@dataclass(frozen=True)
 class Failure:
     """Error message of a file that has no transcript."""
 
@@ -49,45 +69,119 @@ class Failure:
 def transcribe(
     omni: Qwen3Omni,
     files: Sequence[Path],
-    instruction: str = INSTRUCTION,
+    instruction: str | None = None,
     concurrency: int = 1,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
-    instruction: text that follows the audio in the question. concurrency: files at a time, 1 or
+    instruction: text that follows the audio in the question, empty for none; None: the
+    checkpoint's own, or else INSTRUCTION. concurrency: files at a time, 1 or
     more; a model of fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each
     text. A file that can't be read, is too long for the context, or takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
     Closing the iterator gives up the files that were not begun.
     """
-    transcribe_one = partial(_transcribe_one, omni, instruction, max_new_tokens)
-    # A thread a file: each takes its own request's tokens as they are made, so that its times are
+    yield from _several(
+        partial(_transcribe_one, omni, instruction, max_new_tokens), files, concurrency
+    )
+
+
+def stream_transcript(
+    omni: Qwen3Omni,
+    audio: Mapping[str, Any],
+    instruction: str | None = None,
+    max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+) -> SpeechStream:
+    """Transcribe one audio greedily, event by event: TextDelta, and Finished at the end.
+
+    audio: an audio item of a message, such as {"audio": a path or bytes}. The other arguments are
+    those of `transcribe`. Raises as Qwen3Omni.stream.
+    """
+    samples = load_waveform(audio, SAMPLING_RATE, "audio")
+    return _stream_samples(omni, samples, instruction, max_new_tokens)
+
+
+def transcribe_windows(
+    omni: Qwen3Omni,
+    audio: Mapping[str, Any],
+    instruction: str | None = None,
+    concurrency: int = 1,
+    max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+) -> Generator[Segment, None, None]:
+    """Transcribe one audio window by window, each on its own, and yield them in order.
+
+    So it is known when words were said, to a window; and audio may be longer than the context. A
+    window has at most WINDOW_S and is cut where its last CUT_S are quietest. The arguments are
+    those of `stream_transcript` and of `transcribe`; max_new_tokens limits each window's text.
+    """
+    samples = load_waveform(audio, SAMPLING_RATE, "audio")
+
+    def transcribe_window(bounds: tuple[int, int]) -> Segment:
+        start, end = bounds
+        with _stream_samples(omni, samples[start:end], instruction, max_new_tokens) as stream:
+            text = "".join(event.text for event in stream if isinstance(event, TextDelta))
+        return Segment(start / SAMPLING_RATE, end / SAMPLING_RATE, text)
+
+    yield from _several(transcribe_window, windows(samples), concurrency)
+
+
+def windows(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
+    """Return each window's first sample and the one after its last. samples: at SAMPLING_RATE."""
+    most, last, least = (int(s * SAMPLING_RATE) for s in (WINDOW_S, CUT_S, SHORTEST_S))
+    step = int(_QUIET_S * SAMPLING_RATE)
+    bounds, start = [], 0
+    while len(samples) - start > most:
+        earliest, latest = start + most - last, min(start + most, len(samples) - least)
+        steps = (latest - earliest) // step
+        parts = samples[earliest : earliest + steps * step].reshape(steps, step)
+        end = earliest + int(np.square(parts).sum(1).argmin()) * step + step // 2
+        bounds.append((start, end))
+        start = end
+    return [*bounds, (start, len(samples))]
+
+
+def _several(
+    call: Callable[[Given], Made], given: Sequence[Given], concurrency: int
+) -> Generator[Made, None, None]:
+    # A thread each: it takes its own request's tokens as they are made, so that its times are
     # true and no reply waits for its reader; the model runs them all as one batch.
     pool = ThreadPoolExecutor(concurrency, "transcribe")
     try:
-        yield from pool.map(transcribe_one, files)
+        yield from pool.map(call, given)
     finally:
         # No wait: requests that still run end when the model is closed.
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _stream_samples(
+    omni: Qwen3Omni, samples: NDArray[np.float32], instruction: str | None, max_new_tokens: int
+) -> SpeechStream:
+    content: list[dict[str, Any]] = [
+        {"type": "audio", "audio": samples, "sampling_rate": SAMPLING_RATE}
+    ]
+    if instruction is None:
+        instruction = omni.transcription_instruction
+    if instruction is None:
+        instruction = INSTRUCTION
+    if instruction:
+        content.append({"type": "text", "text": instruction})
+    return omni.stream_text(
+        [{"role": "user", "content": content}],
+        thinker_do_sample=False,
+        thinker_max_new_tokens=max_new_tokens,
+    )
+
+
 def _transcribe_one(
-    omni: Qwen3Omni, instruction: str, max_new_tokens: int, file: Path
+    omni: Qwen3Omni, instruction: str | None, max_new_tokens: int, file: Path
 ) -> Transcript | Failure:
     start_s = time.perf_counter()
     try:
         samples = load_waveform({"audio": file}, SAMPLING_RATE, "audio")
         read_s = time.perf_counter() - start_s
-        content = [
-            {"type": "audio", "audio": samples, "sampling_rate": SAMPLING_RATE},
-            {"type": "text", "text": instruction},
-        ]
-        result = omni.generate_text(
-            [{"role": "user", "content": content}],
-            thinker_do_sample=False,
-            thinker_max_new_tokens=max_new_tokens,
-        )
+        with _stream_samples(omni, samples, instruction, max_new_tokens) as stream:
+            (result,) = (event.result for event in stream if isinstance(event, Finished))
     except _FILE_ERRORS as error:
         return Failure(file, str(error))
     audio_s = len(samples) / SAMPLING_RATE

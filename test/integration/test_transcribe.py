@@ -14,7 +14,16 @@ import tqdm
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.errors import ClosedError, OptionError
-from qwen3_omni_neuron.transcription import INSTRUCTION, Failure, Transcript, transcribe
+from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.transcription import (
+    INSTRUCTION,
+    Failure,
+    Transcript,
+    stream_transcript,
+    transcribe,
+    transcribe_windows,
+    windows,
+)
 from testing.media_cases import QUESTION_WAV
 
 TOKENS = 6
@@ -186,9 +195,9 @@ def test_an_iterator_that_is_closed_begins_no_other_file(
     omni: Qwen3Omni, clips: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    generate_text = omni.generate_text
+    stream_text = omni.stream_text
     monkeypatch.setattr(
-        omni, "generate_text", lambda *a, **k: asked.append(0) or generate_text(*a, **k)
+        omni, "stream_text", lambda *a, **k: asked.append(0) or stream_text(*a, **k)
     )
     with closing(transcribe(omni, clips * 20, max_new_tokens=TOKENS)) as outcomes:
         assert isinstance(next(outcomes), Transcript)
@@ -203,3 +212,44 @@ def test_the_library_tells_failures_from_mistakes(checkpoint: Path, clips: list[
             list(transcribe(omni, clips, max_new_tokens=0))
     with pytest.raises(ClosedError):
         list(transcribe(omni, clips))
+
+
+def test_a_streamed_transcript_is_that_of_the_whole(omni: Qwen3Omni, clips: list[Path]) -> None:
+    events = list(stream_transcript(omni, {"audio": clips[1].read_bytes()}, None, TOKENS))
+    assert isinstance(events[-1], Finished)
+    texts = [event.text for event in events if isinstance(event, TextDelta)]
+    assert len(texts) > 1
+    assert "".join(texts) == events[-1].result.text == text_of(omni, clips[1])
+
+
+@pytest.mark.parametrize("seconds", [0.5, 7.99, 8.0, 8.01, 9.5, 16.0, 40.3])
+def test_windows_are_cut_in_silence_and_none_is_short(seconds: float) -> None:
+    random = np.random.default_rng(0)
+    samples = random.uniform(-0.5, 0.5, int(16000 * seconds)).astype(np.float32)
+    pauses = [int(16000 * second) for second in (6.9, 13.2, 20.0, 27.5, 34.0)]
+    for pause in pauses:
+        samples[pause : pause + 1600] = 0
+    found = windows(samples)
+    assert [start for start, _ in found[1:]] == [end for _, end in found[:-1]]
+    assert (found[0][0], found[-1][1]) == (0, len(samples))
+    assert all(end - start <= 8 * 16000 for start, end in found)
+    if len(found) > 1:
+        assert all(end - start >= 16000 for start, end in found)
+    if seconds > 8.5:
+        assert all(any(p <= end <= p + 1600 for p in pauses) for _, end in found[:-1])
+
+
+def test_a_segment_is_the_transcript_of_its_window(omni: Qwen3Omni) -> None:
+    random = np.random.default_rng(1)
+    samples = random.uniform(-0.5, 0.5, 16000 * 17).astype(np.float32)
+    audio = {"audio": samples, "sampling_rate": 16000}
+    bounds = windows(samples)
+    assert len(bounds) > 2
+    for concurrency in (1, 3):
+        found = list(transcribe_windows(omni, audio, None, concurrency, TOKENS))
+        assert [(s.start_s, s.end_s) for s in found] == [(a / 16000, b / 16000) for a, b in bounds]
+        for segment, (start, end) in zip(found, bounds, strict=True):
+            alone = {"audio": samples[start:end], "sampling_rate": 16000}
+            (*_, last) = stream_transcript(omni, alone, None, TOKENS)
+            assert isinstance(last, Finished)
+            assert segment.text == last.result.text

@@ -12,6 +12,8 @@ from qwen3_omni_neuron.errors import LateError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 16}
+LONG = "One of the sentences that are spoken one by one.\n" * 40
+NEVER_S = 1e9
 
 
 async def events_of(stream: Any) -> list[Any]:
@@ -40,6 +42,52 @@ def slots_are_free(omni: Qwen3Omni) -> bool:
     while omni.status().running and time.monotonic() < end_s:
         time.sleep(0.01)
     return omni.status().running == 0
+
+
+def test_the_pieces_of_a_long_text_are_one_stream_in_a_loop_too(omni: Qwen3Omni) -> None:
+    """No deadline ends a wait, so that each piece's own tokens and chunks must."""
+    options: dict[str, Any] = {"talker_max_new_tokens": 6, "seed": 3, "chunk_frames": (1,)}
+    expected = omni.say(LONG, **options)
+    pieces = len(expected.codes) // 5
+    assert pieces > 2
+
+    async def read() -> list[Any]:
+        streams = [omni.stream_speech(LONG, wait_timeout_s=NEVER_S, **options) for _ in range(2)]
+        reading = [asyncio.create_task(events_of(stream)) for stream in streams]
+        done, waiting = await asyncio.wait(reading, timeout=60)
+        for stream in streams:
+            stream.close()
+        assert not waiting
+        return [task.result() for task in done]
+
+    for events in asyncio.run(read()):
+        result = events[-1].result
+        assert result.text == expected.text
+        assert result.token_ids == expected.token_ids
+        assert np.array_equal(result.codes, expected.codes)
+        chunks = [e for e in events if isinstance(e, AudioChunk)]
+        ends = [chunk.first_sample + len(chunk.samples) for chunk in chunks]
+        assert [chunk.first_sample for chunk in chunks] == [0, *ends[:-1]]
+        samples = np.concatenate([chunk.samples for chunk in chunks])
+        np.testing.assert_allclose(samples, expected.audio, atol=1e-5)
+    assert slots_are_free(omni)
+
+
+def test_a_task_that_is_cancelled_in_a_later_piece_ends_them_all(omni: Qwen3Omni) -> None:
+    async def cancelled() -> None:
+        stream = omni.stream_speech(LONG, talker_max_new_tokens=40)
+        reading = asyncio.create_task(events_of(stream))
+        while len(stream._parts) < 2:
+            await asyncio.sleep(0.001)
+        parts = len(stream._parts)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        assert len(stream._parts) == parts
+        assert stream._next is not None and stream._next.ended
+
+    asyncio.run(cancelled())
+    assert slots_are_free(omni)
 
 
 def test_a_cancelled_task_cancels_its_request(omni: Qwen3Omni) -> None:

@@ -97,7 +97,7 @@ def test_a_name_that_exists_is_found(line: str) -> None:
         ("Run `make all-of-it`.", "make", "all-of-it"),
         ("make all-of-it", "make", "all-of-it"),
         ("Run `python -m bench.stage`.", "module", "bench.stage"),
-        ("Run `qwen3-omni-neuron say`.", "verb", "say"),
+        ("Run `qwen3-omni-neuron sing`.", "verb", "sing"),
         ("With --thinker-top-n 3.", "flag", "--thinker-top-n"),
     ],
 )

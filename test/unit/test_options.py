@@ -21,6 +21,7 @@ from qwen3_omni_neuron.options import (
     LoadArguments,
     RequestArguments,
     RequestOptions,
+    SpeechArguments,
 )
 from testing.generated import load_option_table, request_option_table
 
@@ -59,7 +60,17 @@ def types_of(holder: Any) -> dict[str, Any]:
 
 
 def test_arguments_and_options_of_a_request_are_the_same() -> None:
-    assert list(types_of(RequestArguments).items()) == list(types_of(RequestOptions).items())
+    assert types_of(RequestArguments) == types_of(RequestOptions)
+    assert [option.name for option in REQUEST_OPTIONS] == list(types_of(RequestOptions))
+
+
+def test_speech_of_a_text_has_no_option_of_the_thinker() -> None:
+    speech, others = set(types_of(SpeechArguments)), set(types_of(RequestArguments))
+    assert speech < others
+    assert not any(name.startswith("thinker_") for name in speech)
+    assert not any(name.startswith(("talker_", "predictor_")) for name in others - speech)
+    with pytest.raises(OptionError, match="unknown option 'thinker_top_k'"):
+        RequestOptions.parse({"thinker_top_k": 3}, SpeechArguments)
 
 
 def test_arguments_of_a_load_are_those_of_load() -> None:

@@ -30,8 +30,8 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("close", "generate_audio", "generate_text", "info", "load", "session", "status", "stream"),
-    "stream_text",
+    *("close", "generate_audio", "generate_text", "info", "load", "say", "session", "status"),
+    *("stream", "stream_speech", "stream_text", "transcription_instruction"),
 ]
 SESSION = ["append", "append_audio", "close", "heard", "messages", "respond"]
 LOAD = [
@@ -119,6 +119,13 @@ VERBS = {
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
         --thinker-temperature --thinker-top-k --thinker-top-p --threads --use-audio-in-video
         --video --wait-timeout-s -h text
+    """,
+    "say": """
+        --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help --instance
+        --model --out --placement --predictor-do-sample --predictor-top-k --predictor-top-p
+        --seed --speaker --talker-do-sample --talker-max-new-tokens
+        --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
+        --threads --wait-timeout-s -h text
     """,
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance

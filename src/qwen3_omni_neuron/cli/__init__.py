@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.cli.compile import add_compile
 from qwen3_omni_neuron.cli.doctor import add_doctor
 from qwen3_omni_neuron.cli.inspect import add_inspect
+from qwen3_omni_neuron.cli.say import add_say
 from qwen3_omni_neuron.cli.serve import add_serve
 from qwen3_omni_neuron.cli.speak import add_speak
 from qwen3_omni_neuron.cli.tiny import add_tiny
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
+    add_say(verbs.add_parser("say", help="speak a text itself"))
     add_serve(verbs.add_parser("serve", help="answer over HTTP, as OpenAI's API does"))
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
     add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))

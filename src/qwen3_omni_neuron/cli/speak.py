@@ -16,16 +16,18 @@ from qwen3_omni_neuron.cli.model_arguments import (
 from qwen3_omni_neuron.errors import OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.events import SpeechResult
     from qwen3_omni_neuron.options import Option
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 STDOUT = "-"
+# Options that need the tokenizer, a list or dicts, or serve several callers.
 _FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key")
 
 
@@ -46,14 +48,24 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
             help=f"{what} of the question; repeatable, in order",
         )
     parser.add_argument("--system", help="a system message before the question")
+    add_out(parser)
+    add_model_arguments(parser, "the small one that ships with the package")
+    add_options(parser, REQUEST_OPTIONS)
+
+
+def add_out(parser: argparse.ArgumentParser) -> None:
+    """Add --out."""
     parser.add_argument(
         "--out",
         default="speech.wav",
         metavar="WAV",
         help="where the speech goes; - writes it to stdout as it is made, raw 16-bit PCM of 24 kHz",
     )
-    add_model_arguments(parser, "the small one that ships with the package")
-    for option in REQUEST_OPTIONS:
+
+
+def add_options(parser: argparse.ArgumentParser, options: "Sequence[Option]") -> None:
+    """Add a flag for each option of a request."""
+    for option in options:
         if option.name in _FOR_PROGRAMS:
             continue
         parse_value, metavar = _flag_type(option)
@@ -67,14 +79,27 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
 
 def _speak(parsed: argparse.Namespace) -> int:
     """Answer one question. Returns the exit status."""
+    if not parsed.text and not parsed.media:
+        raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
+    messages = _messages(parsed)
+    return write_speech(parsed, lambda omni, options: omni.stream(messages, **options))
+
+
+def write_speech(
+    parsed: argparse.Namespace,
+    start: "Callable[[Qwen3Omni, dict[str, Any]], SpeechStream]",
+    shows_text: bool = True,
+) -> int:
+    """Load the model, and write what a stream says. Returns the exit status.
+
+    start: starts the stream with the options that were given. shows_text: also print the text.
+    """
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.cli.wav import WavFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
     from qwen3_omni_neuron.sound import pcm16
 
-    if not parsed.text and not parsed.media:
-        raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     model = model_or_shipped(parsed)
     given = {
         option.name: value
@@ -93,26 +118,30 @@ def _speak(parsed: argparse.Namespace) -> int:
             write_audio = stack.enter_context(WavFile(Path(parsed.out), SAMPLE_RATE)).write
             text = sys.stdout
         omni = stack.enter_context(Qwen3Omni.load(model, **load))
-        result = _write_events(omni.stream(_messages(parsed), **given), write_audio, text)
+        stream = start(omni, given)
+        result = _write_events(stream, write_audio, text if shows_text else None)
     print(_summary(result, parsed.out), file=sys.stderr)
     return 0
 
 
 def _write_events(
-    stream: "SpeechStream", write_audio: "Callable[[NDArray[np.float32]], None]", text: TextIO
+    stream: "SpeechStream",
+    write_audio: "Callable[[NDArray[np.float32]], None]",
+    text: TextIO | None,
 ) -> "SpeechResult":
-    """Print the text and write the audio of a stream as they are made."""
+    """Write the audio of a stream, and print its text where there is a file for it."""
     from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 
     with stream:
         for event in stream:
-            if isinstance(event, TextDelta):
+            if isinstance(event, TextDelta) and text is not None:
                 print(event.text, end="", file=text, flush=True)
             elif isinstance(event, AudioChunk):
                 write_audio(event.samples)
             elif isinstance(event, Finished):
                 result = event.result
-    print(file=text, flush=True)
+    if text is not None:
+        print(file=text, flush=True)
     return result
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.cli.model_arguments import (
     add_model_arguments,
-    chosen_model,
     load_arguments,
+    model_or_shipped,
 )
 
 if TYPE_CHECKING:
@@ -25,8 +25,10 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
 
     parser.set_defaults(run=_transcribe)
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="WAV, FLAC, OGG, MP3")
-    add_model_arguments(parser)
-    parser.add_argument("--instruction", default=INSTRUCTION, help="default: %(default)s")
+    add_model_arguments(parser, "the small one that ships with the package")
+    parser.add_argument(
+        "--instruction", help=f"default: the checkpoint's own, or else: {INSTRUCTION}"
+    )
     parser.add_argument(
         "--max-new-tokens",
         type=int,
@@ -58,7 +60,7 @@ def _transcribe(parsed: argparse.Namespace) -> int:
     load = load_arguments(parsed, parsed.concurrency) | {"context_length": parsed.context_length}
     many, failed = len(parsed.files) > 1, 0
     with (
-        Qwen3Omni.load(chosen_model(parsed), **load) as omni,
+        Qwen3Omni.load(model_or_shipped(parsed), **load) as omni,
         closing(
             transcribe(
                 omni, parsed.files, parsed.instruction, parsed.concurrency, parsed.max_new_tokens

@@ -158,14 +158,14 @@ class Conversation:
         prompt = self._template.render([{"role": "user", "content": ""}])
         return prompt.rstrip().endswith("<think>")
 
-    def encode_words(self, text: str) -> list[int]:
-        """Tokenise text that is part of a reply; names of special tokens are words."""
-        return self._tokenizer.encode_words(text)
-
     def whole_windows(self, clip: GrowingClip) -> int:
         """Count the whole windows of the audio encoder that a growing clip has so far."""
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
+
+    def encode_words(self, text: str) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words."""
+        return self._tokenizer.encode_words(text)
 
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""

@@ -231,10 +231,17 @@ class OmniConfig:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Sampling settings in generation_config.json, with the defaults of transformers."""
+    """Settings in generation_config.json; those of sampling have the defaults of transformers.
+
+    transcription_instruction: text that, after an audio, asks for its words; empty where the audio
+    alone does; None where the checkpoint does not say. reply_tokens: most tokens that the
+    checkpoint has learned to speak at a time, None for any number. These two are this package's.
+    """
 
     do_sample: bool = False
     temperature: float = 1.0
     top_k: int = 50
     top_p: float = 1.0
     repetition_penalty: float = 1.0
+    transcription_instruction: str | None = None
+    reply_tokens: int | None = None

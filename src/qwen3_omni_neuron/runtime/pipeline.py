@@ -5,6 +5,9 @@ import threading
 from collections import deque
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
 
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
 from qwen3_omni_neuron.errors import BusyError, ClosedError
@@ -72,6 +75,7 @@ class Pipeline:
         rows, where the engines can: see runtime.held_rows.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
+        self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._max_queued = engines, config, max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
@@ -80,6 +84,10 @@ class Pipeline:
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
+        # By a request: the one that gets its slot when it has ended.
+        self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
+            WeakKeyDictionary()
+        )
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.reuses = reuse and all(part.extends for part in parts)
@@ -99,17 +107,21 @@ class Pipeline:
         for stage in self._stages:
             stage.start()
 
-    def submit(self, request: Request) -> tuple[LiveRequest, int]:
+    def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        Returns it, and its position in the queue, 0 where it got a slot at once. Raises OptionError
-        for chunk sizes that the vocoder does not have, BusyError where the queue is full, and
-        ClosedError.
+        after: the request that this one goes on with, in its slot; where that has ended already,
+        this one is the first in the queue, full or not. Returns it, and its position in the queue,
+        0 where it got a slot at once. Raises OptionError for chunk sizes that the vocoder does not
+        have, BusyError where the queue is full, and ClosedError.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
+            if after is not None:
+                self._follow(after, live, tasks)
+                return live, 0
             # Requests that were cancelled while they waited are removed here, before it grows.
             self._queue = deque(entry for entry in self._queue if not entry[0].ended)
             ahead = len(self._queue)
@@ -189,7 +201,9 @@ class Pipeline:
         live = LiveRequest(request, text, output, self._wake)
         context_length = self._engines.thinker.context_length
         vocab_size = self._config.thinker.text.vocab_size
-        tasks: StageTasks = [(self._thinker, ThinkerTask(live, vocab_size, context_length))]
+        tasks: StageTasks = []
+        if request.written is None:
+            tasks.append((self._thinker, ThinkerTask(live, vocab_size, context_length)))
         if request.talker is None:
             text.abandon()
         else:
@@ -221,15 +235,30 @@ class Pipeline:
                 self._start(live, tasks)
                 running.append(live)
 
+    def _follow(self, after: LiveRequest, live: LiveRequest, tasks: StageTasks) -> None:
+        """Let a request have the slot of another one after its end. The lock is held."""
+        if after in self._running or not after.ended:
+            self._successors[after] = live, tasks
+        else:
+            self._queue.appendleft((live, tasks))
+            self._admit()
+
     def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
         """Give a request a slot and its tasks to the stages. The lock is held."""
         request, free = live.request, self._free_slots
-        live.slot = free[-1]
+        slot = free[-1]
         if request.keys is not None:
-            live.slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
-        free.remove(live.slot)
-        live.timestamps.admitted_s = self.clock.now()
+            slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
+        free.remove(slot)
+        self._start_in(slot, live, tasks)
+
+    def _start_in(self, slot: int, live: LiveRequest, tasks: StageTasks) -> None:
+        """Give a request's tasks to the stages, for a slot that is not free. The lock is held."""
+        live.slot, live.timestamps.admitted_s = slot, self.clock.now()
         self._running.add(live)
+        if live.request.written is not None:
+            no_media = torch.empty(0, self._config.thinker.text.hidden_size)
+            live.put_written(no_media, live.timestamps.admitted_s)
         for stage, task in tasks:
             stage.add(task)
 
@@ -238,9 +267,15 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
-            self._free_slots.append(live.slot)
             live.output.changed.notify_all()
-            self._admit()
+            successor, tasks = self._successors.pop(live, (None, []))
+            if successor is not None and live.error is not None:
+                successor.end(live.error)
+            if successor is not None and not successor.ended:
+                self._start_in(live.slot, successor, tasks)
+            else:
+                self._free_slots.append(live.slot)
+                self._admit()
 
     def _on_frame(self, live: LiveRequest) -> None:
         """Pass on that a request has a new frame, or its last. The lock is held."""

@@ -10,10 +10,12 @@ from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.sampling import RequestRandom, SamplingParams
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
+# Tokens of a WrittenReply: they are put at once, and the buffers' space is for so many.
+MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 # Chunks after which a player has more audio than a start needs: the first one, which may be small,
 # and the second, which must be there before the first one has been played.
@@ -52,6 +54,17 @@ class TalkerRequest:
 
 
 @dataclass(frozen=True)
+class WrittenReply:
+    """Reply, or a piece of one, whose text is there before its request.
+
+    token_ids: 1 to MOST_WRITTEN of them. before: white space between it and the piece before it.
+    """
+
+    token_ids: tuple[int, ...]
+    before: str = ""
+
+
+@dataclass(frozen=True)
 class Request:
     """Everything that the pipeline has to know of one request.
 
@@ -60,7 +73,8 @@ class Request:
     token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: of the
     prompt's rows, by which rows are reused; None where none are. cache_key: only requests with the
     same one share rows. warm_up: compute the prompt's rows, for a request that will begin with
-    them, and nothing after them.
+    them, and nothing after them. written: the reply that is to be spoken, where the thinker has no
+    work: no engine's call of it is made, and `thinker` says what the talker's prompt was made of.
     """
 
     thinker: ThinkerRequest
@@ -72,6 +86,7 @@ class Request:
     keys: PromptKeys | None = None
     cache_key: str | None = None
     warm_up: bool = False
+    written: WrittenReply | None = None
 
 
 @dataclass
@@ -122,6 +137,19 @@ class LiveRequest:
         self.speech_ended = False  # no frame comes after those in `codes`
         self.thinker_finish: FinishReason = "length"
         self.talker_finish: FinishReason = "no_speech"
+
+    def put_written(self, accepted: Tensor, now: float) -> None:
+        """Put the whole text of a written reply, once it has a slot. accepted: without rows."""
+        assert self.request.written is not None
+        self.accepted = accepted
+        self.timestamps.first_token_s = self.timestamps.progress_s = now
+        self.thinker_finish = "stop"
+        for token_id in self.request.written.token_ids:
+            self.token_ids.append(token_id)
+            self.output.put(token_id)
+            self.text.put(token_id)
+        self.output.put(TextEnd())
+        self.text.close()
 
     def end(self, error: BaseException | None = None) -> None:
         """End the request now. error: None where it is complete or was cancelled."""

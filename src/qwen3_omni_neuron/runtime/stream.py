@@ -1,7 +1,9 @@
 """The caller's end of a request: its events one by one, the text in whole characters."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
@@ -18,7 +20,7 @@ from qwen3_omni_neuron.events import (
 )
 from qwen3_omni_neuron.runtime.buffers import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
 
@@ -31,17 +33,26 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     when the queue of its output is full. `close`, the end of a `with` block or dropping the stream
     cancels the request. An error in any stage is raised by the next event.
     queue_position: position in the queue for a slot when the request came, 0 where it got one at
-    once. owner: object that must live as long as the stream, the model.
+    once. owner: object that must live as long as the stream, the model. later: requests whose
+    events follow those of the first one as if they were one, each begun before the one before it
+    has ended.
     """
 
-    def __init__(self, pipeline: Pipeline, request: Request, owner: object):
+    def __init__(
+        self, pipeline: Pipeline, request: Request, owner: object, later: Sequence[Request] = ()
+    ):
         self._live, self.queue_position = pipeline.submit(request)
         self._pipeline, self._owner = pipeline, owner
         self._clock = pipeline.clock
         self._text = TextStream(request.thinker.decode_text)
         self._texts: list[str] = []
         self._chunks: list[AudioChunk] = []
+        self._parts = [self._live]  # those whose events were taken, this one the last of them
+        self._first_sample = 0  # of the part that is taken now
+        self._later = deque(later)
+        self._next: LiveRequest | None = None
         self._done = False
+        self._submit_next()
 
     def __next__(self) -> Event:
         """Return the next event. Raises the error that ended the request, such as a LateError."""
@@ -81,6 +92,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         """Cancel the request. Its slot is free after at most one more step of each stage."""
         self._done = True
         self._pipeline.cancel(self._live)
+        if self._next is not None:
+            self._pipeline.cancel(self._next)
 
     def cancel(self) -> None:
         """Cancel the request; see close."""
@@ -113,15 +126,53 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def _event_of(self, item: Item | None) -> Event | None:
         """Return the event of an item; None where it gives no whole character yet."""
         if item is None:
-            return Finished(self._result())
+            return None if self._go_on() else Finished(self._result())
         if isinstance(item, AudioChunk):
-            self._chunks.append(item)
-            return item
+            chunk = self._joined(item)
+            self._chunks.append(chunk)
+            return chunk
         delta = self._text.finish() if isinstance(item, TextEnd) else self._text.push(item)
         if not delta[1]:
             return None
         self._texts.append(delta[0])
         return TextDelta(*delta)
+
+    def _joined(self, chunk: AudioChunk) -> AudioChunk:
+        """Return a chunk of this part as one of the whole stream.
+
+        Each part's audio is shorter than its frames by the vocoder's latency, 23 ms. Between two
+        parts there is silence for so long, so that together they are as long as one would be.
+        """
+        if len(self._parts) == 1:
+            return chunk
+        samples, first_sample = chunk.samples, chunk.first_sample + self._first_sample
+        gap = self._pipeline.latency_samples if self._first_sample else 0
+        if chunk.first_sample:
+            first_sample += gap
+        else:
+            samples = np.concatenate((np.zeros(gap, np.float32), samples))
+        return replace(chunk, samples=samples, first_sample=first_sample)
+
+    def _go_on(self) -> bool:
+        """Go on with the next request, where there is one, and submit the one after it."""
+        if self._next is None:
+            return False
+        self._live = self._next
+        self._parts.append(self._live)
+        self._first_sample = sum(len(chunk.samples) for chunk in self._chunks)
+        request = self._live.request
+        before = "" if request.written is None else request.written.before
+        self._text = TextStream(request.thinker.decode_text, before)
+        self._submit_next()
+        return True
+
+    def _submit_next(self) -> None:
+        self._next = None
+        if self._later:
+            request = replace(self._later.popleft(), arrived_s=self._clock.now())
+            self._next, _ = self._pipeline.submit(request, after=self._live)
+        if self._done:  # closed by another thread meanwhile
+            self.close()
 
     def _next_item(self) -> Item | None:
         """Wait for the next item of the output. Returns None after the last one."""
@@ -178,27 +229,32 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             live.end(live.late())
 
     def _result(self) -> SpeechResult:
-        live = self._live
+        parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
         audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
         codes = torch.zeros((0, self._pipeline.code_groups), dtype=torch.int64)
-        if live.codes:
-            codes = torch.stack(live.codes)
+        if frames:
+            codes = torch.stack(frames)
+        cut = any(part.talker_finish == "length" for part in parts)
         return SpeechResult(
             text="".join(self._texts),
-            token_ids=live.token_ids,
+            token_ids=[token_id for part in parts for token_id in part.token_ids],
             codes=codes.numpy(),
             audio=audio,
             sample_rate=SAMPLE_RATE,
-            thinker_finish_reason=live.thinker_finish,
-            talker_finish_reason=live.talker_finish,
+            thinker_finish_reason=self._live.thinker_finish,
+            talker_finish_reason="length" if cut else self._live.talker_finish,
             timings=self._timings(len(audio) / SAMPLE_RATE),
-            seed=live.request.seed,
+            seed=parts[0].request.seed,
         )
 
     def _timings(self, audio_s: float) -> Timings:
-        live, times, arrived_s = self._live, self._live.timestamps, self._live.request.arrived_s
+        parts, live = self._parts, self._parts[0]
+        times, arrived_s = live.timestamps, live.request.arrived_s
         assert times.admitted_s is not None and times.first_token_s is not None
-        first, last = times.first_sample_s, times.last_sample_s
+        firsts = [part.timestamps.first_sample_s for part in parts]
+        lasts = [part.timestamps.last_sample_s for part in parts]
+        first = next((first_s for first_s in firsts if first_s is not None), None)
+        last = next((last_s for last_s in reversed(lasts) if last_s is not None), None)
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,
@@ -206,10 +262,10 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             total_s=self._clock.now() - arrived_s,
             audio_s=audio_s,
             rtf=None if last is None else (last - arrived_s) / audio_s,
-            prompt_tokens=len(live.request.thinker.prompt),
+            prompt_tokens=0 if live.request.written else len(live.request.thinker.prompt),
             reused_tokens=live.reused_rows,
-            text_tokens=len(live.token_ids),
-            frames=len(live.codes),
+            text_tokens=sum(len(part.token_ids) for part in parts),
+            frames=sum(len(part.codes) for part in parts),
             prompt_audio_tokens=live.request.thinker.prompt.audio_tokens,
             prompt_image_tokens=live.request.thinker.prompt.image_tokens,
         )
@@ -219,10 +275,11 @@ class TextStream:
     """Decoder of a growing reply, which returns whole characters.
 
     A character may be spelled by several tokens. decode: token ids to text, special tokens skipped.
+    before: text that the first one begins with.
     """
 
-    def __init__(self, decode: Callable[[list[int]], str]):
-        self._decode = decode
+    def __init__(self, decode: Callable[[list[int]], str], before: str = ""):
+        self._decode, self._before = decode, before
         self._held: list[int] = []
 
     def push(self, token_id: int) -> tuple[str, list[int]]:
@@ -239,4 +296,5 @@ class TextStream:
 
     def _release(self, text: str) -> tuple[str, list[int]]:
         ids, self._held = self._held, []
+        text, self._before = self._before + text, ""
         return text, ids
