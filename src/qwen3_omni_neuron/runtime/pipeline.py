@@ -226,7 +226,8 @@ class Pipeline:
         request, free = live.request, self._free_slots
         live.slot = free[-1]
         if request.keys is not None:
-            live.slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
+            keys, held = request.keys.thinker, self._thinker.held
+            live.slot, live.reused_rows = held.choose(free, keys, request.cache_key)
         free.remove(live.slot)
         live.timestamps.admitted_s = self.clock.now()
         self._running.add(live)
