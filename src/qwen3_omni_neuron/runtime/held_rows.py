@@ -58,10 +58,10 @@ class HeldRows:
         """Set what a slot holds now, None for nothing."""
         with self._lock:
             self._rows[slot] = rows
-            head = self._heads[slot]
-            head[:] = -1
+            count = 0 if rows is None else min(len(rows.keys), HEAD_ROWS)
+            self._heads[slot, count:] = -1
             if rows is not None:
-                head[: len(rows.keys)] = rows.keys.values[:HEAD_ROWS]
+                self._heads[slot, :count] = rows.keys.values[:count]
 
     def choose(self, free: Sequence[int], keys: RowKeys, cache_key: str | None) -> tuple[int, int]:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
@@ -91,15 +91,15 @@ class HeldRows:
         rows. copy: the engine's, see Thinker.copy. Returns the rows.
         """
         counts = self._counts(keys, cache_key)
-        source = max(range(len(counts)), key=lambda other: counts[other])
+        source = counts.index(max(counts))
         if counts[source] < counts[slot] + COPY_ROWS:
             source = slot
         shared, held = counts[source], self._rows[source]
         if held is None or not shared:
             held = Rows(keys, cache_key, torch.empty(0))
         rows = held.first(min(shared, most))
-        self.put(slot, None)  # until the copy has succeeded
-        if source != slot and len(rows.keys):
+        if source != slot:
+            self.put(slot, None)  # until the copy has succeeded
             copy(source, slot, len(rows.keys))
         self.put(slot, rows)
         return rows
@@ -109,8 +109,8 @@ class HeldRows:
         head = keys.values[:HEAD_ROWS]
         if not len(head):
             return [0] * len(self._rows)
-        differs = (self._heads[:, : len(head)] != head).any(2)
-        counts: list[int] = np.where(differs.any(1), differs.argmax(1), len(head)).tolist()
+        same = (self._heads[:, : len(head)] == head).all(2)
+        counts: list[int] = np.logical_and.accumulate(same, 1).sum(1).tolist()
         for slot, held in enumerate(self._rows):
             if held is None or held.cache_key != cache_key:
                 counts[slot] = 0
