@@ -183,7 +183,12 @@ def answer_of(python: Path, side: str, job: Job) -> Answer:
 
 
 def output_of(command: Sequence[str], text: str = "", **environment: str) -> str:
-    """Run a command and return what it prints. Raises InputError with the end of its errors."""
+    """Run a command and return what it prints. Raises InputError with the end of its errors.
+
+    It may write bytecode, whatever this process may: pip wrote that of OpenVINO's side, and that of
+    a checkout is written by its first process.
+    """
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     try:
         done = subprocess.run(
             command,
@@ -192,7 +197,7 @@ def output_of(command: Sequence[str], text: str = "", **environment: str) -> str
             text=True,
             check=False,
             cwd=ROOT,
-            env={**os.environ, **environment},
+            env={**inherited, **environment},
         )
     except FileNotFoundError as error:
         raise InputError(

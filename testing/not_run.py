@@ -16,6 +16,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "4.57": ("what transformers 4.57 can't do", "make test"),
     "5.x takes": ("what transformers 5 can't do", "make test-oracle"),
     "no C compiler": ("what runs in C", "install a C compiler, make clean, make test"),
+    "the C was not compiled": ("what runs in C", "install a C compiler, make clean, make test"),
     "the C by another compiler": (
         "the C by other compilers, and on 64-bit ARM",
         "install the packages that .ci/test-aarch64 names, make test-aarch64",

@@ -46,6 +46,10 @@ def __getattr__(name: str) -> Any:
     gc.disable()
     try:
         home = import_module(f"{__name__}.{_HOMES.get(name, 'events')}")
+        if not gc.get_freeze_count():
+            # Together these make all objects old: the next collection would begin with them.
+            gc.freeze()
+            gc.unfreeze()
     finally:
         if collects:
             gc.enable()

@@ -101,8 +101,7 @@ def test_a_warm_up_waits_while_somebody_waits_for_a_first_sample(
     result = finish(stream)
     first = simulation.called("vocoder.start")[0].at_s
     simulation.clock.sleep(5.0)
-    # Two rows, of the role, were copied.
-    warm = next(call for call in simulation.called("thinker.prefill") if call.size == 30)
+    warm = next(call for call in simulation.called("thinker.prefill") if call.size == 32)
     assert warm.at_s > first
     simulation.assert_right(result, spoken(*range(50)), 20)
 
@@ -208,10 +207,10 @@ def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
     simulation = simulate(sizes=Sizes(slots=3))
     mine = spoken(*range(100, 160))
     finish(simulation.start(mine))
-    others = [spoken(100, 101, n) for n in range(2)]
+    others = [spoken(*range(100, 120), n) for n in range(2)]
     for other in others:
         finish(simulation.start(other))
-    assert sizes_of(simulation, "thinker.copy") == [4, 4]
+    assert sizes_of(simulation, "thinker.copy") == [22, 22]
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
 
 
@@ -226,10 +225,10 @@ def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, s
     first_sample_s = simulation.called("vocoder.start")[0].at_s
     simulation.clock.sleep(10.0)
     prefills = simulation.called("thinker.prefill")
-    assert [call.size for call in prefills] == [128, 10, 128, 44]
+    assert [call.size for call in prefills] == [128, 12, 128, 44]
     assert prefills[1].at_s == pytest.approx(1.28)
     assert prefills[2].at_s > first_sample_s
-    assert sizes_of(simulation, "talker.extend") == [298]  # two rows, of the role, were copied
+    assert sizes_of(simulation, "talker.extend") == [300]
     simulation.assert_idle()
     assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
 

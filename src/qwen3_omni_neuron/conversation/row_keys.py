@@ -97,9 +97,11 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
         c.image_token_id: _images(prompt.images, c.vision.merge_size),
         c.video_token_id: _frames(prompt.videos, c.vision.merge_size),
     }
-    is_media = np.isin(ids, c.media_token_ids)
+    is_media = np.zeros(len(ids), bool)
     for token_id, units in sources.items():
-        (rows,) = (ids == token_id).nonzero()
+        is_kind = ids == token_id
+        is_media |= is_kind
+        (rows,) = is_kind.nonzero()
         at = 0
         for digest, count in units:
             own = rows[at : at + count]
@@ -109,7 +111,8 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
     user = user_positions(prompt.token_ids, config).numpy()
     talker = thinker[user]
     talker[:, -3:] = _as_integers(prompt.talker.positions)[: len(user)]
-    talker[:, 2 + _NUMBERS : -3] = _contexts(thinker, is_media)[user]
+    if is_media.any():
+        talker[:, 2 + _NUMBERS : -3] = _contexts(thinker, is_media)[user]
     return PromptKeys(RowKeys(thinker, is_media), RowKeys(talker, is_media[user]))
 
 

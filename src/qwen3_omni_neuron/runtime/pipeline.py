@@ -248,7 +248,8 @@ class Pipeline:
         request, free = live.request, self._free_slots
         slot = free[-1]
         if request.keys is not None:
-            slot = self._thinker.held.choose(free, request.keys.thinker, request.cache_key)
+            keys, held = request.keys.thinker, self._thinker.held
+            slot, live.reused_rows = held.choose(free, keys, request.cache_key)
         free.remove(slot)
         self._start_in(slot, live, tasks)
 

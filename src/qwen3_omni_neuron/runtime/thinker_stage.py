@@ -97,8 +97,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         request = new.live.request
         if new.next_since_s is None:
             new.next_since_s = now
-            if request.keys is not None:
-                new.rows -= self.held.shared(request.keys.thinker, request.cache_key)
+            new.rows -= new.live.reused_rows
         if request.warm_up:
             expected_s = self._right_of_way.expected_s(min(new.rows, WARM_UP_ROWS))
             return new if self._right_of_way.may_warm(expected_s, now) else None
