@@ -168,10 +168,10 @@ def test_a_failure_leaves_an_earlier_file_as_it_was(checkpoint: Path, tmp_path: 
 
 
 def test_without_a_model_it_says_how_to_name_one(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("QWEN3_OMNI_MODEL", raising=False)
-    assert main(["transcribe", "clip.wav"]) == 1
+    assert main(["compile", "--out", str(tmp_path)]) == 1
     assert "--model PATH, or set QWEN3_OMNI_MODEL" in capsys.readouterr().err
 
 
