@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference
+from testing.simulation import Simulation
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
@@ -89,3 +91,17 @@ def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
     """Ours as `omni`, but without reuse: a test may call its engines behind the runtime's back."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
         yield omni
+
+
+@pytest.fixture
+def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
+    """Makes simulations, and closes them."""
+    made: list[Simulation] = []
+
+    def make(*args: Any, **kwargs: Any) -> Simulation:
+        made.append(Simulation(config, *args, **kwargs))
+        return made[-1]
+
+    yield make
+    for simulation in made:
+        simulation.pipeline.close()

@@ -2,15 +2,13 @@
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.request import frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from testing.simulation import EOS, Simulation, finish
@@ -20,20 +18,6 @@ Simulate = Callable[..., Simulation]
 
 TOKENS = [5, 0, 17, 17, 30, 8, 91]
 STAGES = ("thinker", "talker", "vocoder")
-
-
-@pytest.fixture
-def simulate(config: OmniConfig) -> Iterator[Simulate]:
-    """Makes simulations, and closes them."""
-    made: list[Simulation] = []
-
-    def make(*args: Any, **kwargs: Any) -> Simulation:
-        made.append(Simulation(config, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for simulation in made:
-        simulation.pipeline.close()
 
 
 def stutter(number: int) -> float:

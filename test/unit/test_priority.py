@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from bench.replaying.load import make_load
 from bench.replaying.profiles import StageProfile
 from bench.replaying.simulation import GREEDY
 from qwen3_omni_neuron.events import SAMPLE_RATE
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.priority import MARGIN, SHORT_S, RightOfWay
 from qwen3_omni_neuron.runtime.request import (
@@ -33,19 +32,6 @@ TOKENS = [5, 0, 17, 17, 30, 8, 91]
 FRAME_S = 0.08
 PREFILL_S, ROWS = 0.4, 100
 THINKER_STEP_S = 0.01
-
-
-@pytest.fixture
-def simulate(config: OmniConfig) -> Iterator[Simulate]:
-    made: list[Simulation] = []
-
-    def make(*args: Any, **kwargs: Any) -> Simulation:
-        made.append(Simulation(config, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for simulation in made:
-        simulation.pipeline.close()
 
 
 @pytest.fixture(scope="module")

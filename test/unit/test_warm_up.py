@@ -3,7 +3,7 @@
 The engines check that a slot holds the rows that a call says it holds.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,16 +29,9 @@ PER_ROW = Times(
 
 
 @pytest.fixture
-def simulate(config: OmniConfig) -> Iterator[Simulate]:
-    made: list[Simulation] = []
-
-    def make(times: Times = PER_ROW, **kwargs: Any) -> Simulation:
-        made.append(Simulation(config, times, **kwargs))
-        return made[-1]
-
-    yield make
-    for simulation in made:
-        simulation.pipeline.close()
+def simulate(simulate: Simulate) -> Simulate:
+    """Makes simulations whose prompts take their time by rows."""
+    return lambda times=PER_ROW, **kwargs: simulate(times, **kwargs)
 
 
 @pytest.fixture
@@ -130,6 +123,16 @@ def test_a_warm_up_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
         simulation.start(spoken(4, 5, 6))
     simulation.assert_right(finish(stream), spoken(1, 2, 3), 20)
     simulation.assert_idle()
+
+
+def test_warm_ups_that_were_replaced_are_not_kept(simulate: Simulate, spoken: Any) -> None:
+    """A session that talks on while no slot is free replaces its own."""
+    simulation = simulate(sizes=Sizes(slots=1))
+    stream = simulation.start(spoken(*range(50)))
+    for rows in range(1, 20):
+        warm_up(simulation, spoken(*range(rows))).end(timeout_s=0.0)
+    assert len(simulation.pipeline._warm_ups) <= 1
+    stream.close()
 
 
 def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(

@@ -1,15 +1,13 @@
 """Replies that are written before their request: the thinker has no work."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult
-from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.simulation import Simulation, finish
@@ -19,19 +17,6 @@ TOKENS = [5, 0, 17, 17, 30, 8, 91]
 TAKES_TIME = Times(0.1, 0.02, 0.01, 0.05, 0.008, 0.01, 0.02)
 SOME = ([5, 0, 17], [17, 30], [8, 91, 3, 4], [6])
 Simulate = Callable[..., Simulation]
-
-
-@pytest.fixture
-def simulate(config: OmniConfig) -> Iterator[Simulate]:
-    made: list[Simulation] = []
-
-    def make(*args: Any, **kwargs: Any) -> Simulation:
-        made.append(Simulation(config, *args, **kwargs))
-        return made[-1]
-
-    yield make
-    for simulation in made:
-        simulation.pipeline.close()
 
 
 def written(

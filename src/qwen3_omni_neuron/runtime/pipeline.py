@@ -154,6 +154,8 @@ class Pipeline:
         with self._lock:
             if self._closed:
                 raise ClosedError("this model was closed; load it again.")
+            # Those that a later one has replaced are removed here, with the media of their prompts.
+            self._warm_ups = deque(entry for entry in self._warm_ups if not entry[0].ended)
             self._warm_ups.append((live, tasks))
             self._admit()
         return WarmUp(live, self.clock)
