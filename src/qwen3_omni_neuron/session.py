@@ -18,7 +18,13 @@ from qwen3_omni_neuron.conversation.media.items import AudioItem, Media
 from qwen3_omni_neuron.conversation.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.errors import ClosedError, MessageError, OptionError, format_value
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    ClosedError,
+    MessageError,
+    OptionError,
+    format_value,
+)
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
@@ -53,7 +59,7 @@ class SessionModel:
 
 
 class Reply:
-    """Text and seconds of audio that the caller was given of one reply.
+    """Reply in a session's history: the text and the seconds of audio that the caller was given.
 
     The stream's reader alone adds to it. spoken: False for a reply in text alone. bytes_per_s:
     pace of the speech, of earlier replies. ended: no event follows. complete: its last event was
@@ -80,6 +86,8 @@ class Reply:
             self.ended = self.complete = True
             if event.result.talker_finish_reason == "stop" and self.audio_s:
                 self.spoken_bytes = len(event.result.text.encode())
+
+    role = "assistant"
 
     @property
     def text(self) -> str:
@@ -110,41 +118,48 @@ def mean_pace(replies: Sequence[Reply]) -> float:
 
 
 class ReplyStream(SpeechStream):
-    """Stream of a session's reply: a SpeechStream that notes what the caller was given."""
+    """Stream of a session's reply: a SpeechStream that notes what the caller was given.
+
+    reply: what it has noted, an entry of `Session.turns`.
+    """
 
     def __init__(self, pipeline: Pipeline, request: Request, owner: object, reply: Reply):
-        self._reply = reply
+        self.reply = reply
         super().__init__(pipeline, request, owner)
 
     def __next__(self) -> Event:
         """Return the next event; see SpeechStream."""
         event = super().__next__()
-        self._reply.add(event)
+        self.reply.add(event)
         return event
 
     async def __anext__(self) -> Event:
         """Return the next event in an event loop; see SpeechStream."""
         event = await super().__anext__()
-        self._reply.add(event)
+        self.reply.add(event)
         return event
 
     def close(self) -> None:
         """Cancel the reply: a barge-in, where it has not finished."""
         super().close()
-        self._reply.ended = True
+        self.reply.ended = True
 
 
-@dataclass
-class _Turn:
-    """One message of a system or a user, as it was given and as it was read.
+@dataclass(eq=False)
+class Turn:
+    """Message of a session's history, as it was given and as it was read; see `Session.read`.
 
     given, checked: content, a string or a list of items. A clip that grew stands in `given` itself.
+    calls: an assistant's calls of tools. said: text of a reply, in which names of special tokens
+    are words that the model wrote.
     """
 
     role: str
     given: Any = None
     checked: Any = None
     media: list[Media] = field(default_factory=list)
+    calls: list[Any] = field(default_factory=list)
+    said: bool = False
 
     def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
         """Append content to that which is there."""
@@ -153,17 +168,27 @@ class _Turn:
         else:
             self.given = [*_items(self.given), *_items(given)]
             self.checked = [*_items(self.checked), *_items(checked)]
-        self.media += media
+        self.media = [*self.media, *media]
 
-    def plain(self) -> dict[str, Any]:
-        """Return the message as `Qwen3Omni.stream` takes it."""
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message as `Qwen3Omni.stream` takes it."""
         content = self.given
         if not isinstance(content, str):
             content = [
                 {"type": "audio", **_samples(x)} if isinstance(x, GrowingClip) else dict(x)
                 for x in content
             ]
-        return {"role": self.role, "content": content}
+        return self._message(content)
+
+    @property
+    def read(self) -> dict[str, Any]:
+        """The message for a chat template."""
+        return self._message(self.checked)
+
+    def _message(self, content: Any) -> dict[str, Any]:
+        made = {"role": self.role, "content": content}
+        return made | ({"tool_calls": self.calls} if self.calls else {})
 
 
 class Session:
@@ -184,8 +209,9 @@ class Session:
         self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
-        self._history: list[_Turn | Reply] = []
-        self._turn: _Turn | None = None  # of the user, not yet answered
+        self._system: Turn | None = None
+        self._history: list[Turn | Reply] = []
+        self._turn: Turn | None = None  # of the user, not yet answered
         self._clip: GrowingClip | None = None  # the last item of _turn
         self._reply: Reply | None = None
         self._stream: Callable[[], ReplyStream | None] = lambda: None
@@ -194,9 +220,9 @@ class Session:
         self._warmed: tuple[int, float] | None = None
         self._warming: list[WarmUp] = []
         self._closed = False
-        first = [] if system is None else [{"role": "system", "content": system}]
-        for index, message in enumerate((*first, *messages)):
-            self._begin_with(message, f"messages[{index - len(first)}]" if messages else "system")
+        self.system = system
+        for index, message in enumerate(messages):
+            self._history.append(self._turn_of(message, f"messages[{index}]"))
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -206,7 +232,97 @@ class Session:
         an array, is float32 at the model's rate; other media are as they were given.
         """
         with self._lock:
-            return [turn.plain() for turn in self._read()]
+            return [turn.message for turn in self._read()]
+
+    @property
+    def system(self) -> Any:
+        """Content of the system message before all turns; None for none. It can be set."""
+        return None if self._system is None else self._system.given
+
+    @system.setter
+    def system(self, content: str | Sequence[Mapping[str, Any]] | None) -> None:
+        with self._lock:
+            self._check_open()
+            self._system = self._system_turn(content)
+
+    @property
+    def turns(self) -> list[Turn | Reply]:
+        """Turns and replies of the history, without what the user has not ended yet."""
+        with self._lock:
+            return list(self._history)
+
+    def set_options(self, **options: "Unpack[RequestArguments]") -> None:
+        """Change options of the replies from now on; those that are not named stay.
+
+        Raises OptionError.
+        """
+        with self._lock:
+            self._check_open()
+            changed: RequestArguments = {**self._options, **options}
+            self._check_fixed(RequestOptions.parse(changed))
+            self._options = changed
+
+    def read(self, message: Mapping[str, Any]) -> Turn:
+        """Read a message of any role, for `insert` and `respond`; the history stays as it is.
+
+        Raises the errors of `Qwen3Omni.stream` for a message.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            return self._turn_of(message, "message")
+
+    def insert(self, turn: Turn | Reply, before: Turn | Reply | None = None) -> None:
+        """Put a turn into the history, before another one, or at the end."""
+        with self._lock:
+            self._check_open()
+            at = len(self._history) if before is None else self._index(before)
+            self._history.insert(at, turn)
+
+    def remove(self, turn: Turn | Reply) -> None:
+        """Take a turn or a reply out of the history. A reply that streams goes on."""
+        with self._lock:
+            self._check_open()
+            del self._history[self._index(turn)]
+
+    def commit(self) -> Turn:
+        """End the user's turn without answering it, and put it into the history.
+
+        Raises AudioError, and ends nothing, for a clip that is too short; MessageError where
+        nothing was appended.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            self._end_clip()
+            turn = self._turn
+            if turn is None:
+                raise MessageError("there is no turn to end. Append text or audio first.")
+            self._history.append(turn)
+            self._turn = None
+            return turn
+
+    def clear(self) -> None:
+        """Drop what was appended since the last turn ended."""
+        with self._lock:
+            self._check_open()
+            self._turn = self._clip = self._warmed = None
+
+    def prepare(self, speak: bool = True) -> None:
+        """Have the user's turn computed ahead as if it ended here, in pauses of the model.
+
+        For a moment in which the user may have finished. More can be appended all the same. Does
+        nothing while a reply streams, without reuse, or where there is nothing to compute.
+        """
+        with self._lock, one_torch_thread():
+            self._check_open()
+            model = self._model
+            if self._turn is None or not model.pipeline.reuses or self._streaming():
+                return
+            options = RequestOptions.parse(self._options)
+            try:
+                prompt = self._prompt(self._read(), tools=options.tools)
+            except AudioError:  # the clip is too short so far
+                return
+            self._warm_up(prompt, options, speak and model.speaks)
 
     def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
         """Append content to the user's next turn: text, or items as in messages.
@@ -220,7 +336,7 @@ class Session:
             reader = self._reader()
             checked = reader.content(content, "user", "content")
             self._end_clip()
-            self._turn = self._turn or _Turn("user")
+            self._turn = self._turn or Turn("user")
             self._turn.add(self._kept(content, reader.media), checked, reader.media)
 
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
@@ -238,15 +354,25 @@ class Session:
             clip.push(samples, sampling_rate)
             if self._clip is None and clip.begun:
                 self._clip, self._warmed = clip, None
-                self._turn = self._turn or _Turn("user")
+                self._turn = self._turn or Turn("user")
                 self._turn.add([clip], [{"type": "audio"}], [AudioItem(clip)])
             if self._clip is not None:
                 self._warm(clip)
 
-    def respond(self, speak: bool = True, **options: "Unpack[RequestArguments]") -> ReplyStream:
+    def respond(
+        self,
+        speak: bool = True,
+        turns: Sequence[Turn | Reply] | None = None,
+        system: str | None = None,
+        keep: bool = True,
+        **options: "Unpack[RequestArguments]",
+    ) -> ReplyStream:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
-        speak: False for a reply in text alone. options: those of a request, over the session's own.
+        speak: False for a reply in text alone. turns: those to answer instead of the history and
+        the user's turn, which then stays open; some of `turns`, or read with `read`. system: system
+        message of this reply instead of the session's. keep: put the reply into the history.
+        options: those of a request, over the session's own.
         Closing the stream early is a barge-in: what the caller was given of the audio counts as
         heard, unless `heard` says less. After an error before the stream is there, such as a
         BusyError, or a reply of which nothing was heard, the turn can be answered again.
@@ -262,18 +388,12 @@ class Session:
                     "respond then."
                 )
             parsed = RequestOptions.parse({**self._options, **options})
-            for name, ours in (
-                ("use_audio_in_video", self._hear_videos),
-                ("literal_text", self._literal_text),
-            ):
-                if getattr(parsed, name) != ours:
-                    raise OptionError(
-                        f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
-                        "Give it to the session."
-                    )
-            self._end_clip()
-            read = self._read()
-            if not read or read[-1].role != "user":
+            self._check_fixed(parsed)
+            if turns is None:
+                self._end_clip()
+            first = self._system if system is None else self._system_turn(system)
+            read = self._read(turns, first)
+            if not read or read[-1].role not in ("user", "tool"):
                 raise MessageError(
                     "there is nothing to answer: the conversation does not end with a turn of the "
                     "user. Append text or audio first."
@@ -284,16 +404,18 @@ class Session:
             self._end_warming(parsed.first_token_timeout_s)
             reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
             stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)
-            if self._turn is not None:
+            if turns is None and self._turn is not None:
                 self._history.append(self._turn)
-            self._history.append(reply)
-            self._turn, self._reply, self._stream = None, reply, weakref.ref(stream)
+                self._turn = None
+            if keep:
+                self._history.append(reply)
+            self._reply, self._stream = reply, weakref.ref(stream)
             return stream
 
-    def heard(self, audio_s: float) -> None:
-        """Say how many seconds of the last reply its listener heard; the rest leaves the history.
+    def heard(self, audio_s: float, reply: Reply | None = None) -> None:
+        """Say how many seconds of a reply its listener heard; the rest leaves the history.
 
-        Called when the reply's stream has ended, before the next `respond`; the last call counts.
+        reply: by default the last one. Called when its stream has ended; the last call counts.
         Text is taken to be spoken at an even pace, counted in bytes of UTF-8: that of this reply
         where its speech came to its own end, else the mean of the session's complete replies and
         of BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the token, or the character of several
@@ -303,10 +425,10 @@ class Session:
         """
         with self._lock:
             self._check_open()
-            reply = self._reply
+            reply = self._reply if reply is None else reply
             if reply is None or not reply.spoken:
                 raise MessageError("there is no reply in speech of which anything could be heard.")
-            if self._streaming():
+            if not reply.ended:
                 raise MessageError("the reply still streams. Close its stream, then say heard.")
             seconds = real_number(audio_s)
             if seconds is None or not 0 <= seconds <= reply.audio_s + _ROUNDING_S:
@@ -335,6 +457,17 @@ class Session:
         if self._closed:
             raise ClosedError("this session was closed. Begin another; its messages can go along.")
 
+    def _check_fixed(self, parsed: RequestOptions) -> None:
+        for name, ours in (
+            ("use_audio_in_video", self._hear_videos),
+            ("literal_text", self._literal_text),
+        ):
+            if getattr(parsed, name) != ours:
+                raise OptionError(
+                    f"{name} is {ours} for the whole session, got {getattr(parsed, name)}. "
+                    "Give it to the session."
+                )
+
     def _streaming(self) -> bool:
         return self._reply is not None and not self._reply.ended
 
@@ -342,13 +475,23 @@ class Session:
         reserved = () if self._literal_text else self._model.conversation.reserved
         return MessageReader(reserved, self._load)
 
-    def _begin_with(self, message: Mapping[str, Any], where: str) -> None:
+    def _turn_of(self, message: Mapping[str, Any], where: str) -> Turn:
         reader = self._reader()
         checked = reader.message(message, where)
-        turn = _Turn(checked["role"])
-        given = self._kept(message["content"], reader.media)
-        turn.add(given, checked["content"], reader.media)
-        self._history.append(turn)
+        given = self._kept(message.get("content") or "", reader.media)
+        calls = checked.get("tool_calls", [])
+        return Turn(checked["role"], given, checked["content"], reader.media, calls)
+
+    def _system_turn(self, content: str | Sequence[Mapping[str, Any]] | None) -> Turn | None:
+        if content is None:
+            return None
+        return self._turn_of({"role": "system", "content": content}, "system")
+
+    def _index(self, turn: Turn | Reply) -> int:
+        for index, entry in enumerate(self._history):
+            if entry is turn:
+                return index
+        raise MessageError("this turn is not in the session's history.")
 
     def _kept(self, content: Any, media: Sequence[Media]) -> Any:
         """Return content to keep: what the caller may change or has used up becomes samples."""
@@ -370,25 +513,42 @@ class Session:
             self._clip.end()
             self._clip = None
 
-    def _read(self) -> list[_Turn]:
-        """Return the turns of the conversation, replies among them."""
-        found = []
-        for entry in (*self._history, self._turn):
-            if isinstance(entry, Reply):
-                if text := entry.text:
-                    found.append(_Turn("assistant", text, text))
-            elif entry is not None:
-                found.append(entry)
+    def _read(
+        self, turns: Sequence[Turn | Reply] | None = None, system: Turn | None = None
+    ) -> list[Turn]:
+        """Return the turns of the conversation, or those given, replies among them.
+
+        A user's turn of images alone is part of the user's turn after it, and calls of tools of
+        the assistant's turn before them.
+        """
+        if turns is None:
+            entries = [system or self._system, *self._history, self._turn]
+        else:
+            entries = [system, *turns]
+        found: list[Turn] = []
+        for entry in entries:
+            if entry is None:
+                continue
+            turn = entry
+            if isinstance(turn, Reply):
+                turn = Turn("assistant", turn.text, turn.text, said=True)
+            if turn.role == "assistant" and not (turn.given or turn.calls):
+                continue
+            if found and _join(found[-1], turn):
+                found[-1] = _joined(found[-1], turn)
+            else:
+                found.append(turn)
         return found
 
     def _prompt(
-        self, read: Sequence[_Turn], growing: bool = False, tools: Sequence[Any] = ()
+        self, read: Sequence[Turn], growing: bool = False, tools: Sequence[Any] = ()
     ) -> Prompt:
         conversation = self._model.conversation
-        messages = [{"role": turn.role, "content": turn.checked} for turn in read]
         media = [medium for turn in read for medium in turn.media]
         described = read_tools(tools, () if self._literal_text else conversation.reserved)
-        return conversation.assemble(messages, media, growing, described, self._literal_text)
+        said = [index for index, turn in enumerate(read) if turn.said]
+        messages = [turn.read for turn in read]
+        return conversation.assemble(messages, media, growing, described, self._literal_text, said)
 
     def _warm(self, clip: GrowingClip) -> None:
         """Have the rows that are final computed ahead.
@@ -402,9 +562,13 @@ class Session:
         self._warmed = state
         options = RequestOptions.parse(self._options)
         prompt = self._prompt(self._read(), True, options.tools)
+        speak = model.speaks and (self._reply is None or self._reply.spoken)
+        self._warm_up(prompt, options, speak)
+
+    def _warm_up(self, prompt: Prompt, options: RequestOptions, speak: bool) -> None:
+        model = self._model
         if len(prompt) > model.most_tokens:
             return
-        speak = model.speaks and (self._reply is None or self._reply.spoken)
         request = model.request(prompt, options, speak, model.pipeline.clock.now())
         for earlier in self._warming:
             if earlier.waits:  # the new one has its rows, too
@@ -415,6 +579,22 @@ class Session:
     def _end_warming(self, timeout_s: float) -> None:
         while self._warming:
             self._warming.pop().end(timeout_s)
+
+
+def _join(before: Turn, turn: Turn) -> bool:
+    if turn.role != before.role:
+        return False
+    if turn.role == "user":
+        return {item["type"] for item in _items(before.checked)} == {"image"}
+    return bool(turn.role == "assistant" and turn.calls and not turn.checked)
+
+
+def _joined(before: Turn, turn: Turn) -> Turn:
+    made = Turn(before.role, before.given, before.checked, before.media, before.calls, before.said)
+    if turn.role == "user":
+        made.add(turn.given, turn.checked, turn.media)
+    made.calls = [*before.calls, *turn.calls]
+    return made
 
 
 def _items(content: Any) -> Sequence[Any]:

@@ -33,6 +33,9 @@ _LIMITS = {
     "--max-media-s": "duration of one item",
     "--max-pixels": "of an image or a frame",
     "--media-timeout-s": "time to fetch a URL",
+    "--max-realtime-sessions": "that are open at a time",
+    "--max-realtime-s": "duration of a realtime session",
+    "--max-realtime-bytes": "of a realtime session's items and sound",
     "--kept-replies": "spoken replies that a later turn may name by the id of their audio",
     "--kept-reply-s": "time that they are kept",
 }
@@ -72,6 +75,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="HOST",
         help="host whose URLs may be fetched for media; repeatable; default: none",
     )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="page of another host that may open /v1/realtime, such as https://example.org; "
+        "repeatable; default: none",
+    )
     parser.add_argument("--log-level", default="info", help="default: %(default)s")
     parser.add_argument(
         "--log-content", action="store_true", help="write texts of requests and replies to the log"
@@ -86,6 +97,7 @@ def _serve(parsed: argparse.Namespace) -> int:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
+        import websockets  # noqa: F401
     except ImportError as error:
         raise NotInstalledError(
             f"the server needs {error.name}, which is not installed. Run: "
@@ -108,6 +120,7 @@ def _serve(parsed: argparse.Namespace) -> int:
             **given,
             "api_keys": _keys(parsed.api_keys),
             "media_hosts": tuple(parsed.allow_media_host),
+            "allowed_origins": tuple(url.lower().rstrip("/") for url in parsed.allow_origin),
         }
     )
     logs.log_to_stderr(parsed.log_level)

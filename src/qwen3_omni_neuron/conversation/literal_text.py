@@ -6,7 +6,7 @@ name, it would end the turn as well: whoever writes a part of a conversation cou
 
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from qwen3_omni_neuron.conversation.messages import MEDIA_KINDS
@@ -24,13 +24,18 @@ class LiteralText:
     the separators.
     """
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
+        """marked: names that `mark` makes words; None: all of them."""
         self._tokenizer = tokenizer
         self._separator = f"[{secrets.token_hex(16)}]"
         # Longer names first: where two fit at one place, the longer is the token.
         names = (name for name in tokenizer.added_tokens if len(name) > 1)
         self._names = sorted(names, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, self._names)))
+        self._ids = {name: tokenizer.encode(name) for name in self._names}
+        if marked is not None:
+            self._names = [name for name in self._names if name in marked]
+        self._marked = re.compile("|".join(map(re.escape, self._names)))
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a chat template with every text of the caller's marked."""
@@ -42,8 +47,8 @@ class LiteralText:
     def mark(self, text: str) -> str:
         """Return a text of the caller's with separators in its names of special tokens."""
         marked = text
-        while self._any.search(marked):
-            marked = self._any.sub(lambda name: self._separated(name[0]), marked)
+        while self._marked.search(marked):
+            marked = self._marked.sub(lambda name: self._separated(name[0]), marked)
         if any(text.startswith(name[-n:]) for name in self._names for n in range(1, len(name))):
             marked = self._separator + marked
         if any(text.endswith(name[:n]) for name in self._names for n in range(1, len(name))):
@@ -54,8 +59,9 @@ class LiteralText:
         """Return the token ids of a prompt that the chat template made of marked texts."""
         token_ids: list[int] = []
         for words, name in _pieces(self._any, prompt):
-            token_ids += self._tokenizer.encode_words(words.replace(self._separator, ""))
-            token_ids += self._tokenizer.encode(name)
+            if words:
+                token_ids += self._tokenizer.encode_words(words.replace(self._separator, ""))
+            token_ids += self._ids.get(name, ())
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:

@@ -5,7 +5,7 @@ item's encoder gives.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
@@ -105,6 +105,7 @@ class Conversation:
         growing: bool = False,
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
+        said: Collection[int] = (),
     ) -> Prompt:
         """Make the prompt of messages that conversation.messages.read_messages has read.
 
@@ -114,7 +115,8 @@ class Conversation:
         later, louder moment of the clip can change its windows' features, and a clip that becomes
         the longest the ends of the others. Such a prompt has no use for its talker's assistant
         rows: they have the positions of a reply that begins there. tools: as read_tools has read
-        them. literal_text: as in `prompt`.
+        them. literal_text: as in `prompt`. said: indices of the messages that are replies of the
+        model, whose text has special tokens' names only where the model spelled them in words.
         """
         if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
             raise MessageError(
@@ -124,6 +126,12 @@ class Conversation:
         literal = LiteralText(self._tokenizer) if literal_text else None
         if literal is not None:
             messages, tools = literal.marked(messages), literal.marked(tools)
+        elif self._spelled(messages, said):
+            literal = LiteralText(self._tokenizer, self._special)
+            messages = [
+                literal.marked([message])[0] if index in said else message
+                for index, message in enumerate(messages)
+            ]
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
@@ -170,6 +178,14 @@ class Conversation:
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(token_ids)
+
+    @property
+    def _special(self) -> tuple[str, ...]:
+        return tuple({*self._tokenizer.special_tokens, *self.reserved})
+
+    def _spelled(self, messages: Messages, said: Collection[int]) -> bool:
+        """Return whether a reply has the name of a special token in its text."""
+        return any(name in messages[i]["content"] for i in said for name in self._special)
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
         """Return the run of tokens of each item. mel: features of those with audio, in order."""

@@ -41,9 +41,9 @@ class Tokenizer:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer: {error}. Download its files again."
             ) from error
-        self.added_tokens = tuple(
-            token.content for token in self._backend.get_added_tokens_decoder().values()
-        )
+        added = self._backend.get_added_tokens_decoder().values()
+        self.added_tokens = tuple(token.content for token in added)
+        self.special_tokens = tuple(token.content for token in added if token.special)
         # The same vocabulary, merges and pieces without the added tokens.
         self._words = Backend(self._backend.model)
         self._words.normalizer = self._backend.normalizer

@@ -17,7 +17,7 @@ from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
 _LARGEST_SEED = 2**63 - 1
 # What a client may name beside OpenAI's fields: the options of a request, but for those that have a
 # field of OpenAI's, and the one that keeps strangers' text from being tokens.
-_OWN_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
+OWN_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "literal_text"),
 }
 # OpenAI's fields that change nothing here, whatever their value.
@@ -40,7 +40,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 FURTHER_FIELDS: Mapping[str, Any] = {
-    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in _OWN_OPTIONS},
+    **{o.name: schema_of_option(o) for o in REQUEST_OPTIONS if o.name in OWN_OPTIONS},
     **{name: {"description": "has no effect"} for name in sorted(_WITHOUT_EFFECT)},
     **{name: {"enum": [*values, None]} for name, values in _ONLY.items()},
     **{name: {"description": "as vllm-omni's clients send it"} for name in VLLM_OMNI_FIELDS},
@@ -229,14 +229,14 @@ def check_request(wanted: ChatRequest) -> None:
             "audio.format",
         )
     for name, value in (wanted.model_extra or {}).items():
-        if name in _OWN_OPTIONS or name in _WITHOUT_EFFECT or value is None:
+        if name in OWN_OPTIONS or name in _WITHOUT_EFFECT or value is None:
             continue
         if name in VLLM_OMNI_FIELDS:
             continue
         if name not in _ONLY:
             raise _wrong(
                 f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
-                f"{', '.join(sorted(_OWN_OPTIONS))}.",
+                f"{', '.join(sorted(OWN_OPTIONS))}.",
                 name[:80],
             )
         if value not in _ONLY[name]:
@@ -248,7 +248,7 @@ def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -
     """Return the options of the API that a request's fields stand for. Raises ApiError."""
     extra = wanted.model_extra or {}
     options = vllm_omni_options(extra)
-    options |= {name: extra[name] for name in _OWN_OPTIONS & extra.keys()}
+    options |= {name: extra[name] for name in OWN_OPTIONS & extra.keys()}
     for name in ("first_token_timeout_s", "wait_timeout_s"):
         given = options.get(name)
         if isinstance(given, int | float):

@@ -10,7 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
-from qwen3_omni_neuron.serving.keys import Keys, Rates
+from qwen3_omni_neuron.serving.keys import Keys
+from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
+from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
 
 OPEN_PATHS = ("/health", "/ready")
@@ -18,7 +20,8 @@ OPEN_PATHS = ("/health", "/ready")
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _CANCEL_AGAIN_S = 0.5
 _WATCHED = ("/metrics", *OPEN_PATHS)
-_KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", *_WATCHED)
+_KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", REALTIME, *_WATCHED)
+_KEY_PROTOCOL = "openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
 
 
 class Gate:
@@ -31,24 +34,26 @@ class Gate:
 
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
-        settings = service.settings
-        self._keys, self._rates = Keys(settings.api_keys), Rates(settings.requests_per_minute)
+        self._keys, self._sockets = Keys(service.settings.api_keys), RealtimeSockets(service)
         self._held_bytes = 0
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        assert scope["type"] == "http", "lifespan and websockets are off"
         request_id = f"req_{secrets.token_hex(12)}"
-        context = Context(request_id, scope["method"], scope["path"])
+        method = scope.get("method", "WEBSOCKET")
+        context = Context(request_id, method, scope["path"])
         scope["context"] = context
-        answer = _Answer(send, context)
+        answer = _Answer(send, context, scope["type"])
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
         try:
             await self._admit(scope, receive, context)
-            await self._run(scope, receive, answer, context)
+            if scope["type"] == "websocket":
+                await self._open(scope, receive, answer)
+            else:
+                await self._run(scope, receive, answer, context)
         except ApiError as error:
             context.error = error.code
             context.release_body()
@@ -63,6 +68,13 @@ class Gate:
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
 
+    async def _open(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+        """Serve a socket until it ends."""
+        if scope["path"] != REALTIME:
+            message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
+            raise ApiError(404, message, "unknown_url")
+        await self._sockets(scope, receive, answer.send)
+
     async def _admit(self, scope: Scope, receive: Receive, context: Context) -> None:
         """Check key, rate and state, and read the body. Raises ApiError."""
         raw = scope["headers"]
@@ -76,15 +88,12 @@ class Gate:
             return
         headers = dict(scope["headers"])
         address = scope["client"][0] if scope.get("client") else "unknown"
-        authorization = headers.get(b"authorization")
-        context.owner = self._keys.owner(
-            None if authorization is None else authorization.decode("latin-1"), address
-        )
+        context.owner = self._keys.owner(_authorization(scope, headers), address)
         if context.path == "/metrics":
             return
         if self._service.model.state in ("draining", "failed"):
             self._service.model.take()
-        self._rates.count(context.owner)
+        self._service.rates.count(context.owner)
         if context.method == "POST":
             self._service.model.take()
             await self._read_body(headers, receive, context)
@@ -187,18 +196,22 @@ class Gate:
         self._service.metrics.requests.labels(path, status).inc()
         if context.path not in _WATCHED:
             fields = context.log_fields()
-            self._service.metrics.seconds.observe(fields["seconds"])
+            if path != REALTIME:  # which lasts as long as a conversation
+                self._service.metrics.seconds.observe(fields["seconds"])
             logs.event("request", **fields)
 
 
 class _Answer:
     """Sender of one answer, which adds the request id and sees its status."""
 
-    def __init__(self, send: Send, context: Context):
+    def __init__(self, send: Send, context: Context, kind: str):
         self._send, self._context = send, context
+        self._before = "" if kind == "http" else "websocket."
 
     async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] == "websocket.accept":
+            self._context.status = 101
+        elif message["type"].endswith("http.response.start"):
             self._context.status = message["status"]
             headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
             request_id = (b"x-request-id", self._context.request_id.encode())
@@ -208,14 +221,28 @@ class _Answer:
     async def refuse(self, error: ApiError) -> None:
         """Answer with an error; where an answer has begun, leave it as it is, cut short."""
         if self._context.status:
+            if self._before:
+                await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
             return
         body = json.dumps(error.body).encode()
         headers = {"content-type": "application/json", **error.headers}
         headers["content-length"] = str(len(body))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        start = {"type": "http.response.start", "status": error.status, "headers": raw}
-        await self.send(start)
-        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+        start = f"{self._before}http.response.start"
+        await self.send({"type": start, "status": error.status, "headers": raw})
+        end = f"{self._before}http.response.body"
+        await self.send({"type": end, "body": body, "more_body": False})
+
+
+def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+    """Return the header with the key, or what stands for it where a browser opens a socket."""
+    given = headers.get(b"authorization")
+    if given is not None:
+        return given.decode("latin-1")
+    for name in scope.get("subprotocols", ()):
+        if name.startswith(_KEY_PROTOCOL):
+            return f"Bearer {name.removeprefix(_KEY_PROTOCOL)}"
+    return None
 
 
 async def _left(receive: Receive) -> None:

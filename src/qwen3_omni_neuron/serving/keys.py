@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.errors import ApiError
@@ -66,9 +67,8 @@ class Rates:
         """Count a request. Raises ApiError 429 where the caller has made too many."""
         if self._per_minute is None:
             return
-        now = self._now()
-        left, since = self._buckets.pop(caller, (float(self._per_minute), now))
-        left = min(self._per_minute, left + (now - since) * self._per_minute / 60)
+        left, now = self._filled(caller, self._per_minute), self._now()
+        self._buckets.pop(caller, None)
         allowed = left >= 1
         self._buckets[caller] = (left - allowed, now)
         if len(self._buckets) > MOST_CALLERS:
@@ -82,3 +82,18 @@ class Rates:
                 "rate_limit_exceeded",
                 retry_after_s=wait_s,
             )
+
+    def left(self, caller: str) -> list[dict[str, Any]]:
+        """Return the limit as OpenAI's clients are told it; none where there is none."""
+        most = self._per_minute
+        if most is None:
+            return []
+        left = self._filled(caller, most)
+        reset_s = (most - left) * 60 / most
+        names = {"name": "requests", "limit": most, "remaining": int(left)}
+        return [{**names, "reset_seconds": round(reset_s, 3)}]
+
+    def _filled(self, caller: str, per_minute: int) -> float:
+        now = self._now()
+        left, since = self._buckets.get(caller, (float(per_minute), now))
+        return min(per_minute, left + (now - since) * per_minute / 60)

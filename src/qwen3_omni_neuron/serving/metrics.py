@@ -51,6 +51,9 @@ class Metrics:
         self.in_progress = Gauge(
             _PREFIX + "requests_in_progress", "Requests being answered", registry=registry
         )
+        self.realtime_sessions = Gauge(
+            _PREFIX + "realtime_sessions", "Realtime sessions that are open", registry=registry
+        )
         self.seconds = histogram("request_seconds", "Time of a whole request")
         self._queued = histogram("queued_seconds", "Time of a request in the queue for a slot")
         self._ttft = histogram("ttft_seconds", "Time to the first text token")

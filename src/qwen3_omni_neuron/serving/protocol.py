@@ -1,4 +1,4 @@
-"""HTTP/1.1 of uvicorn, with deadlines for clients that send or read too slowly, or not at all."""
+"""uvicorn's HTTP/1.1 and WebSockets, with deadlines for clients that send or read too slowly."""
 
 import asyncio
 import json
@@ -7,6 +7,7 @@ from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -107,3 +108,34 @@ class GuardedProtocol(H11Protocol):
     def _stop(self, timer: asyncio.TimerHandle | None) -> None:
         if timer is not None:
             timer.cancel()
+
+
+class GuardedSocket(WebSocketsSansIOProtocol):
+    """One WebSocket. A client that stops reading has send_timeout_s to go on, as over HTTP.
+
+    What it sends is read one message at a time, when the one before was taken.
+    """
+
+    def __init__(self, *, settings: ServerSettings, **others: Any):
+        super().__init__(**others)
+        self._settings = settings
+        self._send_timer: asyncio.TimerHandle | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End a connection."""
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Wait for a client that does not read, for a time."""
+        super().pause_writing()
+        if self._send_timer is None:
+            timeout_s = self._settings.send_timeout_s
+            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        if self._send_timer is not None:
+            self._send_timer.cancel()
+            self._send_timer = None
+        super().resume_writing()

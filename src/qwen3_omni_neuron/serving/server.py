@@ -18,13 +18,14 @@ from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.protocol import GuardedProtocol
+from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
 """Statuses of `Server.run`: after a signal; the model can't be loaded; a process of it has died."""
 PROGRESS_S = 5.0
+MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
 _FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 _MB = 1e6
@@ -58,7 +59,9 @@ class Server:
             host=settings.host,
             port=settings.port,
             http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
-            ws="none",
+            ws=partial(GuardedSocket, settings=settings),  # type: ignore[arg-type]
+            ws_max_size=MOST_EVENT_BYTES,
+            ws_per_message_deflate=False,  # a small message could become any size
             lifespan="off",
             log_config=None,
             access_log=False,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.keys import Rates
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.replies import SpokenReplies
@@ -11,13 +12,14 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 @dataclass(frozen=True)
 class Service:
-    """Model, settings, figures, and the replies that later turns may name."""
+    """Model, settings, figures, rates, and the replies that later turns may name."""
 
     settings: ServerSettings
     model: ServedModel
     metrics: Metrics
     replies: SpokenReplies
     fetcher: Fetcher
+    rates: Rates
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
@@ -29,4 +31,5 @@ class Service:
             Metrics(model),
             SpokenReplies(settings.kept_replies, settings.kept_reply_s),
             fetcher or Fetcher(settings),
+            Rates(settings.requests_per_minute),
         )

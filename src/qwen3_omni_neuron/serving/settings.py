@@ -22,6 +22,9 @@ class ServerSettings:
     one item its bytes, duration, and pixels of an image or a frame. media_hosts: hosts whose URLs
     may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
     kept_replies, kept_reply_s: how many spoken replies a later turn may name, and for how long.
+    max_realtime_sessions: open at a time. max_realtime_s: duration of one. max_realtime_bytes: of
+    one session's items, with the sound that has not become one. allowed_origins: pages of other
+    hosts that may open one, such as "https://example.org".
     drain_timeout_s: time for running requests to end after SIGTERM. threads: that read requests and
     their media. log_content: write texts of requests and replies into the log.
     """
@@ -49,6 +52,10 @@ class ServerSettings:
     media_redirects: int = 3
     kept_replies: int = 1000
     kept_reply_s: float = 3600.0
+    max_realtime_sessions: int = 64
+    max_realtime_s: float = 3600.0
+    max_realtime_bytes: int = 64 * MIB
+    allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = 300.0
     threads: int = 4
     log_content: bool = False
@@ -61,13 +68,15 @@ class ServerSettings:
             raise OptionError("TLS needs both --tls-cert and --tls-key.")
         for name in (
             *("max_connections", "max_body_bytes", "max_bodies_bytes", "max_media_bytes"),
-            *("max_pixels", "threads", "kept_replies"),
+            *("max_pixels", "threads", "kept_replies", "max_realtime_sessions"),
+            "max_realtime_bytes",
         ):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is 1 or more, got {getattr(self, name)}.")
         for name in (
             *("header_timeout_s", "body_timeout_s", "send_timeout_s", "request_timeout_s"),
             *("max_media_s", "media_timeout_s", "kept_reply_s", "drain_timeout_s"),
+            "max_realtime_s",
         ):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} is above 0, got {getattr(self, name)}.")

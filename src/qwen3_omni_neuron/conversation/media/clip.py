@@ -113,6 +113,7 @@ class GrowingClip(Clip):
     def _add(self, samples: Waveform) -> None:
         if len(samples):
             self._pieces.append(samples)
+            self._mel = None
             block = self._stream.push(samples)
             if block.shape[1]:
                 self._blocks.append(block)

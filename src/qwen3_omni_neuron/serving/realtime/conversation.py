@@ -1,0 +1,364 @@
+"""Items of a conversation: what clients are told of it, over the turns that the model reads."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.media import MediaReader
+from qwen3_omni_neuron.serving.realtime.audio_codecs import (
+    Codec,
+    Resampler,
+    Samples,
+    decoded_sound,
+    encoded_sound,
+)
+from qwen3_omni_neuron.serving.realtime.events import (
+    CallItem,
+    Item,
+    Json,
+    MessageItem,
+    OutputItem,
+    Part,
+    Reference,
+    new_id,
+)
+from qwen3_omni_neuron.serving.reply_text import Call
+from qwen3_omni_neuron.session import Reply, Session, Turn
+
+RATE = 16000  # of sound in turns
+ITEM_BYTES = 1024  # that an item counts for beside its content
+_EMPTY: Json = {"role": "user", "content": ""}
+
+
+@dataclass(eq=False)
+class Entry:
+    """Item of the conversation.
+
+    shown: what clients are told, without its content where that is a reply's. spoken: a reply's
+    content is sound. audio_s: seconds of it that the client was sent. text: of a reply that is no
+    `Reply`. size: bytes that it counts for.
+    """
+
+    id: str
+    shown: Json
+    turn: Turn | Reply
+    size: int = ITEM_BYTES
+    spoken: bool = False
+    audio_s: float = 0.0
+    text: str = ""
+    status: str = "completed"
+
+    @property
+    def is_reply(self) -> bool:
+        """True for a message that this server has made."""
+        return "content" not in self.shown and self.shown["type"] == "message"
+
+    @property
+    def json(self) -> Json:
+        """The item as clients are told it, without sound."""
+        made = {"id": self.id, "object": "realtime.item", **self.shown, "status": self.status}
+        if self.is_reply:
+            made["content"] = [] if self.status == "in_progress" else [self._content()]
+        return made
+
+    def _content(self) -> Json:
+        text = self.turn.text if isinstance(self.turn, Reply) else self.text
+        if self.spoken:
+            return {"type": "output_audio", "transcript": text}
+        return {"type": "output_text", "text": text}
+
+
+@dataclass
+class Conversation:
+    """Items over a session, for one thread at a time. most_bytes: of all items and the buffer.
+
+    buffered: bytes of the user's turn that has not ended.
+    """
+
+    session: Session
+    most_bytes: int
+    id: str = field(default_factory=lambda: new_id("conv"))
+    buffered: int = 0
+    _items: dict[str, Entry] = field(default_factory=dict)
+    _by_turn: dict[int, Entry] = field(default_factory=dict)
+
+    def hear(self, samples: Samples) -> None:
+        """Append sound to the user's turn. Raises ApiError where the session holds too much."""
+        self._check_size(samples.nbytes)
+        self.session.append_audio(samples, RATE)
+        self.buffered += samples.nbytes
+
+    def drop(self) -> None:
+        """Drop the user's turn that has not ended."""
+        self.session.clear()
+        self.buffered = 0
+
+    def commit(self, item_id: str) -> tuple[Entry, str | None]:
+        """End the user's turn. Returns its item, and the id of the one before. Raises ApiError."""
+        if not self.buffered:
+            raise ApiError(
+                400,
+                "the input audio buffer is empty. Append sound first; with server_vad, wait for "
+                "speech_started.",
+                "input_audio_buffer_commit_empty",
+            )
+        turn = self.session.commit()
+        shown = {
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        entry = Entry(item_id, shown, turn, ITEM_BYTES + self.buffered)
+        self.buffered = 0
+        return entry, self._added(entry)
+
+    def create(
+        self, item: Item, after: str | None, media: MediaReader, codec: Codec
+    ) -> tuple[Entry, str | None]:
+        """Put a client's item into the conversation: at the end, or after another one, or "root".
+
+        Returns it, and the id of the one before. Raises ApiError and the errors of the API.
+        """
+        if item.id is not None and item.id in self._items:
+            raise ApiError(
+                400,
+                f"there is an item {item.id[:80]!r} already. Take another id, or leave it out.",
+                "item_already_exists",
+                "item.id",
+            )
+        before = None
+        if after is not None:
+            turns = self.session.turns
+            at = 0 if after == "root" else turns.index(self._found(after, "previous_item_id").turn)
+            later = turns[at + (after != "root") :]
+            before = later[0] if later else None
+        entry = self._entry(item, media, codec)
+        self._check_size(entry.size)
+        self.session.insert(entry.turn, before)
+        return entry, self._added(entry)
+
+    def retrieve(self, item_id: str, codec: Codec) -> Json:
+        """Return an item with the sound of the user. Raises ApiError."""
+        entry = self._found(item_id, "item_id")
+        made = entry.json
+        if isinstance(entry.turn, Turn) and not isinstance(entry.turn.message["content"], str):
+            sounds = [x["audio"] for x in entry.turn.message["content"] if x["type"] == "audio"]
+            parts = []
+            for part in made.get("content", ()):
+                if part["type"] == "input_audio":
+                    part = {**part, "audio": _in_base64(sounds.pop(0), codec)}  # noqa: PLW2901
+                parts.append(part)
+            made["content"] = parts
+        return made
+
+    def delete(self, item_id: str) -> None:
+        """Take an item out. Raises ApiError."""
+        entry = self._found(item_id, "item_id")
+        if entry.status == "in_progress":
+            raise _still_made(item_id)
+        self.forget(entry)
+
+    def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """Leave of a reply what was heard of it. Raises ApiError."""
+        entry = self._found(item_id, "item_id")
+        if not (entry.is_reply and entry.spoken):
+            message = f"item {item_id[:80]!r} is no reply in speech: only such can be truncated."
+            raise ApiError(400, message, "invalid_value", "item_id")
+        if entry.status == "in_progress":
+            raise _still_made(item_id)
+        if content_index:
+            message = f"a reply has one part, of index 0, got {content_index}."
+            raise ApiError(400, message, "invalid_value", "content_index")
+        # A client counts whole ms, and may round up.
+        if audio_end_ms > entry.audio_s * 1000 + 1:
+            raise ApiError(
+                400,
+                f"audio_end_ms is {audio_end_ms}, and {int(entry.audio_s * 1000)} ms of the "
+                "item's sound were sent. Give what was played of it.",
+                "invalid_value",
+                "audio_end_ms",
+            )
+        heard_s = min(audio_end_ms / 1000, entry.audio_s)
+        if isinstance(entry.turn, Reply):
+            self.session.heard(heard_s, entry.turn)
+        else:
+            share = heard_s / entry.audio_s if entry.audio_s else 1.0
+            entry.text = entry.text[: round(share * len(entry.text))]
+            self._replace(entry, self._turn_of("assistant", entry.text))
+
+    def input_of(
+        self, given: Sequence[Item | Reference], media: MediaReader, codec: Codec
+    ) -> list[Turn | Reply]:
+        """Return the turns of one response's own input. Raises ApiError."""
+        return [
+            self._found(item.id, "response.input").turn
+            if isinstance(item, Reference)
+            else self._entry(item, media, codec).turn
+            for item in given
+        ]
+
+    def answerable(self, turns: Sequence[Turn | Reply]) -> list[Turn | Reply]:
+        """Return turns that can be answered: with an empty one of the user, where nobody asks."""
+        if turns and turns[-1].role in ("user", "tool"):
+            return list(turns)
+        return [*turns, self.session.read(_EMPTY)]
+
+    def begin_reply(self, reply: Reply, spoken: bool) -> tuple[Entry, str | None]:
+        """Make the item of a reply that the history has. Returns it, and the id of the one before.
+
+        Clients are told of it once there is anything in it.
+        """
+        shown = {"type": "message", "role": "assistant"}
+        entry = Entry(new_id("item"), shown, reply, spoken=spoken, status="in_progress")
+        return entry, self._added(entry)
+
+    def add_call(self, call: Call, after: Entry) -> tuple[Entry, str | None]:
+        """Put a call that a reply made behind an item of it."""
+        turns = self.session.turns
+        later = turns[turns.index(after.turn) + 1 :]
+        entry = self._call_entry(new_id("item"), call.id, call.name, call.arguments)
+        self.session.insert(entry.turn, later[0] if later else None)
+        return entry, self._added(entry)
+
+    def settle(self, entry: Entry, text: str, as_it_is: bool) -> None:
+        """End a reply's item. text: what clients were told. as_it_is: there was nothing else.
+
+        Otherwise reasoning, or calls that have items of their own, leave the reply's text.
+        """
+        entry.size += len(text.encode())
+        if not as_it_is:
+            entry.text = text
+            self._replace(entry, self._turn_of("assistant", text))
+
+    def forget(self, entry: Entry) -> None:
+        """Take an item out, as if it had not been."""
+        self.session.remove(entry.turn)
+        del self._items[entry.id], self._by_turn[id(entry.turn)]
+
+    def samples_of(self, entry: Entry) -> Samples:
+        """Return the sound of a committed item."""
+        assert isinstance(entry.turn, Turn)
+        sounds = [x["audio"] for x in entry.turn.message["content"] if x["type"] == "audio"]
+        return np.concatenate(sounds)
+
+    def _entry(self, item: Item, media: MediaReader, codec: Codec) -> Entry:
+        item_id = item.id or new_id("item")
+        if isinstance(item, CallItem):
+            return self._call_entry(
+                item_id, item.call_id or new_id("call"), item.name, item.arguments
+            )
+        if isinstance(item, OutputItem):
+            shown = {"type": item.type, "call_id": item.call_id, "output": item.output}
+            turn = self.session.read({"role": "tool", "content": item.output})
+            return Entry(item_id, shown, turn, ITEM_BYTES + len(item.output.encode()))
+        return self._message_entry(item_id, item, media, codec)
+
+    def _message_entry(
+        self, item_id: str, item: MessageItem, media: MediaReader, codec: Codec
+    ) -> Entry:
+        content, parts, size = [], [], ITEM_BYTES
+        for index, part in enumerate(item.content):
+            made, told = _part(part, item.role, f"item.content.{index}", media, codec)
+            content.append(made)
+            parts.append(told)
+            size += made["audio"].nbytes if made["type"] == "audio" else len(made[made["type"]])
+        if item.role != "user":
+            turn = self._turn_of(item.role, "".join(x["text"] for x in content))
+        else:
+            turn = self.session.read({"role": "user", "content": content})
+        shown = {"type": "message", "role": item.role, "content": parts}
+        return Entry(item_id, shown, turn, size)
+
+    def _call_entry(self, item_id: str, call_id: str, name: str, arguments: str) -> Entry:
+        function = {"name": name, "arguments": arguments}
+        calls = [{"type": "function", "function": function}]
+        turn = self.session.read({"role": "assistant", "content": "", "tool_calls": calls})
+        shown = {
+            "type": "function_call",
+            "call_id": call_id,
+            "name": name,
+            "arguments": arguments,
+        }
+        return Entry(item_id, shown, turn, ITEM_BYTES + len(name) + len(arguments))
+
+    def _turn_of(self, role: str, text: str) -> Turn:
+        return self.session.read({"role": role, "content": text})
+
+    def _replace(self, entry: Entry, turn: Turn) -> None:
+        self.session.insert(turn, entry.turn)
+        self.session.remove(entry.turn)
+        del self._by_turn[id(entry.turn)]
+        entry.turn = turn
+        self._by_turn[id(turn)] = entry
+
+    def _added(self, entry: Entry) -> str | None:
+        """Take an item whose turn is in the history. Returns the id of the one before it."""
+        self._items[entry.id] = self._by_turn[id(entry.turn)] = entry
+        before = None
+        for turn in self.session.turns:
+            if turn is entry.turn:
+                return before
+            known = self._by_turn.get(id(turn))
+            before = known.id if known else before
+        return before
+
+    def _found(self, item_id: str, param: str) -> Entry:
+        entry = self._items.get(item_id)
+        if entry is None:
+            message = f"there is no item {item_id[:80]!r} in the conversation."
+            raise ApiError(400, message, "item_not_found", param)
+        return entry
+
+    def _check_size(self, more: int) -> None:
+        held = self.buffered + sum(entry.size for entry in self._items.values())
+        if held + more > self.most_bytes:
+            raise ApiError(
+                400,
+                f"the session holds {held} bytes of items and sound, and {self.most_bytes} are "
+                "the most. Delete items, clear the buffer, or begin another session.",
+                "session_too_large",
+            )
+
+
+def _part(part: Part, role: str, where: str, media: MediaReader, codec: Codec) -> tuple[Json, Json]:
+    """Return a part of a message's content as the API takes it, and as clients are told it."""
+    text = part.text if part.type in ("input_text", "output_text") else part.transcript
+    if role == "assistant" and part.type.startswith("output_"):
+        made = _given(text, where, "text" if part.type == "output_text" else "transcript")
+        return {"type": "text", "text": made}, {"type": "output_text", "text": made}
+    if part.type == "input_text" and role != "assistant":
+        made = _given(text, where, "text")
+        return {"type": "text", "text": made}, {"type": "input_text", "text": made}
+    if role != "user" or part.type.startswith("output_"):
+        message = f"{where} is {part.type}, which a message of role {role} can't have."
+        raise ApiError(400, message, "invalid_value", f"{where}.type")
+    if part.type == "input_audio":
+        sound = _given(part.audio, where, "audio")
+        samples = decoded_sound(sound, codec, f"{where}.audio")
+        resampler = Resampler(codec.rate, RATE)
+        samples = resampler.push(samples, last=True)
+        told = {"type": "input_audio", "transcript": part.transcript}
+        return {"type": "audio", "audio": samples, "sampling_rate": RATE}, told
+    url = _given(part.image_url, where, "image_url")
+    read = media.read({"type": "image_url", "image_url": {"url": url}}, f"{where}.image_url")
+    return read, {"type": "input_image", "image_url": url}
+
+
+def _given(value: str | None, where: str, name: str) -> str:
+    if value is None:
+        message = f"{where} has no {name}."
+        raise ApiError(400, message, "missing_field", f"{where}.{name}")
+    return value
+
+
+def _still_made(item_id: str) -> ApiError:
+    message = f"item {item_id[:80]!r} is still being made. Send response.cancel first."
+    return ApiError(400, message, "item_in_progress", "item_id")
+
+
+def _in_base64(samples: Any, codec: Codec) -> str:
+    sound = Resampler(RATE, codec.rate).push(np.asarray(samples, np.float32), last=True)
+    return encoded_sound(sound, codec)

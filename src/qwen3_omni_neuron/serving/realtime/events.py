@@ -1,0 +1,250 @@
+"""Events of the socket: a client's are read strictly, and answered with an error where it is wrong.
+
+Names and shapes are those of OpenAI's Realtime API as it is generally available.
+"""
+
+import json
+import secrets
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from qwen3_omni_neuron.serving.errors import ApiError
+
+Json = dict[str, Any]
+EventId = Annotated[str, Field(max_length=512)]
+Id = Annotated[str, Field(min_length=1, max_length=128)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _Lenient(BaseModel):
+    """Base of what clients send back as they got it, with fields that are of no use here."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class Part(_Lenient):
+    """Part of a message's content: text, sound or an image, by its type."""
+
+    type: Literal["input_text", "input_audio", "input_image", "output_text", "output_audio"]
+    text: str | None = None
+    audio: str | None = None
+    transcript: str | None = None
+    image_url: str | None = None
+
+
+class MessageItem(_Lenient):
+    """Message of a role."""
+
+    type: Literal["message"]
+    id: Id | None = None
+    role: Literal["system", "user", "assistant"]
+    content: list[Part]
+
+
+class CallItem(_Lenient):
+    """Call of a function."""
+
+    type: Literal["function_call"]
+    id: Id | None = None
+    call_id: Id | None = None
+    name: str
+    arguments: str
+
+
+class OutputItem(_Lenient):
+    """What a function gave."""
+
+    type: Literal["function_call_output"]
+    id: Id | None = None
+    call_id: Id
+    output: str
+
+
+Item = Annotated[MessageItem | CallItem | OutputItem, Field(discriminator="type")]
+
+
+class Reference(_Lenient):
+    """Item that the conversation has, as input of one response."""
+
+    type: Literal["item_reference"]
+    id: Id
+
+
+class _Event(_Strict):
+    event_id: EventId | None = None
+
+
+class SessionUpdate(_Event):
+    """Change the session. `session` is read by `session_config`."""
+
+    type: Literal["session.update"]
+    session: Json
+
+
+class Append(_Event):
+    """Next piece of the user's sound, in base64."""
+
+    type: Literal["input_audio_buffer.append"]
+    audio: str
+
+
+class Commit(_Event):
+    """End the user's turn."""
+
+    type: Literal["input_audio_buffer.commit"]
+
+
+class Clear(_Event):
+    """Drop what was appended."""
+
+    type: Literal["input_audio_buffer.clear"]
+
+
+class ClearOutput(_Event):
+    """The client has stopped to play."""
+
+    type: Literal["output_audio_buffer.clear"]
+
+
+class ItemCreate(_Event):
+    """Put an item into the conversation."""
+
+    type: Literal["conversation.item.create"]
+    previous_item_id: Id | None = None
+    item: Item
+
+
+class ItemRetrieve(_Event):
+    """Ask for an item, its sound included."""
+
+    type: Literal["conversation.item.retrieve"]
+    item_id: Id
+
+
+class ItemDelete(_Event):
+    """Take an item out of the conversation."""
+
+    type: Literal["conversation.item.delete"]
+    item_id: Id
+
+
+class ItemTruncate(_Event):
+    """Say how much of a reply was heard."""
+
+    type: Literal["conversation.item.truncate"]
+    item_id: Id
+    content_index: int = Field(ge=0)
+    audio_end_ms: int = Field(ge=0)
+
+
+class ResponseCreate(_Event):
+    """Ask for a response. `response` is read by `session_config`."""
+
+    type: Literal["response.create"]
+    response: Json | None = None
+
+
+class ResponseCancel(_Event):
+    """Stop the response."""
+
+    type: Literal["response.cancel"]
+    response_id: Id | None = None
+
+
+ClientEvent = (
+    SessionUpdate
+    | Append
+    | Commit
+    | Clear
+    | ClearOutput
+    | ItemCreate
+    | ItemRetrieve
+    | ItemDelete
+    | ItemTruncate
+    | ResponseCreate
+    | ResponseCancel
+)
+_EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(discriminator="type")])
+_ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
+    list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
+)
+_KINDS = frozenset(
+    kind.model_fields["type"].annotation.__args__[0] for kind in ClientEvent.__args__
+)
+
+
+class EventError(Exception):
+    """Refusal of one event. event_id: the client's, where it could be read."""
+
+    def __init__(self, error: ApiError, event_id: str | None):
+        super().__init__(str(error))
+        self.error, self.event_id = error, event_id
+
+
+def read_event(text: str) -> ClientEvent:
+    """Read a client's event. Raises EventError."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        message = f"the event is no JSON ({str(error)[:200]}). Send one object a message."
+        raise EventError(ApiError(400, message, "invalid_json"), None) from error
+    if not isinstance(given, dict):
+        message = f"the event is a {type(given).__name__}; send an object with a type."
+        raise EventError(ApiError(400, message, "invalid_json"), None)
+    event_id = given.get("event_id")
+    event_id = event_id[:512] if isinstance(event_id, str) else None
+    kind = given.get("type")
+    if not isinstance(kind, str) or kind not in _KINDS:
+        message = f"there is no client event {str(kind)[:80]!r}. There are: " + ", ".join(
+            sorted(_KINDS)
+        )
+        raise EventError(ApiError(400, f"{message}.", "unknown_event", "type"), event_id)
+    try:
+        return _EVENTS.validate_python(given)
+    except ValidationError as error:
+        raise EventError(wrong_field(error, drop=1), event_id) from error
+
+
+def read_items(given: Any) -> list[Item | Reference]:
+    """Read the input of one response. Raises ApiError."""
+    try:
+        return _ITEMS.validate_python(given)
+    except ValidationError as error:
+        raise wrong_field(error, before="response.input") from error
+
+
+def wrong_field(error: ValidationError, before: str = "", drop: int = 0) -> ApiError:
+    """Return the error that names the first wrong field.
+
+    before: path of what was read. drop: parts of pydantic's path that name a kind, not a field.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    names = [str(name) for name in first["loc"][drop:] if str(name) not in _TAGS]
+    path = ".".join([*([before] if before else []), *names])[:200]
+    message = f"{path or 'the event'}: {first['msg'][:300]}. See docs/realtime.md."
+    return ApiError(400, message, "invalid_value", path or None)
+
+
+_TAGS = frozenset(
+    ("message", "function_call", "function_call_output", "item_reference", "int", "literal['inf']")
+)
+
+
+def new_id(kind: str) -> str:
+    """Return a new id, such as "item_..."."""
+    return f"{kind}_{secrets.token_hex(12)}"
+
+
+def server_event(kind: str, **fields: Any) -> str:
+    """Return an event of the server, in JSON."""
+    event = {"type": kind, "event_id": new_id("event"), **fields}
+    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
+
+def error_of(error: ApiError, event_id: str | None) -> Json:
+    """Return the fields of an error event. event_id: that of the event that caused it."""
+    return {"error": {**error.body["error"], "event_id": event_id}}

@@ -1,0 +1,377 @@
+"""One response: a reply's events become the socket's, in OpenAI's order."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.metrics import Player
+from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
+from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
+from qwen3_omni_neuron.serving.realtime.events import Json, new_id
+from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.session import ReplyStream
+
+Send = Callable[..., Awaitable[None]]
+InThread = Callable[..., Awaitable[Any]]
+CancelReason = Literal["turn_detected", "client_cancelled"]
+
+
+class Playback:
+    """A client that plays a reply as it gets it, as far as this side's clock can tell."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic):
+        self._now = now
+        self._until_s = 0.0
+        self.sent_s = 0.0
+
+    def sent(self, seconds: float) -> None:
+        """Count sound that has just been sent."""
+        self._until_s = max(self._until_s, self._now()) + seconds
+        self.sent_s += seconds
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are still to be played."""
+        return max(0.0, self._until_s - self._now())
+
+    @property
+    def heard_s(self) -> float:
+        """Seconds that have been played."""
+        return max(0.0, self.sent_s - self.left_s)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one response was asked to be.
+
+    kept: it goes into the conversation. shown: fields of the response that clients are told.
+    takes_calls: it may call tools.
+    """
+
+    spoken: bool
+    kept: bool
+    codec: Codec
+    takes_calls: bool
+    shown: Json
+
+
+@dataclass
+class Line:
+    """What a response needs of its socket: a sender of events, and the session's thread."""
+
+    send: Send
+    in_thread: InThread
+    conversation: Conversation
+    service: Service
+    context: Context
+
+
+class Response:
+    """One response. `begin` sends its events; `stop` ends it.
+
+    message: the item of its text, the first one. playback: of its sound. on_done: called before
+    its last event.
+    """
+
+    def __init__(self, asked: Asked, line: Line, on_done: Callable[[], None]):
+        self.id = new_id("resp")
+        self.message: Entry | None = None
+        self.playback = Playback()
+        self._asked, self._line, self._on_done = asked, line, on_done
+        self._stream: ReplyStream | None = None
+        self._before: str | None = None  # id of the item before the message
+        self._reason: CancelReason | None = None
+        self._split = ReplyText(line.service.model.take().info.thinks, asked.takes_calls)
+        self._output: list[_Output] = []
+        self._open: _Output | None = None
+        self._calls = 0
+        self._dropped = False  # some of the reply's text is in no message
+        self._resampler = Resampler(SAMPLE_RATE, asked.codec.rate)
+        self._player = Player()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """True until response.done was sent."""
+        return self._task is not None and not self._task.done()
+
+    def begin(self, stream: ReplyStream, message: Entry | None, before: str | None) -> None:
+        """Send its events from now on. message: its item; None where the reply is not kept."""
+        self._stream, self.message, self._before = stream, message, before
+        self._task = asyncio.create_task(self._run())
+
+    async def refuse(self, error: ApiError) -> None:
+        """Send that it has failed before it began."""
+        await self._created()
+        await self._done(None, error)
+
+    async def stop(self, reason: CancelReason) -> None:
+        """Cancel it and wait until its last event was sent."""
+        self.abandon(reason)
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    def abandon(self, reason: CancelReason = "client_cancelled") -> None:
+        """Cancel it at once: nothing of it is made any more."""
+        if self._reason is None and self.running:
+            self._reason = reason
+            assert self._stream is not None
+            self._stream.close()
+
+    async def end(self) -> None:
+        """Give up: nobody listens any more."""
+        self.abandon()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+
+    async def _run(self) -> None:
+        assert self._stream is not None
+        result: SpeechResult | None = None
+        error: ApiError | None = None
+        try:
+            with self._stream as stream:
+                await self._created()
+                try:
+                    async for event in stream:
+                        if self._reason is not None:
+                            break
+                        if isinstance(event, TextDelta):
+                            await self._take(self._split.push(event.text))
+                        elif isinstance(event, AudioChunk):
+                            await self._sound(event)
+                        else:
+                            result = event.result
+                except Exception as failure:
+                    error = self._failed(failure)
+            whole = self._reason is None and error is None
+            if whole:
+                await self._take(self._split.finish())
+            await self._close("completed" if whole else "incomplete")
+            await self._settle()
+            await self._done(result if whole else None, error)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            # The socket is gone, or this server is wrong: the session's reader sees the first.
+            logs.logger.debug("a response ended early", exc_info=True)
+
+    def _failed(self, failure: Exception) -> ApiError:
+        self._line.service.model.noticed(failure)
+        error = api_error_of(failure)
+        if error.code == "internal_error":
+            extra = {"request_id": self._line.context.request_id}
+            logs.logger.error("failed", exc_info=failure, extra=extra)
+        return error
+
+    async def _take(self, parts: list[Part]) -> None:
+        for part in parts:
+            if isinstance(part, Content):
+                await self._text(part.text)
+            elif isinstance(part, Call):
+                await self._close()
+                await self._call(part)
+            else:
+                self._dropped = True
+
+    async def _text(self, text: str) -> None:
+        out = self._open or await self._open_message()
+        out.text += text
+        kind = "output_audio_transcript" if self._asked.spoken else "output_text"
+        await self._send_of(f"{kind}.delta", out, delta=text)
+
+    async def _sound(self, chunk: AudioChunk) -> None:
+        if self._calls:  # a call is not for the ear: from there on the speech is left out
+            return
+        out = self._open or await self._open_message()
+        samples = self._resampler.push(chunk.samples)
+        if len(samples):
+            delta = encoded_sound(samples, self._asked.codec)
+            await self._send_of("output_audio.delta", out, delta=delta)
+        seconds = len(chunk.samples) / SAMPLE_RATE
+        self.playback.sent(seconds)
+        if out.entry is not None:
+            out.entry.audio_s += seconds
+        self._player.arrived(chunk)
+
+    async def _open_message(self) -> "_Output":
+        entry = self.message if not self._output else None
+        out = _Output(len(self._output), entry.id if entry else new_id("item"), entry)
+        self._output.append(out)
+        self._open = out
+        await self._announce(out, out.json(self._asked.spoken, "in_progress"), self._before)
+        part = out.part(self._asked.spoken, empty=True)
+        await self._send_of("content_part.added", out, part=part)
+        return out
+
+    async def _close(self, status: str = "completed") -> None:
+        """End the message that is open."""
+        out, self._open = self._open, None
+        if out is None:
+            return
+        if self._asked.spoken:
+            rest = self._resampler.finish()
+            if len(rest) and status == "completed":
+                delta = encoded_sound(rest, self._asked.codec)
+                await self._send_of("output_audio.delta", out, delta=delta)
+            await self._send_of("output_audio.done", out)
+            await self._send_of("output_audio_transcript.done", out, transcript=out.text)
+        else:
+            await self._send_of("output_text.done", out, text=out.text)
+        part = out.part(self._asked.spoken)
+        await self._send_of("content_part.done", out, part=part)
+        out.status = status
+        item = out.json(self._asked.spoken)
+        if out.entry is not None:
+            out.entry.status = out.status
+            previous = self._before if out.index == 0 else self._output[out.index - 1].id
+            await self._line.send("conversation.item.done", item=item, previous_item_id=previous)
+        await self._send_item("response.output_item.done", out, item=item)
+
+    async def _call(self, call: Call) -> None:
+        self._calls += 1
+        entry, before = None, None
+        if self.message is not None:
+            last = next((o.entry for o in reversed(self._output) if o.entry), self.message)
+            conversation = self._line.conversation
+            entry, before = await self._line.in_thread(conversation.add_call, call, last)
+        out = _Output(len(self._output), entry.id if entry else new_id("item"), entry, call=call)
+        self._output.append(out)
+        begun = out.json(self._asked.spoken, "in_progress") | {"arguments": ""}
+        before = before if self._output[:-1] else self._before
+        await self._announce(out, begun, before)
+        fields = {"call_id": call.id}
+        kind = "response.function_call_arguments"
+        await self._send_item(f"{kind}.delta", out, delta=call.arguments, **fields)
+        fields["name"] = call.name
+        await self._send_item(f"{kind}.done", out, arguments=call.arguments, **fields)
+        item = out.json(self._asked.spoken)
+        if entry is not None:
+            await self._line.send("conversation.item.done", item=item, previous_item_id=before)
+        await self._send_item("response.output_item.done", out, item=item)
+
+    async def _announce(self, out: "_Output", item: Json, before: str | None) -> None:
+        await self._send_item("response.output_item.added", out, item=item)
+        if out.entry is not None:
+            await self._line.send("conversation.item.added", item=item, previous_item_id=before)
+
+    async def _settle(self) -> None:
+        """Leave in the conversation what clients were told of."""
+        message, conversation = self.message, self._line.conversation
+        if message is None:
+            return
+        told = next((out for out in self._output if out.entry is message), None)
+        if told is None:
+            await self._line.in_thread(conversation.forget, message)
+        else:
+            as_it_is = not self._calls and not self._dropped
+            await self._line.in_thread(conversation.settle, message, told.text, as_it_is)
+
+    async def _created(self) -> None:
+        await self._line.send("response.created", response=self._json("in_progress"))
+        rates = self._line.service.rates.left(self._line.context.owner)
+        await self._line.send("rate_limits.updated", rate_limits=rates)
+
+    async def _done(self, result: SpeechResult | None, error: ApiError | None) -> None:
+        made = self._json("completed")
+        details: Json | None = None
+        if error is not None:
+            shown = {name: error.body["error"][name] for name in ("type", "code", "message")}
+            details = {"type": "failed", "error": shown}
+        elif self._reason is not None:
+            details = {"type": "cancelled", "reason": self._reason}
+        elif result is not None:
+            if "length" in (result.thinker_finish_reason, result.talker_finish_reason):
+                details = {"type": "incomplete", "reason": "max_output_tokens"}
+            made["usage"] = _usage(result)
+            cached = result.timings.reused_tokens
+            self._line.service.metrics.finished(result, self._player, cached)
+        if details is not None:
+            made |= {"status": details["type"], "status_details": details}
+        self._note(result, made["status"])
+        self._on_done()
+        await self._line.send("response.done", response=made)
+
+    def _note(self, result: SpeechResult | None, status: str) -> None:
+        context = Context(self.id, "RESPONSE", self._line.context.path, self._line.context.owner)
+        if result is not None:
+            log_content = self._line.service.settings.log_content
+            context.finished(result, result.text if log_content else None)
+        fields = context.log_fields() | {"status": status, "method": None, "seconds": None}
+        logs.event("response", session=self._line.context.request_id, **fields)
+
+    def _json(self, status: str) -> Json:
+        kept = self._asked.kept
+        return {
+            "object": "realtime.response",
+            "id": self.id,
+            "status": status,
+            "status_details": None,
+            "output": [out.json(self._asked.spoken) for out in self._output],
+            "conversation_id": self._line.conversation.id if kept else None,
+            "usage": None,
+            **self._asked.shown,
+        }
+
+    async def _send_item(self, kind: str, out: "_Output", **fields: Any) -> None:
+        """Send an event of an item of this response."""
+        if "item" not in fields:
+            fields["item_id"] = out.id
+        await self._line.send(kind, response_id=self.id, output_index=out.index, **fields)
+
+    async def _send_of(self, kind: str, out: "_Output", **fields: Any) -> None:
+        """Send an event of the one content part of an item."""
+        await self._send_item(f"response.{kind}", out, content_index=0, **fields)
+
+
+@dataclass
+class _Output:
+    """Item of a response as it is made. entry: in the conversation, None where it is not kept."""
+
+    index: int
+    id: str
+    entry: Entry | None
+    call: Call | None = None
+    text: str = ""
+    status: str = "completed"
+
+    def json(self, spoken: bool, status: str | None = None) -> Json:
+        made: Json = {"id": self.id, "object": "realtime.item", "status": status or self.status}
+        if self.call is not None:
+            made |= {"type": "function_call", "call_id": self.call.id, "name": self.call.name}
+            return made | {"arguments": self.call.arguments}
+        kind, name = ("output_audio", "transcript") if spoken else ("output_text", "text")
+        content = [] if status == "in_progress" else [{"type": kind, name: self.text}]
+        return made | {"type": "message", "role": "assistant", "content": content}
+
+    def part(self, spoken: bool, empty: bool = False) -> Json:
+        text = "" if empty else self.text
+        return {"type": "audio", "transcript": text} if spoken else {"type": "text", "text": text}
+
+
+def _usage(result: SpeechResult) -> Json:
+    timings = result.timings
+    media = timings.prompt_audio_tokens + timings.prompt_image_tokens
+    written = timings.text_tokens + timings.frames
+    return {
+        "total_tokens": timings.prompt_tokens + written,
+        "input_tokens": timings.prompt_tokens,
+        "output_tokens": written,
+        "input_token_details": {
+            "text_tokens": timings.prompt_tokens - media,
+            "audio_tokens": timings.prompt_audio_tokens,
+            "image_tokens": timings.prompt_image_tokens,
+            "cached_tokens": timings.reused_tokens,
+        },
+        "output_token_details": {
+            "text_tokens": timings.text_tokens,
+            "audio_tokens": timings.frames,
+        },
+    }

@@ -1,0 +1,287 @@
+"""Configuration of a session and of one response, as clients give it and as they are told it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.serving.chat_request import OWN_OPTIONS
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
+from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
+
+# Options of a request that a session or a response may have beside OpenAI's fields.
+_OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*OWN_OPTIONS, "seed"}}
+_FIXED = frozenset(("use_audio_in_video", "cache_key"))  # one for the whole conversation
+_NESTED = ("audio", "input", "output")
+Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
+MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class SoundFormat(_Strict):
+    """Format of sound on the socket. rate: of PCM alone."""
+
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: Literal[16000, 24000] | None = 24000
+
+
+class ServerVad(_Strict):
+    """Turns that the server finds. Times in ms."""
+
+    type: Literal["server_vad"]
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    prefix_padding_ms: Annotated[int, Field(ge=0, le=5000)] = 300
+    silence_duration_ms: Annotated[int, Field(ge=32, le=10_000)] = 500
+    idle_timeout_ms: Annotated[int, Field(ge=1000, le=60_000)] | None = None
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def turns(self) -> TurnSettings:
+        """The part of it that says when turns begin and end."""
+        return TurnSettings(
+            self.threshold, self.prefix_padding_ms, self.silence_duration_ms, self.idle_timeout_ms
+        )
+
+
+class Transcription(_Strict):
+    """Transcription of what the user says, by the model that answers, whatever the fields say."""
+
+    model: str | None = None
+    language: str | None = None
+    prompt: str | None = None
+
+
+class AudioInput(_Strict):
+    """How the user's sound comes."""
+
+    format: SoundFormat = SoundFormat()
+    noise_reduction: None = None
+    transcription: Transcription | None = None
+    turn_detection: ServerVad | None = None
+
+
+class AudioOutput(_Strict):
+    """How the reply's sound goes."""
+
+    format: SoundFormat = SoundFormat()
+    voice: str | None = None
+    speed: Annotated[float, Field(ge=1, le=1)] = 1.0
+
+
+class Audio(_Strict):
+    """Sound in both directions."""
+
+    input: AudioInput = AudioInput()
+    output: AudioOutput = AudioOutput()
+
+
+class Tool(_Strict):
+    """Function that a reply may call."""
+
+    type: Literal["function"] = "function"
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class _Asked(BaseModel):
+    """Fields that a session and a response both have. Further ones are options of a request."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    instructions: str | None = None
+    output_modalities: Modalities | None = None
+    max_output_tokens: MostTokens | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["auto", "none"] | None = None
+    parallel_tool_calls: bool | None = None
+    prompt: None = None
+    reasoning: Any = None
+
+
+class SessionConfig(_Asked):
+    """Configuration of a session."""
+
+    type: Literal["realtime"] = "realtime"
+    model: str
+    audio: Audio = Audio()
+    include: Annotated[list[str], Field(max_length=0)] | None = None
+    tracing: Any = None
+    truncation: Literal["disabled"] = "disabled"
+
+
+class ResponseAudioOutput(_Strict):
+    """Sound of one response. Its format is the session's."""
+
+    format: SoundFormat | None = None
+    voice: str | None = None
+
+
+class ResponseAudio(_Strict):
+    """Sound of one response."""
+
+    output: ResponseAudioOutput = ResponseAudioOutput()
+
+
+class ResponseConfig(_Asked):
+    """Configuration of one response, over the session's."""
+
+    audio: ResponseAudio = ResponseAudio()
+    conversation: Literal["auto", "none"] = "auto"
+    input: list[Any] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=16)
+
+
+class Voices:
+    """Names that a model speaks as. A checkpoint without a talker has none, and writes only."""
+
+    def __init__(self, names: tuple[str, ...]):
+        self.names = names
+
+    @property
+    def default(self) -> str | None:
+        """The voice where none is asked for."""
+        return self.names[0] if self.names else None
+
+    def check(self, voice: str | None, speaks: bool, where: str) -> None:
+        """Raise ApiError for what can't be spoken."""
+        if speaks and not self.names:
+            raise ApiError(
+                400,
+                'this checkpoint has no talker: it can write text, not speak. Take ["text"].',
+                "no_speech",
+                f"{where}.output_modalities",
+            )
+        if voice is not None and voice.lower() not in map(str.lower, self.names):
+            raise ApiError(
+                400,
+                f"there is no voice {voice[:80]!r}. There are: {', '.join(self.names)}.",
+                "invalid_value",
+                f"{where}.audio.output.voice",
+            )
+
+
+def first_config(model: str, voices: Voices) -> SessionConfig:
+    """Return the configuration that a session begins with."""
+    detection = ServerVad(type="server_vad") if vad.is_installed() else None
+    speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
+    return SessionConfig(
+        model=model,
+        instructions="",
+        output_modalities=[speaks],
+        max_output_tokens="inf",
+        tools=[],
+        tool_choice="auto",
+        audio=Audio(
+            input=AudioInput(turn_detection=detection), output=AudioOutput(voice=voices.default)
+        ),
+    )
+
+
+def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> SessionConfig:
+    """Return a configuration with the fields that a client gave. Raises ApiError."""
+    if given.get("type") == "transcription":
+        message = "sessions of type transcription are not supported. Take type realtime."
+        raise ApiError(400, message, "unsupported", "session.type")
+    detection = _at(given, "audio", "input", "turn_detection")
+    if isinstance(detection, Mapping) and detection.get("type") == "semantic_vad":
+        message = (
+            "semantic_vad is not supported. Take server_vad, whose silence_duration_ms says how "
+            "long a pause ends a turn, or null and commit."
+        )
+        raise ApiError(400, message, "unsupported", "session.audio.input.turn_detection.type")
+    try:
+        new = SessionConfig.model_validate(_merged(config.model_dump(), given))
+    except ValidationError as error:
+        raise wrong_field(error, before="session") from error
+    if new.model != config.model:
+        message = f"the session's model is {config.model!r} and can't be changed."
+        raise ApiError(400, message, "invalid_value", "session.model")
+    if new.audio.input.turn_detection is not None and not vad.is_installed():
+        message = f"server_vad needs packages that the server does not have: {vad.INSTALL}."
+        raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
+    voices.check(new.audio.output.voice, speaks(new), "session")
+    _check_options(new, "session")
+    return new
+
+
+def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
+    """Read what a client wants of one response. Raises ApiError."""
+    try:
+        asked = ResponseConfig.model_validate(given or {})
+    except ValidationError as error:
+        raise wrong_field(error, before="response") from error
+    voices.check(asked.audio.output.voice, speaks(asked), "response")
+    _check_options(asked, "response")
+    return asked
+
+
+def speaks(asked: _Asked) -> bool:
+    """Return whether sound is asked for."""
+    return asked.output_modalities == ["audio"]
+
+
+def options_of(*asked: _Asked) -> dict[str, Any]:
+    """Return the options of the API that fields stand for, those of the last one winning."""
+    options: dict[str, Any] = {}
+    tools: list[Tool] = []
+    choice = "auto"
+    for one in asked:
+        options |= one.model_extra or {}
+        if one.max_output_tokens == "inf":
+            options.pop("thinker_max_new_tokens", None)
+        elif one.max_output_tokens is not None:
+            options["thinker_max_new_tokens"] = one.max_output_tokens
+        tools = tools if one.tools is None else one.tools
+        choice = one.tool_choice or choice
+        output = getattr(one, "audio").output  # noqa: B009
+        if output.voice is not None:
+            options["speaker"] = output.voice
+    if tools and choice != "none":
+        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+        options["tools"] = [{"type": "function", "function": one} for one in functions]
+    return options
+
+
+def shown(config: SessionConfig) -> Json:
+    """Return a configuration as clients are told it."""
+    made = config.model_dump()
+    for side in ("input", "output"):
+        form = made["audio"][side]["format"]
+        if form["type"] != "audio/pcm":
+            del form["rate"]
+    return made
+
+
+def _check_options(asked: _Asked, where: str) -> None:
+    for name, value in (asked.model_extra or {}).items():
+        if name not in _OPTIONS or name in _FIXED:
+            known = ", ".join(sorted(_OPTIONS.keys() - _FIXED))
+            message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
+            raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
+        try:
+            _OPTIONS[name].check(value)
+        except OptionError as error:
+            raise ApiError(400, str(error), "invalid_value", f"{where}.{name}") from error
+
+
+def _merged(now: Json, given: Mapping[str, Any]) -> Json:
+    made = dict(now)
+    for name, value in given.items():
+        nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)
+        made[name] = _merged(now[name], value) if nested else value
+    return made
+
+
+def _at(given: Any, *names: str) -> Any:
+    for name in names:
+        given = given.get(name) if isinstance(given, Mapping) else None
+    return given

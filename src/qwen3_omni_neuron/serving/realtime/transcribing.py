@@ -1,0 +1,79 @@
+"""Transcripts of what the user said, by the model that answers, one after the other."""
+
+import asyncio
+from typing import Any
+
+from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
+from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
+from qwen3_omni_neuron.serving.realtime.response import Line
+from qwen3_omni_neuron.transcription import INSTRUCTION
+
+MOST_WAITING = 16
+
+
+class Transcriber:
+    """Maker of one session's transcripts, beside its answers."""
+
+    def __init__(self, line: Line):
+        self._line = line
+        self._waiting: asyncio.Queue[tuple[Entry, Samples]] = asyncio.Queue(MOST_WAITING)
+        self._task: asyncio.Task[None] | None = None
+
+    def add(self, entry: Entry, samples: Samples) -> None:
+        """Transcribe a turn when those before it are done."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run())
+        if self._waiting.full():
+            message = f"{MOST_WAITING} turns wait to be transcribed already."
+            raise ApiError(429, message, "too_many_transcriptions")
+        self._waiting.put_nowait((entry, samples))
+
+    def close(self) -> None:
+        """End what runs."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            entry, samples = await self._waiting.get()
+            fields = {"item_id": entry.id, "content_index": 0}
+            kind = "conversation.item.input_audio_transcription"
+            try:
+                await self._transcribe(kind, entry, samples, fields)
+            except Exception as failure:
+                self._line.service.model.noticed(failure)
+                error = api_error_of(failure).body["error"]
+                await self._line.send(f"{kind}.failed", **fields, error=error)
+
+    async def _transcribe(
+        self, kind: str, entry: Entry, samples: Samples, fields: dict[str, Any]
+    ) -> None:
+        service, texts = self._line.service, []
+        stream = await service.model.start(lambda: self._stream(samples))
+        with stream:
+            async for event in stream:
+                if isinstance(event, TextDelta):
+                    texts.append(event.text)
+                    await self._line.send(f"{kind}.delta", **fields, delta=event.text)
+                elif isinstance(event, Finished):
+                    seconds = len(samples) / RATE
+        usage = {"type": "duration", "seconds": seconds}
+        transcript = "".join(texts)
+        entry.shown["content"][0]["transcript"] = transcript
+        await self._line.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)
+
+    def _stream(self, samples: Samples) -> Any:
+        service = self._line.service
+        omni = service.model.take()
+        instruction = omni.transcription_instruction
+        instruction = INSTRUCTION if instruction is None else instruction
+        content: list[dict[str, Any]] = [
+            {"type": "audio", "audio": samples, "sampling_rate": RATE},
+            *([{"type": "text", "text": instruction}] if instruction else []),
+        ]
+        options: dict[str, Any] = {"thinker_do_sample": False}
+        if service.settings.api_keys:
+            options["cache_key"] = f"{self._line.context.owner} "
+        return omni.stream_text([{"role": "user", "content": content}], **options)
