@@ -235,11 +235,11 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
     tools: list[Tool] = []
     choice = "auto"
     for one in asked:
-        options |= one.model_extra or {}
         if one.max_output_tokens == "inf":
             options.pop("thinker_max_new_tokens", None)
         elif one.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = one.max_output_tokens
+        options |= one.model_extra or {}
         tools = tools if one.tools is None else one.tools
         choice = one.tool_choice or choice
         output = getattr(one, "audio").output  # noqa: B009

@@ -1,0 +1,529 @@
+"""/v1/realtime, by OpenAI's own client over a socket: turns, items, responses, and their events."""
+
+import base64
+import io
+import json
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.session import Reply, Session
+from qwen3_omni_neuron.sound import encode_sound, pcm16
+from testing.http_server import serving, wait_until
+from testing.media_cases import QUESTION_WAV, noise_image
+from testing.realtime import AFTER, BEFORE, PCM_16K, Caller, calling, kinds, sound_of
+from testing.scripted_model import ScriptedStream
+from train.speech import MEASURING, pink_noise, spoken_clip
+
+RATE = 16000
+SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+# No token ends the text.
+LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 800, "talker_max_new_tokens": 900}
+PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
+SPOKEN = [
+    *("response.created", "rate_limits.updated", *BEFORE),
+    *("response.output_audio_transcript.delta", "response.output_audio.delta"),
+    *("response.output_audio.done", "response.output_audio_transcript.done", *AFTER),
+    "response.done",
+]
+WRITTEN = [
+    *("response.created", "rate_limits.updated", *BEFORE, "response.output_text.delta"),
+    *("response.output_text.done", *AFTER, "response.done"),
+]
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> Iterator[Server]:
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def speaking() -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def speaker(speaking: Qwen3Omni) -> Iterator[Server]:
+    with serving(speaking) as running:
+        yield running
+
+
+@pytest.fixture
+def caller(server: Server) -> Iterator[Caller]:
+    """A session of the tiny checkpoint that is pushed to talk, at 16 kHz, with short replies."""
+    with calling(server) as made:
+        made.update(audio=PUSH_TO_TALK, **SHORT)
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+    """Every test leaves all slots free."""
+    yield
+    wait_until(lambda: not omni.status().running and not omni.status().queued)
+
+
+def said(samples: NDArray[np.float32]) -> dict[str, Any]:
+    """Return a user's message of what 16-bit samples became."""
+    heard = np.frombuffer(pcm16(samples), "<i2")
+    return {
+        "role": "user",
+        "content": [{"type": "audio", "audio": heard, "sampling_rate": RATE}],
+    }
+
+
+def same_sound(data: bytes, samples: NDArray[np.float32]) -> None:
+    """16-bit samples, up to the rounding that follows the chunks' sizes."""
+    given, wanted = np.frombuffer(data, "<i2"), np.frombuffer(pcm16(samples), "<i2")
+    assert len(given) == len(wanted)
+    assert np.abs(given.astype(int) - wanted).max() <= 2
+
+
+def text_of(events: Sequence[Any]) -> str:
+    content = events[-1].response.output[0].content[0]
+    return content.transcript if content.type == "output_audio" else content.text
+
+
+def question() -> NDArray[np.float32]:
+    return soundfile.read(QUESTION_WAV.with_name("sum.wav"), dtype="float32")[0]
+
+
+def test_a_spoken_question_is_answered_as_the_api_does(
+    speaking: Qwen3Omni, speaker: Server
+) -> None:
+    """Text, samples and usage, and OpenAI's order of events."""
+    samples = question()
+    with calling(speaker) as caller:
+        session = caller.update(audio=PUSH_TO_TALK, seed=5)
+        assert session.audio.input.turn_detection is None
+        caller.say(samples)
+        caller.send("input_audio_buffer.commit")
+        committed = caller.until("conversation.item.done")
+        events = caller.answer()
+    wanted = ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"]
+    assert kinds(committed) == wanted
+    assert kinds(events) == SPOKEN
+    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
+    result = speaking.generate_audio([said(samples)], **options)
+    assert text_of(events) == result.text == "eight"
+    same_sound(sound_of(events), result.audio)
+    deltas = [e.delta for e in events if e.type == "response.output_audio_transcript.delta"]
+    assert "".join(deltas) == result.text
+    response = events[-1].response
+    assert response.status == "completed"
+    assert response.usage.input_tokens == result.timings.prompt_tokens
+    assert response.usage.output_tokens == result.timings.text_tokens + result.timings.frames
+    assert response.usage.input_token_details.audio_tokens == result.timings.prompt_audio_tokens
+    items = [e for e in events if e.type == "conversation.item.added"]
+    assert items[0].previous_item_id == committed[0].item_id
+    assert len({event.event_id for event in caller.heard}) == len(caller.heard)
+
+
+def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
+    caller.write("Hello")
+    events = caller.answer(output_modalities=["text"])
+    assert kinds(events) == WRITTEN
+    result = omni.generate_text([{"role": "user", "content": "Hello"}], literal_text=True, **SHORT)
+    assert text_of(events) == result.text
+    response = events[-1].response
+    assert (response.status, response.status_details.reason) == ("incomplete", "max_output_tokens")
+    assert response.output_modalities == ["text"]
+
+
+def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None:
+    """Those of the session, and over them those of one response."""
+    hello: Any = {"role": "user", "content": "Hello"}
+    voice = omni.info.speakers[1]
+    caller.update(instructions="Be brief.", audio={"output": {"voice": voice}})
+    caller.write("Hello")
+    first = caller.answer(seed=4, max_output_tokens=3)
+    options: Any = {**SHORT, "literal_text": True, "speaker": voice}
+    system: Any = {"role": "system", "content": "Be brief."}
+    wanted = omni.generate_audio(
+        [system, hello], **{**options, "seed": 4, "thinker_max_new_tokens": 3}
+    )
+    assert text_of(first) == wanted.text
+    same_sound(sound_of(first), wanted.audio)
+    assert first[-1].response.max_output_tokens == 3
+    caller.write("And now?")
+    other = omni.info.speakers[0]
+    second = caller.answer(instructions="Be long.", audio={"output": {"voice": other}})
+    said_so: Any = [
+        *({"role": "system", "content": "Be long."}, hello),
+        *({"role": "assistant", "content": wanted.text}, {"role": "user", "content": "And now?"}),
+    ]
+    result = omni.generate_audio(said_so, **{**options, "speaker": other})
+    assert text_of(second) == result.text
+    same_sound(sound_of(second), result.audio)
+    assert second[-1].response.audio.output.voice == other
+
+
+def test_a_response_beside_the_conversation(omni: Qwen3Omni, caller: Caller) -> None:
+    """Its input are items of its own and of the conversation, and it leaves nothing behind."""
+    first = caller.write("Hello")
+    caller.write("Not this")
+    more = {
+        "type": "message",
+        "role": "user",
+        "content": [{"type": "input_text", "text": "Which?"}],
+    }
+    events = caller.answer(
+        conversation="none",
+        input=[{"type": "item_reference", "id": first.id}, more],
+        output_modalities=["text"],
+        metadata={"about": "this"},
+    )
+    assert "conversation.item.added" not in kinds(events)
+    response = events[-1].response
+    assert (response.conversation_id, response.metadata) == (None, {"about": "this"})
+    turns: Any = [{"role": "user", "content": text} for text in ("Hello", "Which?")]
+    assert text_of(events) == omni.generate_text(turns, literal_text=True, **SHORT).text
+    both: Any = [{"role": "user", "content": text} for text in ("Hello", "Not this")]
+    events = caller.answer(output_modalities=["text"])
+    assert text_of(events) == omni.generate_text(both, literal_text=True, **SHORT).text
+
+
+def test_a_greeting_before_anybody_has_said_anything(omni: Qwen3Omni, caller: Caller) -> None:
+    events = caller.answer(instructions="Greet.", output_modalities=["text"])
+    asked: Any = [{"role": "system", "content": "Greet."}, {"role": "user", "content": ""}]
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+
+
+def test_items_go_where_they_are_put_and_leave(omni: Qwen3Omni, caller: Caller) -> None:
+    png = io.BytesIO()
+    noise_image(64, 64).save(png, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+    last = caller.write("What is it?")
+    caller.write("Hm.", role="assistant", previous_item_id="root")
+    hm = caller.heard[-1]
+    assert hm.previous_item_id is None
+    caller.write("Be brief.", role="system", previous_item_id="root")
+    image = {
+        "type": "message",
+        "role": "user",
+        "id": "image_1",
+        "content": [{"type": "input_image", "image_url": url}],
+    }
+    caller.send("conversation.item.create", previous_item_id=hm.item.id, item=image)
+    done = caller.until("conversation.item.done")[-1]
+    assert (done.item.id, done.previous_item_id) == ("image_1", hm.item.id)
+    gone = caller.write("Not this", previous_item_id="image_1")
+    caller.send("conversation.item.delete", item_id=gone.id)
+    assert caller.until("conversation.item.deleted")[-1].item_id == gone.id
+    events = caller.answer(output_modalities=["text"])
+    content = [{"type": "image", "image": png.getvalue()}, {"type": "text", "text": "What is it?"}]
+    asked: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": "Hm."},
+        {"role": "user", "content": content},
+    ]
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+    items = [e for e in events if e.type == "conversation.item.added"]
+    assert items[0].previous_item_id == last.id
+    caller.send("conversation.item.retrieve", item_id="image_1")
+    assert caller.until("conversation.item.retrieved")[-1].item.content[0].image_url == url
+
+
+def test_sound_in_an_item_and_back(omni: Qwen3Omni, caller: Caller) -> None:
+    samples = question()[: 2 * RATE]
+    data = pcm16(samples)
+    part = {"type": "input_audio", "audio": base64.b64encode(data).decode()}
+    item = {"type": "message", "role": "user", "id": "mine", "content": [part]}
+    caller.send("conversation.item.create", item=item)
+    assert caller.until("conversation.item.done")[-1].item.content[0].audio is None
+    caller.send("conversation.item.retrieve", item_id="mine")
+    back = caller.until("conversation.item.retrieved")[-1].item.content[0].audio
+    same_sound(base64.b64decode(back), np.frombuffer(data, "<i2") / np.float32(32767))
+    events = caller.answer(output_modalities=["text"])
+    result = omni.generate_text([said(samples)], literal_text=True, **SHORT)
+    assert text_of(events) == result.text
+
+
+@pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma", "audio/pcm"])
+def test_formats_of_telephony_and_24_khz(
+    speaking: Qwen3Omni, speaker: Server, kind: str
+) -> None:
+    """The question is heard, and the answer as loud and long as it is."""
+    rate = 24000 if kind == "audio/pcm" else 8000
+    samples = soxr.resample(question(), RATE, rate)
+    coded = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW", "audio/pcm": "PCM_16"}[kind]
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="RAW", subtype=coded)
+    data = file.getvalue()
+    form_of: Any = {"samplerate": rate, "channels": 1, "format": "RAW", "subtype": coded}
+    given, _ = soundfile.read(io.BytesIO(data), dtype="float32", **form_of)
+    item = {"type": "audio", "audio": given, "sampling_rate": rate}
+    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
+    result = speaking.generate_audio([{"role": "user", "content": [item]}], **options)
+    with calling(speaker) as caller:
+        form = {"format": {"type": kind}}
+        caller.update(audio={"input": {**form, "turn_detection": None}, "output": form}, seed=5)
+        for start in range(0, len(data), 1000):
+            part = base64.b64encode(data[start : start + 1000]).decode()
+            caller.send("input_audio_buffer.append", audio=part)
+        caller.send("input_audio_buffer.commit")
+        events = caller.until("conversation.item.done") and caller.answer()
+    assert text_of(events) == result.text
+    back, _ = soundfile.read(io.BytesIO(sound_of(events)), dtype="float32", **form_of)
+    wanted = soxr.resample(result.audio, 24000, rate)
+    assert abs(len(back) - len(wanted)) <= 1
+    size = min(len(back), len(wanted))
+    error = np.sqrt(np.mean((back[:size] - wanted[:size]) ** 2))
+    assert error < 0.03 * np.sqrt(np.mean(wanted**2))
+
+
+def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> None:
+    """Two questions in noise: each is one turn, committed and answered by itself."""
+    dice = random.Random(4)
+    noise = 0.002 * pink_noise(RATE, dice)
+    with calling(speaker) as caller:
+        caller.update(audio={"input": {"format": PCM_16K}}, seed=5, talker_max_new_tokens=60)
+        for words in ("what is two plus four", "say red"):
+            turn = len(caller.heard)
+            caller.say(np.concatenate((noise, spoken_clip(words, MEASURING, dice), noise)))
+            events = caller.until("response.done")
+            found = [e for e in events if e.type != "conversation.item.truncated"]
+            assert kinds(found)[:3] == [
+                "input_audio_buffer.speech_started",
+                "input_audio_buffer.speech_stopped",
+                "input_audio_buffer.committed",
+            ]
+            assert kinds(found)[5:] == SPOKEN[:3] + SPOKEN[4:10] + SPOKEN[11:]
+            started, stopped, committed = found[:3]
+            assert started.item_id == stopped.item_id == committed.item_id
+            assert started.audio_start_ms < stopped.audio_end_ms
+            assert turn < len(caller.heard)
+            caller.send("conversation.item.retrieve", item_id=committed.item_id)
+            item = caller.until("conversation.item.retrieved")[-1].item
+            heard = base64.b64decode(item.content[0].audio)
+            # Of the silence that ended the turn 200 of 500 ms are in it.
+            ms = len(heard) // 32
+            assert stopped.audio_end_ms - started.audio_start_ms - ms in range(290, 333)
+    asked = [said(np.frombuffer(heard, "<i2") / np.float32(32767))]
+    assert text_of(events) in ("red", "six", speaking.generate_text(asked, seed=5).text)
+
+
+def test_speech_interrupts_an_answer(server: Server) -> None:
+    """It is cancelled, and its item cut to what can have been heard."""
+    with calling(server) as caller:
+        caller.update(audio={"input": {"format": PCM_16K}}, **{**SHORT, **LONG})
+        caller.write("Hello")
+        caller.send("response.create")
+        sent = caller.until("response.output_audio.delta")
+        for _ in range(3):
+            sent += caller.until("response.output_audio.delta")
+        noise = 0.001 * pink_noise(RATE // 2, random.Random(1))
+        caller.say(np.concatenate((noise, question())))
+        events = caller.until("conversation.item.truncated")
+        started = next(i for i, e in enumerate(events) if "speech_started" in e.type)
+        # Nothing of it is sent any more.
+        assert "response.output_audio.delta" not in kinds(events[started:])
+        done = next(e for e in events if e.type == "response.done")
+        assert done.response.status == "cancelled"
+        assert done.response.status_details.reason == "turn_detected"
+        assert done.response.output[0].status == "incomplete"
+        item = done.response.output[0]
+        seconds = len(sound_of([*sent, *events])) / 48000
+        cut = events[-1]
+        assert cut.item_id == item.id
+        assert 0 <= cut.audio_end_ms < 1000 * seconds
+        caller.send("conversation.item.retrieve", item_id=item.id)
+        left = caller.until("conversation.item.retrieved")[-1].item.content[0].transcript
+        assert item.content[0].transcript.startswith(left)
+        assert len(left) < len(item.content[0].transcript)
+
+
+def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
+    with calling(server) as caller:
+        detection = {"type": "server_vad", "interrupt_response": False, "create_response": False}
+        sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
+        options = {**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90}
+        caller.update(audio=sound, **{**options, "thinker_eos_token_id": 10**6})
+        caller.write("Hello")
+        caller.send("response.create")
+        caller.until("response.output_audio.delta")
+        noise = 0.001 * pink_noise(RATE, random.Random(1))
+        caller.say(np.concatenate((question(), noise)))
+        events = caller.until("response.done")
+        if "input_audio_buffer.committed" not in kinds(events):
+            events += caller.until("input_audio_buffer.committed")
+        assert "input_audio_buffer.speech_stopped" in kinds(events)
+        done = next(e for e in events if e.type == "response.done")
+        assert done.response.status == "incomplete"
+
+
+def test_what_was_heard_by_the_client(omni: Qwen3Omni, caller: Caller) -> None:
+    """Truncation cuts the history; beyond the end it is an error."""
+    caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
+    caller.write("Hello")
+    events = caller.answer()
+    item = events[-1].response.output[0]
+    sent_ms = len(sound_of(events)) / 48
+    cut: dict[str, Any] = {"item_id": item.id, "content_index": 0}
+    caller.send(
+        "conversation.item.truncate", event_id="e1", audio_end_ms=int(sent_ms) + 2, **cut
+    )
+    error = caller.until("error")[-1].error
+    assert (error.param, error.event_id) == ("audio_end_ms", "e1")
+    assert str(int(sent_ms)) in error.message
+    caller.send("conversation.item.truncate", audio_end_ms=int(sent_ms / 2), **cut)
+    assert caller.until("conversation.item.truncated")[-1].audio_end_ms == int(sent_ms / 2)
+    caller.send("conversation.item.retrieve", item_id=item.id)
+    left = caller.until("conversation.item.retrieved")[-1].item.content[0].transcript
+    assert left and item.content[0].transcript.startswith(left)
+    assert left != item.content[0].transcript
+    caller.write("Go on.")
+    events = caller.answer(output_modalities=["text"], thinker_max_new_tokens=6)
+    asked: Any = [
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": left},
+        {"role": "user", "content": "Go on."},
+    ]
+    assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+
+
+def test_a_client_cancels(caller: Caller) -> None:
+    caller.send("response.cancel", event_id="early")
+    error = caller.until("error")[-1].error
+    assert (error.code, error.event_id) == ("response_cancel_not_active", "early")
+    caller.update(**LONG)
+    caller.write("Hello")
+    caller.send("response.create")
+    caller.until("response.output_audio.delta")
+    caller.send("response.create", event_id="twice")
+    events = caller.until("error")
+    assert events[-1].error.code == "conversation_already_has_active_response"
+    caller.send("response.cancel")
+    done = caller.until("response.done")[-1].response
+    assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
+    caller.update(**SHORT, thinker_eos_token_id=None)
+    assert caller.answer()[-1].response.output
+
+
+def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
+    with calling(server) as caller:
+        detection = {"type": "server_vad", "idle_timeout_ms": 1000}
+        sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
+        caller.update(audio=sound, **{**SHORT, "talker_max_new_tokens": 2})
+        caller.say(np.zeros(3 * RATE, np.float32))  # nothing was answered yet
+        caller.write("Hello")
+        caller.answer()
+        caller.say(np.zeros(2 * RATE, np.float32))
+        events = caller.until("response.done")
+        assert kinds(events)[:2] == [
+            "input_audio_buffer.timeout_triggered",
+            "input_audio_buffer.committed",
+        ]
+        assert events[0].audio_end_ms - events[0].audio_start_ms in range(990, 1040)
+        assert events[0].audio_start_ms >= 2900
+        assert "input_audio_buffer.speech_started" not in kinds(caller.heard)
+
+
+def test_transcripts_of_what_was_said(speaking: Qwen3Omni, speaker: Server) -> None:
+    samples = question()
+    with calling(speaker) as caller:
+        sound = {"format": PCM_16K, "turn_detection": None, "transcription": {"model": "any"}}
+        caller.update(audio={"input": sound}, seed=5)
+        caller.say(samples)
+        caller.send("input_audio_buffer.commit")
+        kind = "conversation.item.input_audio_transcription"
+        events = caller.until(f"{kind}.completed")
+        transcript = events[-1].transcript
+        assert transcript
+        assert "".join(e.delta for e in events if e.type == f"{kind}.delta") == transcript
+        assert events[-1].usage.seconds == pytest.approx(len(samples) / RATE)
+        caller.send("conversation.item.retrieve", item_id=events[-1].item_id)
+        item = caller.until("conversation.item.retrieved")[-1].item
+        assert item.content[0].transcript == transcript
+
+
+TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
+CALLED = '<tool_call>\n{"name": "look_up", "arguments": {"word": "sky"}}\n</tool_call>'
+
+
+def test_calls_of_tools(
+    omni: Qwen3Omni, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reply's text before a call is spoken, the call an item; its result goes to the model."""
+    asked: list[Any] = []
+
+    def respond(session: Session, speak: bool = True, **options: Any) -> Any:
+        turns = session._read(options["turns"])
+        asked.append(([turn.message for turn in turns], options.get("tools")))
+        stream: Any = ScriptedStream(["Let me ", "look. ", CALLED[:9], CALLED[9:]], speak, None)
+        stream.reply = Reply(speak, 15.0)
+        stream.reply.ended = True
+        session.insert(stream.reply)
+        return stream
+
+    monkeypatch.setattr(Session, "respond", respond)
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, tools=[TOOL])
+        caller.write("What is above?")
+        events = caller.answer()
+        arguments = "response.function_call_arguments"
+        assert kinds(events) == [
+            *SPOKEN[:-1],
+            *(f"{arguments}.delta", f"{arguments}.done", "response.done"),
+        ] or kinds(events)[-6:] == [
+            *("response.output_item.added", "conversation.item.added", f"{arguments}.delta"),
+            *(f"{arguments}.done", "conversation.item.done", "response.output_item.done"),
+        ]
+        response = events[-1].response
+        message, call = response.output
+        assert message.content[0].transcript == "Let me look. "
+        assert (call.type, call.name, json.loads(call.arguments)) == (
+            *("function_call", "look_up"),
+            {"word": "sky"},
+        )
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "blue"}
+        caller.send("conversation.item.create", item=result)
+        assert caller.until("conversation.item.done")[-1].previous_item_id == call.id
+        caller.answer()
+    (first, tools), (second, _) = asked
+    assert [message["role"] for message in first] == ["user"]
+    assert tools[0]["function"]["name"] == "look_up"
+    assert second[1]["content"] == "Let me look. "
+    assert second[1]["tool_calls"][0]["function"]["name"] == "look_up"
+    assert second[2] == {"role": "tool", "content": "blue"}
+    assert [message["role"] for message in second] == ["user", "assistant", "tool"]
+
+
+def test_server_vad_without_its_packages(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vad, "is_installed", lambda: False)
+    with calling(server) as caller:
+        assert caller.heard[0].session.audio.input.turn_detection is None
+        detection = {"type": "server_vad"}
+        caller.send(
+            "session.update",
+            session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}},
+        )
+        error = caller.until("error")[-1].error
+        assert "pip install 'qwen3-omni-neuron[realtime]'" in error.message
+        assert error.param == "session.audio.input.turn_detection"
+
+
+def test_an_encoded_sound_is_one(caller: Caller) -> None:
+    """A clip that is too short is refused, and the session goes on."""
+    assert encode_sound(question(), RATE, "wav")[:4] == b"RIFF"
+    caller.say(question()[:100])
+    caller.send("input_audio_buffer.commit", event_id="short")
+    error = caller.until("error")[-1].error
+    assert (error.code, error.event_id) == ("input_audio_buffer_commit_empty", "short")
+    caller.send("input_audio_buffer.clear")
+    caller.until("input_audio_buffer.cleared")
+    caller.send("input_audio_buffer.commit")
+    assert caller.until("error")[-1].error.code == "input_audio_buffer_commit_empty"

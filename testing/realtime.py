@@ -1,0 +1,107 @@
+"""A client of /v1/realtime over OpenAI's own: it speaks samples, and checks every event's type."""
+
+import base64
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from openai import OpenAI
+from openai.resources.realtime.realtime import RealtimeConnection
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import BaseModel
+
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.sound import pcm16
+from testing.http_server import url_of
+
+_KINDS: tuple[type[BaseModel], ...] = get_args(get_args(RealtimeServerEvent)[0])
+EVENTS = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in _KINDS}
+WAIT_S = 20.0  # for the next event
+PIECE = 1600  # samples of an append: 100 ms
+PCM_16K = {"type": "audio/pcm", "rate": 16000}
+BEFORE = ("response.output_item.added", "conversation.item.added", "response.content_part.added")
+AFTER = ("response.content_part.done", "conversation.item.done", "response.output_item.done")
+
+
+class Caller:
+    """One open session. heard: every event so far, oldest first."""
+
+    def __init__(self, connection: RealtimeConnection):
+        self.connection = connection
+        self.heard: list[Any] = []
+
+    def next(self) -> Any:
+        """Receive an event. Raises pydantic's ValidationError where it has no type of OpenAI's."""
+        data: Any = self.connection._connection.recv(timeout=WAIT_S, decode=False)
+        kind = self.connection.parse_event(data).type
+        # Sound at 16 kHz is an addition of this server.
+        event: Any = EVENTS[kind].model_validate_json(data.replace(b'"rate":16000', b'"rate":24000'))
+        self.heard.append(event)
+        return event
+
+    def until(self, kind: str) -> list[Any]:
+        """Receive events up to the first of a type. Raises AssertionError for an error before."""
+        found: list[Any] = []
+        while not found or found[-1].type != kind:
+            found.append(self.next())
+            assert kind == "error" or found[-1].type != "error", found[-1]
+        return found
+
+    def send(self, kind: str, **fields: Any) -> None:
+        self.connection.send({"type": kind, **fields})  # type: ignore[misc, arg-type]
+
+    def update(self, **fields: Any) -> Any:
+        """Change the session and return it as it is then."""
+        self.send("session.update", session={"type": "realtime", **fields})
+        return self.until("session.updated")[-1].session
+
+    def say(self, samples: NDArray[np.float32], piece: int = PIECE) -> None:
+        """Append samples, at the session's rate."""
+        for start in range(0, len(samples), piece):
+            data = pcm16(samples[start : start + piece])
+            self.send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
+
+    def write(self, text: str, role: str = "user", **fields: Any) -> Any:
+        """Put a message into the conversation and return its item."""
+        kind = "output_text" if role == "assistant" else "input_text"
+        content = [{"type": kind, "text": text}]
+        item = {"type": "message", "role": role, "content": content}
+        self.send("conversation.item.create", item=item, **fields)
+        return self.until("conversation.item.done")[-1].item
+
+    def answer(self, **fields: Any) -> list[Any]:
+        """Ask for a response and return its events."""
+        self.send("response.create", response=fields)
+        return self.until("response.done")
+
+
+@contextmanager
+def calling(
+    server: Server, key: str = "none", model: str | None = None, **options: Any
+) -> Iterator[Caller]:
+    """Open a session of a server, and take its first event."""
+    client = OpenAI(base_url=f"{url_of(server)}/v1", api_key=key)
+    with (
+        client,
+        client.realtime.connect(model=model or server.settings.model_name, **options) as made,
+    ):
+        caller = Caller(made)
+        assert caller.next().type == "session.created"
+        yield caller
+
+
+def kinds(events: Sequence[Any]) -> list[str]:
+    """Return the types of events in order, the deltas of one kind counted once."""
+    found: list[str] = []
+    for event in events:
+        if not (event.type.endswith(".delta") and event.type in found):
+            found.append(event.type)
+    return found
+
+
+def sound_of(events: Sequence[Any]) -> bytes:
+    """Return the bytes of a response's sound."""
+    parts = [e.delta for e in events if e.type == "response.output_audio.delta"]
+    return b"".join(base64.b64decode(part) for part in parts)
