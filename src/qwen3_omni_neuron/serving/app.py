@@ -14,6 +14,7 @@ from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.openapi import schemas_of
+from qwen3_omni_neuron.serving.page import page_router
 from qwen3_omni_neuron.serving.service import Service
 
 ENDPOINTS = (chat.router, listing.router, health.router)
@@ -24,7 +25,7 @@ def make_app(service: Service) -> Gate:
     """Make the application of one server."""
     app = FastAPI(title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None)
     app.state.service = service
-    for endpoint in ENDPOINTS:
+    for endpoint in (*ENDPOINTS, page_router()):
         app.include_router(endpoint)
     for kind in (ApiError, Qwen3OmniError, HTTPException):
         app.add_exception_handler(kind, _answer_error)

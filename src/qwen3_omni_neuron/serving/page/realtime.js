@@ -1,0 +1,54 @@
+// The socket to /v1/realtime, in the events of OpenAI's Realtime API.
+
+export class Realtime {
+  // on: functions by the type of the event that they get.
+  constructor(on) {
+    this.on = on;
+  }
+
+  // Throws an Error with words for the user. onClose(reason): called once it is open and ends.
+  open(key, onClose) {
+    const url = new URL("v1/realtime", location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    const names = ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])];
+    return new Promise((resolve, reject) => {
+      try {
+        this.socket = new WebSocket(url, names);
+      } catch {
+        reject(new Error("This key has characters that a browser can't send."));
+        return;
+      }
+      let opened = false;
+      this.socket.addEventListener("open", () => (opened = true));
+      this.socket.addEventListener("message", ({ data }) => {
+        const event = JSON.parse(data);
+        this.on[event.type]?.(event);
+        if (event.type === "session.created") resolve();
+      });
+      this.socket.addEventListener("close", ({ reason }) => {
+        reject(new Error("The server did not take the connection: it may be full, or still loading."));
+        if (opened) onClose(reason);
+      });
+    });
+  }
+
+  send(type, fields = {}) {
+    if (this.socket.readyState === WebSocket.OPEN) {
+      this.socket.send(JSON.stringify({ type, ...fields }));
+    }
+  }
+
+  close() {
+    this.socket?.close();
+  }
+}
+
+// Ask the server for its voices. Gives null where it wants another key.
+export async function voices(key) {
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  const answer = await fetch("v1/audio/voices", { headers });
+  if (answer.status === 401) return null;
+  const body = await answer.json();
+  if (!answer.ok) throw new Error(body.error.message);
+  return body.voices;
+}
