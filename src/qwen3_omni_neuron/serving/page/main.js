@@ -11,9 +11,11 @@ const MOST_PIXELS = 1280; // of a side of an image that is sent
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
 
-let realtime, microphone, loudspeaker; // null while there is no session
+let realtime = null; // these three are null while there is no session
+let microphone = null;
+let loudspeaker = null;
 let starting = null; // promise of a session that begins
-let model; // name that the server has for it
+let model = null; // name that the server has for it, null while there is no session
 let detection = null; // how the server finds turns, null where it can't
 let key = "";
 let muted = false;
@@ -39,7 +41,6 @@ async function start(withMicrophone) {
   } catch (error) {
     end();
     problem(error.message);
-    status("Not connected");
     throw error;
   }
   if (withMicrophone) await listen();
@@ -53,10 +54,9 @@ async function connect() {
   await loadVoices();
   realtime = new Realtime(handlers);
   await realtime.open(key, (reason) => {
+    if (!realtime) return; // ended here
     end();
-    note("The session ended.");
-    status("Not connected");
-    if (reason) problem(`The server ended the session: ${reason}.`);
+    problem(`The connection ended${reason ? `: ${reason}` : ""}. Press Start for a new session.`);
   });
   configure();
 }
@@ -72,15 +72,16 @@ async function listen() {
 }
 
 function end() {
-  microphone?.close();
-  loudspeaker?.close();
-  realtime?.close();
+  const parts = [microphone, loudspeaker, realtime];
+  if (model) note("The session ended. The next one begins anew.");
   answer?.finish("interrupted");
   hearing?.root.remove();
-  microphone = loudspeaker = realtime = starting = held = hearing = answer = null;
+  microphone = loudspeaker = realtime = starting = held = hearing = answer = model = null;
   muted = false;
+  parts.forEach((part) => part?.close());
   level(0);
   show();
+  status("Not connected");
 }
 
 function configure() {
@@ -250,9 +251,9 @@ const handlers = {
   "response.output_audio.done": ({ item_id }) => loudspeaker.end(item_id),
   "response.done": ({ response }) => {
     answer.making = false;
-    const details = response.status_details;
-    if (response.status === "failed") problem(details.error.message);
-    if (!answer.item || response.status === "failed") answer.finish(response.status === "failed" ? "failed" : "");
+    const failed = response.status === "failed";
+    if (failed) problem(response.status_details.error.message);
+    if (!answer.item || failed) answer.finish(failed ? "failed" : "");
     show();
   },
   error: ({ error }) => {
@@ -261,15 +262,16 @@ const handlers = {
   },
 };
 
+const answerOf = (item) => (item === answer?.item ? answer : null);
 const heardFrom = {
-  started: () => {
-    answer.started();
+  started: ({ item }) => {
+    answerOf(item)?.started();
     status("Speaking");
     show();
   },
-  underrun: () => answer.underrun(),
-  finished: () => {
-    answer.finish();
+  underrun: ({ item }) => answerOf(item)?.underrun(),
+  finished: ({ item }) => {
+    answerOf(item)?.finish();
     show();
   },
   report: ({ depth, underruns }) => {
@@ -306,20 +308,21 @@ function level(peak) {
 }
 
 function show() {
-  const push = !handsFree();
-  const listening = microphone !== null && microphone !== undefined;
-  at("talk-label").textContent = !listening
-    ? "Start"
-    : push
-      ? held === null ? "Hold to talk" : "Release to send"
-      : muted ? "Unmute" : "Mute";
-  talk.classList.toggle("live", listening && (push ? held !== null : !muted));
-  talk.classList.toggle("off", listening && !push && muted);
+  const [does, says] = doing();
   const playing = Boolean(answer && !answer.over);
+  at("talk-label").textContent = does;
+  talk.classList.toggle("live", says === "Listening" || held !== null);
+  talk.classList.toggle("off", muted);
   at("stop").disabled = !playing;
   at("end").disabled = !realtime;
-  if (!realtime || playing || hearing) return;
-  status(!listening ? "Connected" : push ? (held === null ? "Hold the button and speak" : "Hearing you") : muted ? "Muted" : "Listening");
+  if (realtime && !playing && !hearing) status(says);
+}
+
+// What the button does, and what happens now.
+function doing() {
+  if (!microphone) return ["Start", "Connected"];
+  if (handsFree()) return muted ? ["Unmute", "Muted"] : ["Mute", "Listening"];
+  return held === null ? ["Hold to talk", "Hold the button and speak"] : ["Release to send", "Hearing you"];
 }
 
 // Controls.
@@ -362,10 +365,7 @@ at("stop").addEventListener("click", () => {
   interrupt();
   interrupting?.then(show);
 });
-at("end").addEventListener("click", () => {
-  end();
-  status("Not connected");
-});
+at("end").addEventListener("click", end);
 at("composer").addEventListener("submit", quietly(sendText));
 at("image").addEventListener("change", quietly(sendImage));
 at("mode").addEventListener("change", () => {

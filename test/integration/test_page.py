@@ -1,0 +1,405 @@
+"""The page at /, in a real Chromium: it hears, is heard, is interrupted, and works without a mouse.
+
+What its loudspeaker gets is judged by train/judge.py, as in test_speaking.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.serving.page import FILES
+from qwen3_omni_neuron.serving.server import Server
+from testing.browser import CHROMIUM, SOUNDS, Visitor, chromium, visiting, write_microphone
+from testing.http_server import serving, url_of
+from testing.imports import PACKAGE
+from testing.media_cases import noise_image
+from testing.scripted_model import ScriptedModel
+from train.judge import Judge, RecognisedWord
+from train.speech import MEASURING, spoken_clip
+
+RATE = 16000
+SUM, SUM_RATE = soundfile.read(Path(__file__).parents[2] / "examples" / "sum.wav", dtype="float32")
+LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
+SILENT_MS = 200  # after speech_started
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni, serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if not CHROMIUM:
+        pytest.skip("there is no Chromium: `make chromium` installs Debian's")
+    microphone = tmp_path_factory.mktemp("microphone") / "sum.wav"
+    write_microphone(microphone, SUM, SUM_RATE, silence_s=60)
+    with playwright.sync_playwright() as running, chromium(running, microphone) as browser:
+        yield browser
+
+
+@pytest.fixture
+def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
+    """The page, with a microphone that says what a test wants."""
+    with visiting(browser, url_of(server), puppet=True) as made:
+        yield made
+        assert made.problems == []
+
+
+def words(judge: Judge, sound: NDArray[np.float32]) -> list[RecognisedWord]:
+    return judge.hear(np.concatenate((sound, np.zeros(2400, np.float32))))
+
+
+def texts(visitor: Visitor, side: str) -> list[str]:
+    return visitor.page.locator(f"#turns .{side} .words").all_text_contents()
+
+
+# What is served.
+
+
+def test_every_file_is_served_and_packaged() -> None:
+    """None of them is missing from the server or the wheel."""
+    there = {file.name for file in (PACKAGE / "serving" / "page").iterdir() if file.is_file()}
+    assert there - {"__init__.py"} == set(FILES.values())
+    project = (PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"package-data\]\nqwen3_omni_neuron = \[(.*)\]$", project, re.MULTILINE)
+    patterns = re.findall(r'"(.*?)"', listed[1]) if listed else []
+    for name in FILES.values():
+        assert any(fnmatch(f"serving/page/{name}", pattern) for pattern in patterns)
+
+
+def test_the_page_is_open_and_strict() -> None:
+    """It needs no key; nothing beside its files is served, and nothing from elsewhere runs in it."""
+    model: Any = ScriptedModel(["hello"])
+    with serving(model, api_keys=("a-key",)) as server:
+
+        def ask(path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+            client = HTTPConnection("127.0.0.1", server.port)
+            client.request(method, path, headers=headers)
+            return client.getresponse()
+
+        for path in FILES:
+            answer = ask(path)
+            assert answer.status == 200
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            policy = answer.headers["content-security-policy"]
+            assert "default-src 'none'" in policy
+            assert "unsafe" not in policy and "http" not in policy
+        for path in ("/page", "/page/", "/page/__init__.py", "/page/../gate.py", "/page/x.js"):
+            assert ask(path).status == 401
+            assert ask(path, authorization="Bearer a-key").status == 404
+        assert ask("/", "POST").status == 405
+
+
+# What is heard and said.
+
+
+def test_a_question_is_heard_and_its_answer_sounds(
+    browser: Any, server: Server, judge: Judge
+) -> None:
+    """From the browser's own fake microphone to its loudspeaker, in the asked voice, with nothing
+    asked of any other server."""
+    with visiting(browser, url_of(server)) as visitor:
+        page = visitor.page
+        page.locator("#voice option[value=Chelsie]").wait_for(state="attached")
+        page.select_option("#voice", "Chelsie")
+        page.click("#talk")
+        visitor.answered(1)
+        page.wait_for_timeout(200)
+        [word] = words(judge, visitor.heard())
+        assert (word.word, word.speaker) == ("eight", "chelsie")
+        assert texts(visitor, "answer") == ["eight"]
+        visitor.until("received.some(({ type }) => type.endsWith('transcription.completed'))")
+        [written] = visitor.received("conversation.item.input_audio_transcription.completed")
+        assert texts(visitor, "user") == [written["transcript"]] != [""]
+        asked = page.evaluate("asked.audio")
+        assert asked["echoCancellation"] is asked["noiseSuppression"] is True
+        figures = page.text_content(".answer .figures")
+        assert "first text" in figures and "first sound" in figures
+        here = (url_of(server) + "/", url_of(server).replace("http", "ws") + "/")
+        assert all(url.startswith(here) for url in visitor.requests), visitor.requests
+        assert visitor.problems == []
+
+
+def test_speech_interrupts_the_answer(visitor: Visitor, judge: Judge) -> None:
+    """The loudspeaker is silent at once, the server is told what was heard, and the second
+    question has its answer."""
+    page = visitor.page
+    page.click("#talk")
+    visitor.until("window.say")
+    visitor.say(LONG, RATE)
+    visitor.until(f"{SOUNDS} > 0")
+    page.wait_for_timeout(400)
+    visitor.say(SUM, SUM_RATE)
+    visitor.until("document.querySelectorAll('.answer .figures').length === 2")
+    visitor.answered(2)
+    page.wait_for_timeout(200)
+    _, second = visitor.received("input_audio_buffer.speech_started")
+    _, made = visitor.received("response.created")
+    last = page.evaluate(
+        "([from, to]) => rendered.findLast(({ at, sounds }) => sounds && at < to).at - from",
+        [second["at"], made["at"]],
+    )
+    print(f"silent {last} ms after speech_started")
+    assert last <= SILENT_MS
+    [first, _] = page.locator(".answer .figures").all_text_contents()
+    assert "interrupted" in first
+    [cut] = visitor.sent("conversation.item.truncate")
+    played_ms = page.evaluate(
+        "(to) => 20 * rendered.filter(({ at, sounds }) => sounds && at < to).length", made["at"]
+    )
+    assert 0 < cut["audio_end_ms"] <= played_ms + 400  # silence between words is heard, too
+    told = visitor.received("conversation.item.truncated")[-1]
+    assert (told["item_id"], told["audio_end_ms"]) == (cut["item_id"], cut["audio_end_ms"])
+    assert [word.word for word in words(judge, visitor.heard(made["at"]))] == ["eight"]
+    assert texts(visitor, "answer")[1] == "eight"
+
+
+def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
+    """From the first Tab to the answer; what is said beside the held button is not sent."""
+    page = visitor.page
+    focus = (
+        "document.activeElement.id || document.activeElement.value || document.activeElement.type"
+    )
+    reached = []
+    for _ in range(8):
+        page.keyboard.press("Tab")
+        reached.append(page.evaluate(focus))
+        ring = page.evaluate(
+            """() => [document.activeElement, document.activeElement.nextElementSibling,
+                      document.activeElement.closest("label")].some(
+                (x) => x && getComputedStyle(x).outlineStyle === "solid")"""
+        )
+        assert ring or reached[-1] in ("submit", ""), f"the focus on {reached[-1]} can be seen"
+    page.focus("#talk")
+    page.keyboard.press("Enter")
+    visitor.until("window.say")
+    page.focus("[value=hands-free]")
+    page.keyboard.press("ArrowRight")
+    visitor.until("received.filter(({ type }) => type === 'session.updated').length === 2")
+    before = len(visitor.sent("input_audio_buffer.append"))
+    visitor.say(LONG, RATE)
+    page.evaluate("() => said")
+    assert len(visitor.sent("input_audio_buffer.append")) == before
+    page.focus("#talk")
+    page.keyboard.down("Space")
+    visitor.until("document.querySelector('#talk-label').textContent === 'Release to send'")
+    visitor.say(SUM, SUM_RATE)
+    page.evaluate("() => said")
+    page.keyboard.up("Space")
+    visitor.answered(1)
+    assert texts(visitor, "answer") == ["eight"]
+    assert {"scroller", "text", "talk", "voice", "image"} <= set(reached)
+    assert [word.word for word in words(judge, visitor.heard())] == ["eight"]
+
+
+def test_a_written_question_and_an_image(visitor: Visitor, tmp_path: Path) -> None:
+    """Without a microphone. A large image is made smaller before it is sent."""
+    image = tmp_path / "noise.png"
+    noise_image(3000, 400).save(image)
+    page = visitor.page
+    page.set_input_files("#image", image)
+    visitor.until("received.some(({ type }) => type === 'conversation.item.done')")
+    assert page.get_by_role("img", name="Image noise.png").is_visible()
+    page.fill("#text", "say red")
+    page.keyboard.press("Enter")
+    visitor.answered(1)
+    pictured, written = (item["item"] for item in visitor.sent("conversation.item.create"))
+    assert pictured["content"][0]["image_url"].startswith("data:image/jpeg;base64,")
+    assert page.evaluate("document.querySelector('.user img').naturalWidth") == 1280
+    assert written["content"] == [{"type": "input_text", "text": "say red"}]
+    assert texts(visitor, "answer") != [""]
+    assert visitor.page.evaluate("asked") is None
+
+
+def test_a_key_is_asked_for(browser: Any, server: Server) -> None:
+    """It goes as a subprotocol, never as a part of an address."""
+    with (
+        serving(server.service.model.take(), api_keys=("right-key",)) as locked,
+        visiting(browser, url_of(locked), puppet=True) as visitor,
+    ):
+        page = visitor.page
+        page.get_by_text("This server asks for an API key.").wait_for()
+        for key, problem in (("wrong", "The server does not know this key."), ("right-key", "")):
+            page.fill("#key", key)
+            page.keyboard.press("Enter")
+            visitor.until(f"document.querySelector('#problem').textContent === '{problem}'")
+        page.click("#talk")
+        visitor.until("received.some(({ type }) => type === 'session.updated')")
+        assert not any("right-key" in url for url in visitor.requests)
+
+
+# What it looks like, and is read as.
+
+TREE = """
+- banner:
+  - heading "Talk" [level=1]
+- main:
+  - region "Conversation":
+    - group "Turns so far":
+      - list
+    - button "Show the model an image"
+    - textbox "Message"
+    - button "Send the message"
+  - region "Microphone and playback":
+    - button "Start"
+    - status: Ready
+    - meter "Microphone level"
+    - paragraph:
+      - button "Stop the answer" [disabled]: Stop
+      - button "End the session" [disabled]: End
+    - group:
+      - group "Turns":
+        - radio "Hands free" [checked]
+        - radio "Push to talk"
+      - combobox "Voice"
+"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [360, 1180])
+def test_it_can_be_read(browser: Any, server: Server, scheme: Any, width: int) -> None:
+    """No text is fainter than WCAG AA has it or cut off; labels are there for a screen reader."""
+    options: Any = {"color_scheme": scheme, "viewport": {"width": width, "height": 740}}
+    with visiting(browser, url_of(server), **options) as visitor:
+        page = visitor.page
+        page.fill("#text", "say red")
+        page.keyboard.press("Enter")
+        visitor.answered(1)
+        page.evaluate("document.querySelector('#settings').open = true")
+        page.evaluate("document.querySelector('#problem').hidden = false")
+        page.evaluate("document.querySelector('#problem').textContent = 'A problem.'")
+        faint = page.evaluate(FAINT)
+        assert faint == []
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert "say red" in page.locator("#turns").aria_snapshot()
+        assert page.text_content("[aria-live=polite]").startswith("Answer: ")
+
+
+def test_its_accessibility_tree(visitor: Visitor) -> None:
+    from playwright.sync_api import expect
+
+    expect(visitor.page.locator("body")).to_match_aria_snapshot(TREE)
+
+
+# Texts whose contrast is below 4.5, with it.
+FAINT = """() => {
+  const luminance = ([r, g, b]) => [r, g, b].reduce((sum, value, k) => {
+    const x = value / 255;
+    return sum + [0.2126, 0.7152, 0.0722][k] * (x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+  }, 0);
+  const numbers = (color) => color.match(/[\\d.]+/g).map(Number);
+  const ground = (x) => {
+    const found = numbers(getComputedStyle(x).backgroundColor);
+    return found[3] === 0 && x.parentElement ? ground(x.parentElement) : found;
+  };
+  return [...document.querySelectorAll("body *")].filter((x) =>
+    x.checkVisibility() && !x.disabled && !x.closest("svg") &&
+    ([...x.childNodes].some((n) => n.nodeType === 3 && n.data.trim()) || x.matches("input, select"))
+  ).map((x) => {
+    const [a, b] = [luminance(numbers(getComputedStyle(x).color)), luminance(ground(x))];
+    return [x.textContent.trim(), (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05)];
+  }).filter(([, contrast]) => contrast < 4.5);
+}"""
+
+
+# The worklets, by themselves.
+
+CAPTURED = """async ([rate, hertz]) => {
+  const context = new OfflineAudioContext(1, rate, rate);
+  await context.audioWorklet.addModule("page/capture.worklet.js");
+  const node = new AudioWorkletNode(context, "capture", { numberOfOutputs: 0 });
+  const pieces = [];
+  node.port.onmessage = ({ data }) => pieces.push(...data.samples);
+  new OscillatorNode(context, { frequency: hertz }).connect(node);
+  const source = new OscillatorNode(context, { frequency: hertz });
+  source.connect(node);
+  source.start();
+  await context.startRendering();
+  await new Promise((resolve) => setTimeout(resolve, 100));
+  return pieces;
+}"""
+
+
+@pytest.mark.parametrize("rate", [16000, 44100, 48000, 96000])
+def test_the_microphone_is_resampled(visitor: Visitor, rate: int) -> None:
+    """A tone stays what it is; one that 24 kHz can't have is gone, not folded down."""
+    got = np.array(visitor.page.evaluate(CAPTURED, [rate, 440])) / 32767
+    assert len(got) % 480 == 0 and 23000 < len(got) <= 24000
+    middle = got[4000:-4000]
+    time = np.arange(len(middle)) / 24000
+    basis = np.stack([f(2 * np.pi * 440 * time) for f in (np.sin, np.cos)], axis=1)
+    weights, *_ = np.linalg.lstsq(basis, middle, rcond=None)
+    assert np.hypot(*weights) == pytest.approx(1, abs=0.01)
+    assert np.abs(middle - basis @ weights).max() < 0.01
+    if rate > 2 * 16000:
+        folded = np.array(visitor.page.evaluate(CAPTURED, [rate, 16000]))[4000:-4000] / 32767
+        assert np.abs(folded).max() < 0.01
+
+
+PLAYED = """async (steps) => {
+  const context = new OfflineAudioContext(1, 24000, 24000);
+  await context.audioWorklet.addModule("page/playback.worklet.js");
+  const node = new AudioWorkletNode(context, "playback", { numberOfInputs: 0 });
+  const told = [];
+  node.port.onmessage = ({ data }) => data.kind !== "report" && told.push(data);
+  node.connect(context.destination);
+  const settled = () => new Promise((resolve) => setTimeout(resolve, 50));
+  for (const [at, messages] of steps) {
+    context.suspend(at).then(async () => {
+      for (const message of messages) {
+        const samples = new Float32Array(message.samples ?? 0).fill(0.5);
+        node.port.postMessage({ ...message, samples });
+      }
+      await settled();
+      context.resume();
+    });
+  }
+  const buffer = await context.startRendering();
+  await settled();
+  return { told, samples: [...buffer.getChannelData(0)] };
+}"""
+
+
+def test_playback_counts_what_was_played(visitor: Visitor) -> None:
+    """An answer that runs out in the middle, and one that is stopped."""
+    push: Any = {"kind": "push", "item": "a", "samples": 2400}
+    steps = [
+        [0.0, [push]],  # played at once, out after 100 ms
+        [0.256, [push]],  # less than is wanted after an underrun
+        [0.384, [push, {"kind": "end", "item": "a"}]],
+        [0.64, [{**push, "item": "b", "samples": 12000}]],
+        [0.768, [{"kind": "stop"}]],
+    ]
+    got = visitor.page.evaluate(PLAYED, steps)
+    assert [(x["kind"], x["item"], x.get("played")) for x in got["told"]] == [
+        ("started", "a", None),
+        ("underrun", "a", None),
+        ("finished", "a", 7200),
+        ("started", "b", None),
+        ("stopped", "b", 3072),  # 128 ms
+    ]
+    samples = np.array(got["samples"])
+    sounding = samples > 0
+    assert sounding[: int(0.1 * 24000)].all() and not sounding[int(0.11 * 24000) : 9216].any()
+    assert sounding[9216:14016].all() and not sounding[14200:15360].any()
+    stopped = round(0.768 * 24000)
+    assert not sounding[stopped + 120 :].any()
+    assert np.abs(np.diff(samples[stopped - 10 : stopped + 130])).max() < 0.05  # no click

@@ -1,0 +1,169 @@
+"""Chromium with the page open: what its loudspeaker gets, what its socket carries, and who speaks."""
+
+import base64
+import io
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+import soxr
+from numpy.typing import NDArray
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
+)
+DEVICE_RATE = 48000
+_FLAGS = (
+    *("--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
+    "--use-file-for-fake-audio-capture={}%noloop",
+)
+# Whatever goes to a loudspeaker is also heard by the page's own worklet of the microphone. Times are
+# Date.now()'s, in ms, when the page was told.
+_WATCH = """
+window.rendered = []; window.received = []; window.sent = []; window.asked = null;
+const connect = AudioNode.prototype.connect;
+AudioNode.prototype.connect = function (target, ...rest) {
+  if (target instanceof AudioDestinationNode) {
+    this.context.audioWorklet.addModule("page/capture.worklet.js").then(() => {
+      const tap = new AudioWorkletNode(this.context, "capture", { numberOfOutputs: 0 });
+      tap.port.onmessage = ({ data: { samples, peak } }) => {
+        window.rendered.push({ at: Date.now(), sounds: peak > 1e-3, samples });
+      };
+      connect.call(this, tap);
+    });
+  }
+  return connect.call(this, target, ...rest);
+};
+const Plain = WebSocket;
+window.WebSocket = class extends Plain {
+  constructor(...given) {
+    super(...given);
+    this.addEventListener("message", ({ data }) => {
+      window.received.push({ at: Date.now(), ...JSON.parse(data) });
+    });
+  }
+  send(data) {
+    window.sent.push({ at: Date.now(), ...JSON.parse(data) });
+    super.send(data);
+  }
+};
+const devices = navigator.mediaDevices;
+const open = devices.getUserMedia.bind(devices);
+devices.getUserMedia = (asked) => {
+  window.asked = asked;
+  return open(asked);
+};
+"""
+# A microphone that says what a test wants, when it wants it.
+_PUPPET = """
+devices.getUserMedia = async () => {
+  const context = new AudioContext();
+  const { stream } = context.createMediaStreamDestination();
+  const microphone = new MediaStreamAudioDestinationNode(context);
+  window.say = async (wav) => {
+    const bytes = Uint8Array.from(atob(wav), (letter) => letter.charCodeAt(0));
+    const source = context.createBufferSource();
+    source.buffer = await context.decodeAudioData(bytes.buffer);
+    source.connect(microphone);
+    source.start();
+    await new Promise((resolve) => (source.onended = resolve));
+  };
+  return microphone.stream;
+};
+"""
+SOUNDS = "rendered.findLast(({ sounds }) => sounds)?.at ?? 0"  # when there was sound the last time
+
+
+class Visitor:
+    """One page of a server in a browser. requests: addresses that it asked for."""
+
+    def __init__(self, page: Any, url: str):
+        self.page, self.url = page, url
+        self.requests: list[str] = []
+        self.problems: list[str] = []
+        page.on("request", lambda request: self.requests.append(request.url))
+        page.on("websocket", lambda socket: self.requests.append(socket.url))
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda line: line.type == "error" and self.problems.append(line.text))
+
+    def open(self, path: str = "/") -> None:
+        self.page.goto(self.url + path)
+
+    def until(self, condition: str, seconds: float = 30.0) -> None:
+        """Wait until an expression holds. Raises AssertionError after some seconds."""
+        end_s = time.monotonic() + seconds
+        # Playwright's own wait evaluates strings, which the page's policy forbids.
+        while not self.page.evaluate(f"() => Boolean({condition})"):
+            assert time.monotonic() < end_s, f"it did not come to hold: {condition}"
+            self.page.wait_for_timeout(20)
+
+    def answered(self, number: int) -> None:
+        """Wait until so many answers have come to their end."""
+        self.until(
+            f"document.querySelectorAll('.answer:not(.pending) .figures').length >= {number}"
+            f" && [...document.querySelectorAll('.answer')].every((x) =>"
+            f" /played|interrupted/.test(x.textContent))"
+        )
+
+    def sent(self, kind: str) -> list[dict[str, Any]]:
+        return self.page.evaluate("(kind) => sent.filter(({ type }) => type === kind)", kind)
+
+    def received(self, kind: str) -> list[dict[str, Any]]:
+        return self.page.evaluate("(kind) => received.filter(({ type }) => type === kind)", kind)
+
+    def say(self, samples: NDArray[np.float32], rate: int) -> None:
+        """Begin to say something by the microphone of `visiting(puppet=True)`."""
+        self.page.evaluate("(wav) => { window.said = say(wav) }", _wav(samples, rate))
+
+    def heard(self, since: float = 0.0) -> NDArray[np.float32]:
+        """Return what the loudspeaker got from a time on: float32 [samples] at 24 kHz."""
+        got = self.page.evaluate(
+            """(since) => {
+              const parts = rendered.filter(({ at }) => at >= since).map((x) => x.samples);
+              const all = Int16Array.from(parts.flatMap((x) => [...x]));
+              return btoa(Array.from(new Uint8Array(all.buffer), (x) => String.fromCharCode(x)).join(""));
+            }""",
+            since,
+        )
+        return np.frombuffer(base64.b64decode(got), "<i2") / np.float32(32767)
+
+
+@contextmanager
+def chromium(playwright: Any, microphone: Path) -> Iterator[Any]:
+    """Start a browser. microphone: WAV that its own fake device plays once a stream."""
+    flags = [flag.format(microphone) for flag in _FLAGS]
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+    try:
+        yield browser
+    finally:
+        browser.close()
+
+
+@contextmanager
+def visiting(browser: Any, url: str, puppet: bool = False, **options: Any) -> Iterator[Visitor]:
+    """Open the page at url. puppet: its microphone is `Visitor.say`. options: of playwright's."""
+    with browser.new_context(**options) as context:
+        page = context.new_page()
+        page.add_init_script(f"(() => {{ {_WATCH} {_PUPPET if puppet else ''} }})()")
+        visitor = Visitor(page, url)
+        visitor.open()
+        yield visitor
+
+
+def write_microphone(file: Path, samples: NDArray[np.float32], rate: int, silence_s: float) -> None:
+    """Write what a fake device plays: samples, with silence around them."""
+    edge = np.zeros(DEVICE_RATE // 2, np.float32)
+    spoken = soxr.resample(samples, rate, DEVICE_RATE)
+    after = np.zeros(round(silence_s * DEVICE_RATE), np.float32)
+    soundfile.write(file, np.concatenate((edge, spoken, after)), DEVICE_RATE, "PCM_16")
+
+
+def _wav(samples: NDArray[np.float32], rate: int) -> str:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, "PCM_16", format="WAV")
+    return base64.b64encode(file.getvalue()).decode()
