@@ -1,6 +1,7 @@
 # make demo              a spoken question in, text and demo.wav out
 # make serve             a server in the shapes of OpenAI's API, on http://127.0.0.1:8000
 # make test              lint, types and tests, with the newest transformers
+# make chromium          Debian's Chromium for the tests of the page, where it may be installed
 # make test-sanitized    the tests of the C under address and undefined-behaviour sanitizers
 # make test-aarch64      the C compiled by gcc and clang, and for 64-bit ARM under qemu
 # make test-nxdi-line    the tests with the transformers that NxDI pins
@@ -33,7 +34,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo serve test test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo lower docs test-wide test-aarch64 bench-openvino
 
 demo: $(VENV)/installed
@@ -49,6 +50,12 @@ serve: $(VENV)/installed
 
 test: $(VENV)/installed lint
 	$(VENV)/bin/$(PYTEST)
+
+# Without it the tests of the page are skipped, and say so.
+chromium:
+	@command -v chromium >/dev/null || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
+	    apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium; } || \
+	    echo "chromium: not installed here, the tests of the page will be skipped."
 
 lint: $(VENV)/installed
 	$(VENV)/bin/ruff check

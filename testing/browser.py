@@ -1,4 +1,4 @@
-"""Chromium with the page open: what its loudspeaker gets, what its socket carries, and who speaks."""
+"""Chromium with the page open: what its loudspeaker gets, what its socket carries, and its voice."""
 
 import base64
 import io
@@ -14,16 +14,14 @@ import soundfile
 import soxr
 from numpy.typing import NDArray
 
-CHROMIUM = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), ""
-)
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 DEVICE_RATE = 48000
 _FLAGS = (
     *("--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--use-file-for-fake-audio-capture={}%noloop",
 )
-# Whatever goes to a loudspeaker is also heard by the page's own worklet of the microphone. Times are
-# Date.now()'s, in ms, when the page was told.
+# Whatever goes to a loudspeaker is also heard by the page's own worklet of the microphone. Times
+# are Date.now()'s, in ms, when the page was told.
 _WATCH = """
 window.rendered = []; window.received = []; window.sent = []; window.asked = null;
 const connect = AudioNode.prototype.connect;
@@ -89,7 +87,11 @@ class Visitor:
         page.on("request", lambda request: self.requests.append(request.url))
         page.on("websocket", lambda socket: self.requests.append(socket.url))
         page.on("pageerror", lambda error: self.problems.append(str(error)))
-        page.on("console", lambda line: line.type == "error" and self.problems.append(line.text))
+        page.on("console", self._noticed)
+
+    def _noticed(self, line: Any) -> None:
+        if line.type == "error":
+            self.problems.append(line.text)
 
     def open(self, path: str = "/") -> None:
         self.page.goto(self.url + path)
@@ -126,7 +128,8 @@ class Visitor:
             """(since) => {
               const parts = rendered.filter(({ at }) => at >= since).map((x) => x.samples);
               const all = Int16Array.from(parts.flatMap((x) => [...x]));
-              return btoa(Array.from(new Uint8Array(all.buffer), (x) => String.fromCharCode(x)).join(""));
+              const letters = Array.from(new Uint8Array(all.buffer), (x) => String.fromCharCode(x));
+              return btoa(letters.join(""));
             }""",
             since,
         )

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.cli.inspect import add_inspect
 from qwen3_omni_neuron.cli.say import add_say
 from qwen3_omni_neuron.cli.serve import add_serve
 from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.cli.talk import add_talk
 from qwen3_omni_neuron.cli.tiny import add_tiny
 from qwen3_omni_neuron.cli.transcribe import add_transcribe
 from qwen3_omni_neuron.errors import Qwen3OmniError
@@ -43,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_speak(verbs.add_parser("speak", help="answer a question in text and speech"))
     add_say(verbs.add_parser("say", help="speak a text itself"))
     add_serve(verbs.add_parser("serve", help="answer over HTTP, as OpenAI's API does"))
+    add_talk(verbs.add_parser("talk", help="talk with a model or a server, by microphone"))
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
     add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
     add_inspect(verbs.add_parser("inspect", help="show what compile wrote, and verify it"))

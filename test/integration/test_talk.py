@@ -1,0 +1,240 @@
+"""`qwen3-omni-neuron talk`: from file to file, and by a microphone and a loudspeaker of the test's.
+
+What is said is judged by train/judge.py, as in test_speaking.
+"""
+
+import _thread
+import random
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli.talk_sound import Player
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_server import serving, url_of, wait_until
+from testing.media_cases import QUESTION_WAV
+from testing.scripted_model import ScriptedModel
+from testing.sound_devices import SoundDevices
+from train.judge import Judge
+from train.speech import MEASURING, spoken_clip
+
+SUM_WAV = QUESTION_WAV.with_name("sum.wav")
+SUM = soxr.resample(*soundfile.read(SUM_WAV, dtype="float32"), 16000)
+LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=2) as omni, serving(omni) as running:
+        yield running
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> SoundDevices:
+    made = SoundDevices()
+    monkeypatch.setitem(sys.modules, "sounddevice", made)
+    return made
+
+
+@pytest.fixture(params=["model", "server"])
+def partner(request: pytest.FixtureRequest) -> list[str]:
+    """Arguments that name the partner: a model in the same process, or a server."""
+    if request.param == "model":
+        return []
+    return ["--url", url_of(request.getfixturevalue("server"))]
+
+
+def heard(judge: Judge, devices: SoundDevices, since: int = 0) -> list[str]:
+    return [word.word for word in judge.hear(np.concatenate(devices.heard[since:]))]
+
+
+def test_from_file_to_file(
+    partner: list[str], judge: Judge, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "answer.wav"
+    files = ["--from", str(SUM_WAV), "--to", str(out)]
+    assert main(["talk", *files, "--speaker", "Chelsie", *partner]) == 0
+    assert capsys.readouterr().out == "eight\n"
+    samples, rate = soundfile.read(out, dtype="float32")
+    [word] = judge.hear(samples)
+    assert (rate, word.word, word.speaker) == (24000, "eight", "chelsie")
+
+
+def test_speech_interrupts_the_answer(
+    partner: list[str],
+    judge: Judge,
+    devices: SoundDevices,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Hands free, until Ctrl-C. Nothing of the first answer is heard once the second turn ended."""
+    second: list[int] = []
+
+    def converse() -> None:
+        devices.say(np.concatenate((np.zeros(8000, np.float32), LONG)))
+        wait_until(lambda: devices.sounded_s() > 0.4, 30)
+        devices.say(SUM)
+        wait_until(lambda: devices.silent)
+        second.append(len(devices.heard))
+        wait_until(lambda: devices.sounded_s(second[0]) > 0.2, 30)
+        wait_until(lambda: devices.sounded_s(-25) == 0, 30)
+
+    assert talk([*partner, "--hands-free"], converse) == 130
+    assert heard(judge, devices, second[0]) == ["eight"]
+    first, last = capsys.readouterr().out.split("\n")[:2]
+    assert "seven red goodbye white".startswith(first)
+    assert last == "eight"
+
+
+def test_a_turn_between_two_enters(
+    partner: list[str],
+    judge: Judge,
+    devices: SoundDevices,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is said before the first of them is not heard; a third interrupts the answer."""
+
+    def lines() -> Iterator[str]:
+        devices.say(LONG)
+        wait_until(lambda: devices.silent)
+        yield "\n"
+        devices.say(SUM)
+        wait_until(lambda: devices.silent)
+        yield "\n"
+        wait_until(lambda: devices.sounded_s() > 0.2, 30)
+        wait_until(lambda: devices.sounded_s(-25) == 0, 30)
+        yield "\n"
+        devices.say(LONG)
+        wait_until(lambda: devices.silent)
+        yield "\n"
+        before = len(devices.heard)
+        wait_until(lambda: devices.sounded_s(before) > 0.4, 30)
+        yield "\n"
+        after = len(devices.heard)
+        wait_until(lambda: len(devices.heard) > after + 25)
+        assert devices.sounded_s(after + 2) == 0
+        second.append(before)
+
+    second: list[int] = []
+    monkeypatch.setattr(sys, "stdin", lines())
+    assert main(["talk", *partner]) == 0
+    assert heard(judge, devices)[0] == "eight"
+    assert heard(judge, devices, second[0])[0] == "seven"
+
+
+def talk(arguments: list[str], converse: Callable[[], None]) -> int:
+    """Run the verb until a conversation in a thread has ended, and press Ctrl-C then."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            converse()
+        except BaseException as error:
+            failures.append(error)
+        _thread.interrupt_main()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    status = main(["talk", *arguments])
+    thread.join()
+    assert failures == []
+    return status
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
+        (["--url", "nonsense"], "--url nonsense is no address of a server"),
+        (["--from", "none.wav"], "--from none.wav can't be read"),
+        (["--hands-free"], "so that there is nothing for --hands-free to find"),
+        (["--to", "/"], "/ is a folder"),
+        (["--speaker", "nobody"], "nobody"),
+    ],
+)
+def test_what_can_not_be(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = ["--from", str(SUM_WAV), "--to", str(tmp_path / "out.wav")]
+    assert main(["talk", *files, *arguments]) == 1
+    assert said in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its key, or the voice."""
+    model: Any = ScriptedModel(["hello"])
+    out = tmp_path / "out.wav"
+    with serving(model, api_keys=("right",)) as locked:
+        where = ["--from", str(SUM_WAV), "--to", str(out), "--url", url_of(locked)]
+        assert main(["talk", *where, "--api-key", "wrong"]) == 1
+        assert "no valid API key" in capsys.readouterr().err
+
+
+def test_a_voice_that_a_server_does_not_have(
+    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.wav"
+    where = ["--from", str(SUM_WAV), "--to", str(out), "--url", url_of(server)]
+    assert main(["talk", *where, "--speaker", "nobody"]) == 1
+    assert "there is no voice 'nobody'" in capsys.readouterr().err
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("missing", ["microphone", "loudspeaker"])
+def test_without_a_device(
+    missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", SoundDevices(missing))
+    assert main(["talk"]) == 1
+    said = capsys.readouterr().err
+    assert f"there is no {missing} that can be opened: Error querying device -1" in said
+    assert "--from FILE and --to WAV" in said
+
+
+def test_without_sounddevice(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert main(["talk"]) == 1
+    assert "pip install 'qwen3-omni-neuron[talk]'" in capsys.readouterr().err
+
+
+def test_a_player_counts_what_was_heard() -> None:
+    """Underruns within an answer alone; after one it waits for 120 ms."""
+    player, out = Player(), np.empty(480, np.float32)
+    player.fill(out)
+    assert not out.any() and player.interrupt() is None
+    player.push(np.full(720, 0.5, np.float32))
+    player.fill(out)
+    assert out.all()
+    player.fill(out)
+    assert np.count_nonzero(out) == 240 and player.underruns == 1
+    player.push(np.full(2400, 0.5, np.float32))
+    player.fill(out)
+    assert not out.any()
+    player.push(np.full(480, 0.5, np.float32))
+    player.fill(out)
+    assert out.all()
+    player.latency_s = 0.01
+    assert player.interrupt() == pytest.approx(1200 / 24000 - 0.01)
+    player.push(np.full(240, 0.5, np.float32))
+    player.end()
+    player.fill(out)
+    assert np.count_nonzero(out) == 240
+    player.drain()
+    player.fill(out)
+    assert not out.any() and player.interrupt() is None and player.underruns == 1

@@ -1,0 +1,87 @@
+"""A microphone and a loudspeaker in the place of sounddevice's, in real time."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SOUND = 1e-3
+
+
+class PortAudioError(Exception):
+    """As sounddevice has it."""
+
+
+class SoundDevices:
+    """Module `sounddevice`, as far as `talk` uses it. missing: kind of stream that can't be opened.
+
+    heard: what the loudspeaker got so far, a block an entry.
+    """
+
+    PortAudioError = PortAudioError
+
+    def __init__(self, missing: str = ""):
+        self._missing = missing
+        self._said: deque[NDArray[np.float32]] = deque()
+        self.heard: list[NDArray[np.float32]] = []
+
+    def say(self, samples: NDArray[np.float32]) -> None:
+        """Have the microphone hear something, at its rate."""
+        self._said.extend(np.array_split(samples, max(1, len(samples) // 320)))
+
+    @property
+    def silent(self) -> bool:
+        """True once all of it was said."""
+        return not self._said
+
+    def sounded_s(self, since: int = 0) -> float:
+        """Return the seconds with sound that the loudspeaker got, from an entry on."""
+        return 0.02 * sum(np.abs(block).max() > SOUND for block in self.heard[since:])
+
+    def InputStream(self, **given: Any) -> "_Stream":  # noqa: N802
+        def step(callback: Callable[..., None], blocksize: int) -> None:
+            samples = self._said.popleft() if self._said else np.zeros(blocksize, np.float32)
+            callback(samples[:, None], len(samples), None, None)
+
+        return self._open("microphone", given, step)
+
+    def OutputStream(self, **given: Any) -> "_Stream":  # noqa: N802
+        def step(callback: Callable[..., None], blocksize: int) -> None:
+            out = np.full((blocksize, 1), np.nan, np.float32)
+            callback(out, blocksize, None, None)
+            self.heard.append(out[:, 0])
+
+        return self._open("loudspeaker", given, step)
+
+    def _open(self, kind: str, given: dict[str, Any], step: Callable[..., None]) -> "_Stream":
+        if kind == self._missing:
+            raise PortAudioError("Error querying device -1")
+        return _Stream(given, step)
+
+
+class _Stream:
+    latency = 0.01
+
+    def __init__(self, given: dict[str, Any], step: Callable[..., None]):
+        self._given, self._step = given, step
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        size, next_s = self._given["blocksize"], time.monotonic()
+        while not self._ends.is_set():
+            self._step(self._given["callback"], size)
+            next_s += size / self._given["samplerate"]
+            time.sleep(max(0.0, next_s - time.monotonic()))
+
+    def __enter__(self) -> "_Stream":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ends.set()
+        self._thread.join()
