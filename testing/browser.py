@@ -1,4 +1,4 @@
-"""Chromium with the page open: what its loudspeaker gets, what its socket carries, and its voice."""
+"""Chromium with the page open: what its loudspeaker gets, and what its socket carries."""
 
 import base64
 import io

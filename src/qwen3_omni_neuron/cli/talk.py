@@ -5,7 +5,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +14,11 @@ from qwen3_omni_neuron.cli.model_arguments import (
     load_arguments,
     model_or_shipped,
 )
-from qwen3_omni_neuron.errors import OptionError, Qwen3OmniError
+from qwen3_omni_neuron.errors import OptionError
 
 if TYPE_CHECKING:
-    from qwen3_omni_neuron.cli.talk_partners import Partner
     from qwen3_omni_neuron.cli.talk_sound import Samples, Sink
+    from qwen3_omni_neuron.cli.talk_turns import Partner, Talk
 
 KEY_VARIABLE = "QWEN3_OMNI_API_KEY"
 _TICK_S = 0.05
@@ -53,17 +52,18 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
 
 def _talk(parsed: argparse.Namespace) -> int:
     """Talk until the user ends it, or the file's turn is answered. Returns the exit status."""
-    from qwen3_omni_neuron.cli import talk_sound
+    from qwen3_omni_neuron.cli.talk_sound import FileSink, loudspeaker, microphone, read_speech
+    from qwen3_omni_neuron.cli.talk_turns import Talk
 
-    turn = None if parsed.source is None else talk_sound.read_speech(parsed.source)
+    turn = None if parsed.source is None else read_speech(parsed.source)
     if turn is not None and parsed.hands_free:
         raise OptionError("--from has one turn, so that there is nothing for --hands-free to find.")
     with ExitStack() as stack:
         sink: Sink
         if parsed.to is None:
-            sink = stack.enter_context(talk_sound.loudspeaker())
+            sink = stack.enter_context(loudspeaker())
         else:
-            sink = talk_sound.FileSink(parsed.to)
+            sink = FileSink(parsed.to)
             stack.enter_context(sink)
         talk = Talk(sink)
         partner = _partner(parsed, talk, stack)
@@ -74,7 +74,7 @@ def _talk(parsed: argparse.Namespace) -> int:
             sink.drain()
             return 0
         pieces: queue.Queue[Samples] = queue.Queue()
-        stack.enter_context(talk_sound.microphone(pieces.put))
+        stack.enter_context(microphone(pieces.put))
         pump = threading.Thread(target=talk.pump, args=(pieces, partner), daemon=True)
         pump.start()
         stack.callback(pump.join)
@@ -100,15 +100,15 @@ def _partner(parsed: argparse.Namespace, talk: "Talk", stack: ExitStack) -> "Par
 
 
 def _converse(talk: "Talk", partner: "Partner", hands_free: bool) -> None:
+    from qwen3_omni_neuron.cli.talk_turns import say
+
     if hands_free:
-        _say(
-            "Speak. What your microphone hears interrupts the answer: use headphones. Ctrl-C ends."
-        )
+        say("Speak. What your microphone hears interrupts the answer: use headphones. Ctrl-C ends.")
         talk.recording = True
         while not talk.over.wait(_TICK_S):
             pass
     else:
-        _say("Enter: speak. Enter again: have it answered. Ctrl-D ends.")
+        say("Enter: speak. Enter again: have it answered. Ctrl-D ends.")
         for _ in sys.stdin:
             if talk.over.is_set():
                 break
@@ -118,101 +118,6 @@ def _converse(talk: "Talk", partner: "Partner", hands_free: bool) -> None:
             else:
                 partner.interrupt()
                 talk.recording = True
-                _say("Speaking; Enter ends it.")
+                say("Speaking; Enter ends it.")
     if talk.error is not None:
         raise talk.error
-
-
-class Talk:
-    """State of one conversation. Its partner calls it from a thread of its own.
-
-    recording: what the microphone hears goes to the partner. over: set when the conversation can't
-    go on, or is to end. error: that ended it.
-    """
-
-    def __init__(self, sink: "Sink"):
-        self._sink = sink
-        self.recording = False
-        self.over = threading.Event()
-        self.error: Qwen3OmniError | None = None
-        self._answered = threading.Event()
-        self._refused = False
-        self._turn_end_s = 0.0
-        self._first_sound_s: float | None = None
-
-    def pump(self, pieces: "queue.Queue[Samples]", partner: "Partner") -> None:
-        """Hand on what the microphone hears, until the conversation is over."""
-        try:
-            while not self.over.is_set():
-                try:
-                    samples = pieces.get(timeout=_TICK_S)
-                except queue.Empty:
-                    continue
-                if self.recording:
-                    partner.hear(samples)
-        except Qwen3OmniError as error:
-            self.failed(error)
-
-    def end_turn(self, partner: "Partner") -> None:
-        """End the user's turn by hand, and have it answered."""
-        self.turn_ended()
-        try:
-            partner.answer()
-        except Qwen3OmniError as error:
-            self.refused(str(error))
-
-    def wait(self) -> None:
-        """Wait until the turn is answered. Raises the error that ended the conversation."""
-        while not (self._answered.wait(_TICK_S) or self.over.is_set()):
-            pass
-        if self.error is not None:
-            raise self.error
-        if self._refused:
-            raise OptionError("the turn was not answered, and nothing is written.")
-
-    # What the partner tells.
-
-    def turn_ended(self) -> None:
-        """The user's turn has ended."""
-        self._turn_end_s, self._first_sound_s = time.monotonic(), None
-        self._answered.clear()
-
-    def text(self, text: str) -> None:
-        """Next part of the answer's text."""
-        print(text, end="", flush=True)
-
-    def sound(self, samples: "Samples") -> None:
-        """Next samples of the answer."""
-        if self._first_sound_s is None:
-            self._first_sound_s = time.monotonic()
-        self._sink.push(samples)
-
-    def interrupted(self) -> float | None:
-        """Be silent. Returns the seconds that were heard, None where all of it was."""
-        return self._sink.interrupt()
-
-    def answered(self) -> None:
-        """The answer has ended, or was interrupted."""
-        self._sink.end()
-        print(flush=True)
-        if self._first_sound_s is not None:
-            _say(
-                f"first sound {1000 * (self._first_sound_s - self._turn_end_s):.0f} ms after the "
-                f"turn, {self._sink.underruns} underruns so far"
-            )
-        self._answered.set()
-
-    def refused(self, why: str) -> None:
-        """The turn can't be answered; the conversation goes on."""
-        _say(why)
-        self._refused = True
-        self._answered.set()
-
-    def failed(self, error: Qwen3OmniError) -> None:
-        """The conversation can't go on."""
-        self.error = self.error or error
-        self.over.set()
-
-
-def _say(text: str) -> None:
-    print(f"[{text}]", file=sys.stderr, flush=True)

@@ -5,12 +5,13 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
 
 from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Samples
+from qwen3_omni_neuron.cli.talk_turns import Talk
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError, Qwen3OmniError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.sound import pcm16
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from qwen3_omni_neuron.api import Qwen3Omni
-    from qwen3_omni_neuron.cli.talk import Talk
     from qwen3_omni_neuron.session import ReplyStream
 
 _PIECE = HEARD_RATE  # samples of an event
@@ -27,23 +27,10 @@ _INSTALL = "pip install 'qwen3-omni-neuron[talk]'"
 _OPEN_S = 10.0
 
 
-class Partner(Protocol):
-    """Other side of a conversation; what it says goes to a Talk."""
-
-    def hear(self, samples: Samples) -> None:
-        """Take what the user says, at HEARD_RATE."""
-
-    def answer(self) -> None:
-        """Take the user's turn as ended and answer it."""
-
-    def interrupt(self) -> None:
-        """Stop the answer, and note what was heard of it."""
-
-
 class ServerPartner:
     """Server of this project, over its socket. Events come in a thread."""
 
-    def __init__(self, url: str, key: str, speaker: str | None, hands_free: bool, talk: "Talk"):
+    def __init__(self, url: str, key: str, speaker: str | None, hands_free: bool, talk: Talk):
         """Connect. Raises NotInstalledError, and OptionError where no server takes it."""
         self._talk = talk
         self._stack = ExitStack()
@@ -206,7 +193,7 @@ def _ended(error: Any) -> OptionError:
 class ModelPartner:
     """Session of a model in this process. Answers are read in a thread of their own."""
 
-    def __init__(self, omni: "Qwen3Omni", speaker: str | None, hands_free: bool, talk: "Talk"):
+    def __init__(self, omni: "Qwen3Omni", speaker: str | None, hands_free: bool, talk: Talk):
         """Begin a session. Raises NotInstalledError, and OptionError for an unknown speaker."""
         options: dict[str, Any] = {} if speaker is None else {"speaker": speaker}
         self._session = omni.session(literal_text=True, **options)
