@@ -37,7 +37,9 @@ class Caller:
         data: Any = self.connection._connection.recv(timeout=WAIT_S, decode=False)
         kind = self.connection.parse_event(data).type
         # Sound at 16 kHz is an addition of this server.
-        event: Any = EVENTS[kind].model_validate_json(data.replace(b'"rate":16000', b'"rate":24000'))
+        event: Any = EVENTS[kind].model_validate_json(
+            data.replace(b'"rate":16000', b'"rate":24000')
+        )
         self.heard.append(event)
         return event
 

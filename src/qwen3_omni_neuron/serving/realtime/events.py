@@ -230,7 +230,14 @@ def wrong_field(error: ValidationError, before: str = "", drop: int = 0) -> ApiE
 
 
 _TAGS = frozenset(
-    ("message", "function_call", "function_call_output", "item_reference", "int", "literal['inf']")
+    (
+        "message",
+        "function_call",
+        "function_call_output",
+        "item_reference",
+        "constrained-int",
+        "literal['inf']",
+    )
 )
 
 
@@ -240,9 +247,12 @@ def new_id(kind: str) -> str:
 
 
 def server_event(kind: str, **fields: Any) -> str:
-    """Return an event of the server, in JSON."""
+    """Return an event of the server, in JSON.
+
+    In ASCII: what a client sent and gets back may have half of a surrogate pair, which UTF-8 lacks.
+    """
     event = {"type": kind, "event_id": new_id("event"), **fields}
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(event, separators=(",", ":"))
 
 
 def error_of(error: ApiError, event_id: str | None) -> Json:

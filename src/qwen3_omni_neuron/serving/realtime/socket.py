@@ -207,9 +207,19 @@ class _Socket:
                 await self._handlers[type(event)](event)
             except events.EventError as error:
                 await self._send("error", **events.error_of(error.error, error.event_id))
-            except (ApiError, Qwen3OmniError) as error:
-                self._service.model.noticed(error)
-                await self._send("error", **events.error_of(api_error_of(error), event_id))
+            except OSError:  # the client is gone
+                raise
+            except Exception as error:
+                await self._send("error", **events.error_of(self._failed(error), event_id))
+
+    def _failed(self, error: Exception) -> ApiError:
+        """Return what a client gets for an error, and log what only this side can mend."""
+        self._service.model.noticed(error)
+        refusal = api_error_of(error)
+        if refusal.code == "internal_error":
+            extra = {"request_id": self._context.request_id}
+            logs.logger.error("failed", exc_info=error, extra=extra)
+        return refusal
 
     async def _watch(self) -> None:
         """End the session when its time is over, or the server's; say so before."""
@@ -333,7 +343,7 @@ class _Socket:
             if create_response:
                 await self._respond(response_config(None, self._voices))
         except (ApiError, Qwen3OmniError) as error:
-            await self._send("error", **events.error_of(api_error_of(error), None))
+            await self._send("error", **events.error_of(self._failed(error), None))
 
     async def _commit(self, _: events.Commit) -> None:
         await self._hear_rest()
