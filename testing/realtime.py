@@ -52,7 +52,7 @@ class Caller:
         return found
 
     def send(self, kind: str, **fields: Any) -> None:
-        self.connection.send({"type": kind, **fields})  # type: ignore[misc, arg-type]
+        self.connection.send({"type": kind, **fields})  # type: ignore[arg-type]
 
     def update(self, **fields: Any) -> Any:
         """Change the session and return it as it is then."""

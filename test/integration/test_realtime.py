@@ -17,7 +17,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Reply, Session
-from qwen3_omni_neuron.sound import encode_sound, pcm16
+from qwen3_omni_neuron.sound import pcm16
 from testing.http_server import serving, wait_until
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.realtime import AFTER, BEFORE, PCM_16K, Caller, calling, kinds, sound_of
@@ -157,6 +157,7 @@ def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None
     assert text_of(first) == wanted.text
     same_sound(sound_of(first), wanted.audio)
     assert first[-1].response.max_output_tokens == 3
+    assert first[-1].response.usage.output_token_details.text_tokens == 3
     caller.write("And now?")
     other = omni.info.speakers[0]
     second = caller.answer(instructions="Be long.", audio={"output": {"voice": other}})
@@ -311,6 +312,19 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
             assert stopped.audio_end_ms - started.audio_start_ms - ms in range(290, 333)
     asked = [said(np.frombuffer(heard, "<i2") / np.float32(32767))]
     assert text_of(events) in ("red", "six", speaking.generate_text(asked, seed=5).text)
+
+
+def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
+    """All rows of the prompt but the last are there before the turn has ended."""
+    with calling(server) as caller:
+        caller.update(audio={"input": {"format": PCM_16K}}, instructions="Be brief.", **SHORT)
+        caller.say(np.concatenate((question(), np.zeros(RATE // 3, np.float32))))
+        caller.send("conversation.item.retrieve", item_id="none")  # answered after what was said
+        caller.until("error")
+        wait_until(lambda: not omni.status().running)
+        caller.say(np.zeros(RATE, np.float32))
+        usage = caller.until("response.done")[-1].response.usage
+        assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
 
 
 def test_speech_interrupts_an_answer(server: Server) -> None:
@@ -483,7 +497,11 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
         caller.send("conversation.item.create", item=result)
         assert caller.until("conversation.item.done")[-1].previous_item_id == call.id
         caller.answer()
-    (first, tools), (second, _) = asked
+        caller.answer(tool_choice="none")
+        caller.update(tools=[])
+        caller.answer()
+    (first, tools), (second, _), *without = asked
+    assert [tools for _, tools in without] == [[], []]
     assert [message["role"] for message in first] == ["user"]
     assert tools[0]["function"]["name"] == "look_up"
     assert second[1]["content"] == "Let me look. "
@@ -506,9 +524,17 @@ def test_server_vad_without_its_packages(server: Server, monkeypatch: pytest.Mon
         assert error.param == "session.audio.input.turn_detection"
 
 
-def test_an_encoded_sound_is_one(caller: Caller) -> None:
-    """A clip that is too short is refused, and the session goes on."""
-    assert encode_sound(question(), RATE, "wav")[:4] == b"RIFF"
+def test_most_tokens_of_a_session_until_it_has_others(caller: Caller) -> None:
+    caller.update(max_output_tokens=2, thinker_max_new_tokens=None)
+    caller.write("Hello")
+    text = {"output_modalities": ["text"], "thinker_eos_token_id": 10**6}
+    for most, tokens in ((None, 2), (4, 4), ("inf", 1024), (None, 2)):
+        asked = text if most is None else {**text, "max_output_tokens": most}
+        usage = caller.answer(**asked)[-1].response.usage
+        assert usage.output_token_details.text_tokens == tokens
+
+
+def test_a_clip_that_is_too_short_is_refused(caller: Caller) -> None:
     caller.say(question()[:100])
     caller.send("input_audio_buffer.commit", event_id="short")
     error = caller.until("error")[-1].error

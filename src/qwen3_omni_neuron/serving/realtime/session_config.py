@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
 from qwen3_omni_neuron.serving.chat_request import OWN_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
@@ -236,7 +236,7 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
     choice = "auto"
     for one in asked:
         if one.max_output_tokens == "inf":
-            options.pop("thinker_max_new_tokens", None)
+            options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
         elif one.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = one.max_output_tokens
         options |= one.model_extra or {}
@@ -245,10 +245,10 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
         output = getattr(one, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
-    if tools and choice != "none":
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
-        options["tools"] = [{"type": "function", "function": one} for one in functions]
-    return options
+    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+    if choice == "none":
+        functions = []
+    return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
 
 
 def shown(config: SessionConfig) -> Json:
@@ -276,6 +276,9 @@ def _check_options(asked: _Asked, where: str) -> None:
 def _merged(now: Json, given: Mapping[str, Any]) -> Json:
     made = dict(now)
     for name, value in given.items():
+        if value is None and name in _OPTIONS:  # its default again
+            made.pop(name, None)
+            continue
         nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)
         made[name] = _merged(now[name], value) if nested else value
     return made

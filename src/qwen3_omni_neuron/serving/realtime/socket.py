@@ -28,6 +28,7 @@ from qwen3_omni_neuron.serving.realtime.events import Json, new_id, server_event
 from qwen3_omni_neuron.serving.realtime.response import Asked, CancelReason, Line, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
+    SessionConfig,
     SoundFormat,
     Voices,
     first_config,
@@ -85,9 +86,6 @@ class RealtimeSockets:
                 "too_many_sessions",
                 retry_after_s=RETRY_S,
             )
-        options: dict[str, Any] = {"literal_text": True}
-        if service.settings.api_keys:
-            options["cache_key"] = f"{context.owner} "
         self._open += 1
         service.metrics.realtime_sessions.inc()
         pool = ThreadPoolExecutor(1, "realtime")
@@ -96,7 +94,7 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # websocket.connect
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            session = omni.session(**options)
+            session = omni.session(literal_text=True)
             await _Socket(service, context, session, pool, receive, send).serve()
         finally:
             pool.shutdown(wait=False)
@@ -187,7 +185,7 @@ class _Socket:
 
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
-        await self._in_thread(self._conversation.session.set_options, **options_of(self._config))
+        await self._in_thread(self._conversation.session.set_options, **self._options())
         await self._send("session.created", session=self._shown())
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
@@ -260,7 +258,7 @@ class _Socket:
         config = updated(before, event.session, self._voices)
         if config.instructions != before.instructions:
             await self._in_thread(setattr, session, "system", config.instructions or None)
-        await self._in_thread(session.set_options, **options_of(config))
+        await self._in_thread(session.set_options, **self._options(config))
         self._config = config
         if config.audio.input.format != before.audio.input.format:
             await self._hear_rest()
@@ -269,6 +267,13 @@ class _Socket:
         if config.audio.input.turn_detection != before.audio.input.turn_detection:
             self._detect()
         await self._send("session.updated", session=self._shown())
+
+    def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
+        """Return the options of replies. asked: what they are to be; none: what the session is."""
+        options: dict[str, Any] = {"literal_text": True, **options_of(*(asked or (self._config,)))}
+        if self._service.settings.api_keys:
+            options["cache_key"] = f"{self._context.owner} "
+        return options
 
     def _detect(self) -> None:
         detection, at = self._config.audio.input.turn_detection, 0
@@ -416,7 +421,7 @@ class _Socket:
         self._service.rates.count(self._context.owner)
         spoken = speaks(asked if asked.output_modalities else self._config)
         self._voices.check(None, spoken, "session")
-        options = options_of(self._config, asked)
+        options = self._options(self._config, asked)
         takes_calls = bool(options.get("tools"))
         response = Response(self._asked(asked, spoken, takes_calls), self._line, self._answered)
         self._response = response
