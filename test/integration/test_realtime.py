@@ -14,6 +14,7 @@ import soxr
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Reply, Session
@@ -508,6 +509,41 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
     assert second[1]["tool_calls"][0]["function"]["name"] == "look_up"
     assert second[2] == {"role": "tool", "content": "blue"}
     assert [message["role"] for message in second] == ["user", "assistant", "tool"]
+
+
+def test_a_reply_that_fails_is_a_response_that_says_so(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its first event, and in the middle; the session goes on."""
+    real, failures = Session.respond, [BusyError("all slots are in use."), LateError("too late.")]
+
+    def respond(session: Session, speak: bool = True, **options: Any) -> Any:
+        if not failures:
+            return real(session, speak, **options)
+        failure = failures.pop(0)
+        if isinstance(failure, BusyError):
+            raise failure
+        stream: Any = ScriptedStream(["One ", "two"], speak, failure)
+        stream.reply = Reply(speak, 15.0)
+        stream.reply.ended = True
+        session.insert(stream.reply)
+        return stream
+
+    monkeypatch.setattr(Session, "respond", respond)
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, **SHORT)
+        caller.write("Hello")
+        busy = caller.answer()
+        assert kinds(busy) == ["response.created", "rate_limits.updated", "response.done"]
+        late = caller.answer()
+        assert kinds(late) == SPOKEN
+        for events, code in ((busy, "queue_full"), (late, "timeout")):
+            response = events[-1].response
+            assert response.status == "failed"
+            assert response.status_details.error.code == code
+        assert late[-1].response.output[0].status == "incomplete"
+        assert text_of(late) == "One two"
+        assert caller.answer()[-1].response.status != "failed"
 
 
 def test_server_vad_without_its_packages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

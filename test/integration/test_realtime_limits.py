@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import random
 import socket
 import threading
@@ -313,7 +314,9 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
 
 
 @pytest.mark.parametrize("close", [True, False])
-def test_a_client_that_leaves_frees_its_slot(omni: Qwen3Omni, server: Server, close: bool) -> None:
+def test_a_client_that_leaves_frees_its_slot(
+    omni: Qwen3Omni, server: Server, close: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     with calling(server) as caller:
         caller.update(**LONG)
         caller.write("Hello")
@@ -324,6 +327,7 @@ def test_a_client_that_leaves_frees_its_slot(omni: Qwen3Omni, server: Server, cl
             caller.connection._connection.socket.shutdown(socket.SHUT_RDWR)
             wait_until(lambda: not omni.status().running, 5)
     wait_until(lambda: not omni.status().running, 5)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_a_client_that_does_not_read_holds_up_itself_alone(omni: Qwen3Omni) -> None:

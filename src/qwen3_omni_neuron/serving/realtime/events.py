@@ -177,6 +177,10 @@ _KINDS = frozenset(
 )
 
 
+class ClientGoneError(Exception):
+    """The socket was lost while an event was sent."""
+
+
 class EventError(Exception):
     """Refusal of one event. event_id: the client's, where it could be read."""
 

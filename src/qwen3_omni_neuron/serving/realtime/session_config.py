@@ -15,7 +15,8 @@ from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
 
 # Options of a request that a session or a response may have beside OpenAI's fields.
 _OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*OWN_OPTIONS, "seed"}}
-_FIXED = frozenset(("use_audio_in_video", "cache_key"))  # one for the whole conversation
+# One for the whole conversation, or the server's to say.
+_FIXED = frozenset(("use_audio_in_video", "cache_key", "first_token_timeout_s", "wait_timeout_s"))
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]

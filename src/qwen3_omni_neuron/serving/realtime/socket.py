@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -53,9 +54,8 @@ from qwen3_omni_neuron.session import Reply, ReplyStream, Session, Turn
 
 PATH = "/v1/realtime"
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
-GOING_AWAY, TOO_LONG, RESTART = 1001, 1000, 1012
+TOO_LONG, RESTART = 1000, 1012  # codes of a close
 _TICK_S = 0.1
-_CLOSE_S = 5.0  # for a client that does not read to take the last events
 
 
 class RealtimeSockets:
@@ -181,7 +181,9 @@ class _Socket:
                 await self._response.end()
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+                if not isinstance(error, events.ClientGoneError):
+                    raise error
+                self._context.error = "client_left"
 
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
@@ -205,7 +207,7 @@ class _Socket:
                 await self._handlers[type(event)](event)
             except events.EventError as error:
                 await self._send("error", **events.error_of(error.error, error.event_id))
-            except OSError:  # the client is gone
+            except events.ClientGoneError:
                 raise
             except Exception as error:
                 await self._send("error", **events.error_of(self._failed(error), event_id))
@@ -239,10 +241,14 @@ class _Socket:
         return await self._close(TOO_LONG, "session_expired")
 
     async def _close(self, code: int, reason: str) -> None:
-        await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
+        with suppress(OSError):
+            await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _send(self, kind: str, **fields: Any) -> None:
-        await self._raw_send({"type": "websocket.send", "text": server_event(kind, **fields)})
+        try:
+            await self._raw_send({"type": "websocket.send", "text": server_event(kind, **fields)})
+        except OSError as error:  # as ASGI has it
+            raise events.ClientGoneError from error
 
     async def _in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         return await asyncio.wrap_future(self._pool.submit(partial(call, *given, **named)))
@@ -344,17 +350,18 @@ class _Socket:
             times, kind = {"audio_end_ms": _ms(outcome.at)}, "speech_stopped"
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._item_id)
         try:
-            await self._committed()
+            entry = await self._committed()
             if create_response:
                 await self._respond(response_config(None, self._voices))
+            await self._transcribe(entry)
         except (ApiError, Qwen3OmniError) as error:
             await self._send("error", **events.error_of(self._failed(error), None))
 
     async def _commit(self, _: events.Commit) -> None:
         await self._hear_rest()
-        await self._committed()
+        await self._transcribe(await self._committed())
 
-    async def _committed(self) -> None:
+    async def _committed(self) -> Entry:
         try:
             entry, before = await self._in_thread(self._conversation.commit, self._item_id)
         except AudioError as error:
@@ -363,6 +370,10 @@ class _Socket:
         self._item_id = new_id("item")
         await self._send("input_audio_buffer.committed", item_id=entry.id, previous_item_id=before)
         await self._told(entry, before)
+        return entry
+
+    async def _transcribe(self, entry: Entry) -> None:
+        """Have a turn transcribed where that is asked for, behind its answer."""
         if self._config.audio.input.transcription is not None:
             samples = await self._in_thread(self._conversation.samples_of, entry)
             self._transcriber.add(entry, samples)

@@ -7,6 +7,7 @@ from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
 from qwen3_omni_neuron.serving.realtime.response import Line
 from qwen3_omni_neuron.transcription import INSTRUCTION
 
@@ -42,6 +43,8 @@ class Transcriber:
             kind = "conversation.item.input_audio_transcription"
             try:
                 await self._transcribe(kind, entry, samples, fields)
+            except ClientGoneError:
+                return
             except Exception as failure:
                 self._line.service.model.noticed(failure)
                 error = api_error_of(failure).body["error"]
