@@ -40,7 +40,7 @@ class ThinkerTask(Task):
 
     @property
     def rows(self) -> int:
-        """How many rows of the prompt are to be computed, as far as is known."""
+        """Number of rows of the prompt that are to be computed, as far as is known."""
         return len(self.live.request.thinker.prompt) - self.live.reused_rows
 
     @property
