@@ -1,10 +1,13 @@
-"""Samples of a reply as bytes of sound formats: raw PCM, WAV, FLAC, MP3 and Ogg Opus."""
+"""Samples of a reply as bytes of sound formats: raw PCM, WAV, FLAC, MP3, Ogg Opus; their tempo."""
 
 import io
 import struct
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import NotInstalledError
 
 SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
 """Formats of `encode_sound`."""
@@ -24,6 +27,7 @@ _LIBSNDFILE = {
 }
 _UNKNOWN_SIZE = 0xFFFFFFFF  # what players take for "until the end"
 _HEADER_BYTES = 44
+_SLOWEST_TEMPO = 0.5  # of one atempo
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
@@ -63,3 +67,65 @@ def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: s
         file, np.frombuffer(data, "<i2"), sample_rate, format=container, subtype=subtype
     )
     return file.getvalue()
+
+
+class Tempo:
+    """Time stretching of speech as it comes: faster or slower, at the same pitch.
+
+    FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster. Raises NotInstalledError.
+    """
+
+    def __init__(self, factor: float, sample_rate: int):
+        try:
+            from av.filter import Graph
+        except ImportError as error:
+            raise NotInstalledError(
+                "another speed needs PyAV, which is not installed. Run: "
+                "pip install 'qwen3-omni-neuron[video]'."
+            ) from error
+        self._rate, self._samples = sample_rate, 0
+        self._graph = Graph()
+        factors = [factor]
+        if factor < _SLOWEST_TEMPO:
+            factors = [_SLOWEST_TEMPO, factor / _SLOWEST_TEMPO]
+        nodes = [
+            self._graph.add_abuffer(
+                format="flt",
+                sample_rate=sample_rate,
+                layout="mono",
+                time_base=Fraction(1, sample_rate),
+            ),
+            *(self._graph.add("atempo", f"{tempo:.9f}") for tempo in factors),
+            self._graph.add("abuffersink"),
+        ]
+        self._graph.link_nodes(*nodes).configure()
+
+    def push(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Take samples; return those that are made of them by now."""
+        from av import AudioFrame
+
+        if not len(samples):
+            return samples
+        frame = AudioFrame.from_ndarray(samples[None], format="flt", layout="mono")
+        frame.sample_rate, frame.pts = self._rate, self._samples
+        frame.time_base = Fraction(1, self._rate)
+        self._samples += len(samples)
+        self._graph.push(frame)
+        return self._made()
+
+    def finish(self) -> NDArray[np.float32]:
+        """Return the last samples."""
+        if not self._samples:
+            return np.zeros(0, np.float32)
+        self._graph.push(None)
+        return self._made()
+
+    def _made(self) -> NDArray[np.float32]:
+        from av import FFmpegError
+
+        made = [np.zeros(0, np.float32)]
+        while True:
+            try:
+                made.append(self._graph.pull().to_ndarray()[0])
+            except (BlockingIOError, FFmpegError):  # no more for now, or at the end
+                return np.concatenate(made)
