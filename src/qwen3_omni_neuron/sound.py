@@ -28,6 +28,7 @@ _LIBSNDFILE = {
 _UNKNOWN_SIZE = 0xFFFFFFFF  # what players take for "until the end"
 _HEADER_BYTES = 44
 _SLOWEST_TEMPO = 0.5  # of one atempo
+_TEMPO_END_S = 0.25
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
@@ -72,7 +73,8 @@ def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: s
 class Tempo:
     """Time stretching of speech as it comes: faster or slower, at the same pitch.
 
-    FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster. Raises NotInstalledError.
+    FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
+    Raises NotInstalledError.
     """
 
     def __init__(self, factor: float, sample_rate: int):
@@ -83,7 +85,8 @@ class Tempo:
                 "another speed needs PyAV, which is not installed. Run: "
                 "pip install 'qwen3-omni-neuron[video]'."
             ) from error
-        self._rate, self._samples = sample_rate, 0
+        self._factor, self._rate = factor, sample_rate
+        self._samples = self._made_samples = 0
         self._graph = Graph()
         factors = [factor]
         if factor < _SLOWEST_TEMPO:
@@ -115,10 +118,11 @@ class Tempo:
 
     def finish(self) -> NDArray[np.float32]:
         """Return the last samples."""
-        if not self._samples:
-            return np.zeros(0, np.float32)
+        left = round(self._samples / self._factor) - self._made_samples
+        # atempo drops the end of what it gets: let that be silence.
+        made = self.push(np.zeros(int(_TEMPO_END_S * self._rate), np.float32))
         self._graph.push(None)
-        return self._made()
+        return np.concatenate([made, self._made()])[: max(left, 0)]
 
     def _made(self) -> NDArray[np.float32]:
         from av import FFmpegError
@@ -128,4 +132,7 @@ class Tempo:
             try:
                 made.append(self._graph.pull().to_ndarray()[0])
             except (BlockingIOError, FFmpegError):  # no more for now, or at the end
-                return np.concatenate(made)
+                break
+        samples = np.concatenate(made)
+        self._made_samples += len(samples)
+        return samples
