@@ -7,8 +7,6 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.errors import NotInstalledError
-
 SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
 """Formats of `encode_sound`."""
 STREAMED_FORMATS = ("pcm16", "wav")
@@ -74,17 +72,12 @@ class Tempo:
     """Time stretching of speech as it comes: faster or slower, at the same pitch.
 
     FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
-    Raises NotInstalledError.
+    Raises ImportError where PyAV is not installed.
     """
 
     def __init__(self, factor: float, sample_rate: int):
-        try:
-            from av.filter import Graph
-        except ImportError as error:
-            raise NotInstalledError(
-                "another speed needs PyAV, which is not installed. Run: "
-                "pip install 'qwen3-omni-neuron[video]'."
-            ) from error
+        from av.filter import Graph
+
         self._factor, self._rate = factor, sample_rate
         self._samples = self._made_samples = 0
         self._graph = Graph()
@@ -125,13 +118,11 @@ class Tempo:
         return np.concatenate([made, self._made()])[: max(left, 0)]
 
     def _made(self) -> NDArray[np.float32]:
-        from av import FFmpegError
-
         made = [np.zeros(0, np.float32)]
         while True:
             try:
                 made.append(self._graph.pull().to_ndarray()[0])
-            except (BlockingIOError, FFmpegError):  # no more for now, or at the end
+            except (BlockingIOError, EOFError):  # no more for now, or at the end
                 break
         samples = np.concatenate(made)
         self._made_samples += len(samples)

@@ -159,9 +159,9 @@ class ChatReply:
     async def pieces(self, stream: SpeechStream) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a streamed answer."""
         with stream:
-            first = {"role": "assistant", "content": None if self._speaks else ""}
+            first: Json = {"role": "assistant", "content": ""}
             if self._speaks and not self._vllm_omni:
-                first["audio"] = {"id": self._audio_id}  # type: ignore[assignment]
+                first |= {"content": None, "audio": {"id": self._audio_id}}
             begun = False
             async for event in stream:
                 if not begun:
@@ -173,7 +173,8 @@ class ChatReply:
                 # After the yield: the client, or its connection's buffer, has it now.
                 if isinstance(event, AudioChunk):
                     self.player.arrived(event)
-        yield self._piece({}, self._finish_reason())
+        # vllm-omni's clients print the content of every piece.
+        yield self._piece({"content": ""} if self._vllm_omni else {}, self._finish_reason())
         options = self._wanted.stream_options
         if options is not None and options.include_usage:
             yield json_event(self._frame([]) | {"usage": self._usage()})

@@ -124,7 +124,8 @@ class Server:
             if time.monotonic() - told_s >= PROGRESS_S:
                 told_s = time.monotonic()
                 seconds = round(told_s - start_s, 1)
-                logs.event("loading", seconds=seconds, memory_mb=resident_mb())
+                name = self.service.model.name
+                logs.event("loading", model=name, seconds=seconds, memory_mb=resident_mb())
         seconds = round(time.monotonic() - start_s, 1)
         if isinstance(made[0], BaseException):
             self._load_error, self._status = made[0], EXIT_LOAD_FAILED

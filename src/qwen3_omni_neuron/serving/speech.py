@@ -12,7 +12,6 @@ from fastapi.responses import Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from qwen3_omni_neuron.errors import NotInstalledError
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -194,8 +193,14 @@ class _SoundFile:
         if wanted.speed != 1:
             try:
                 self._tempo = Tempo(wanted.speed, SAMPLE_RATE)
-            except NotInstalledError as error:
-                raise ApiError(400, str(error), "unsupported_value", "speed") from error
+            except ImportError as error:
+                raise ApiError(
+                    400,
+                    "speed can only be 1 here. Another one needs PyAV: the server's owner has to "
+                    "pip install 'qwen3-omni-neuron[video]'.",
+                    "unsupported_value",
+                    "speed",
+                ) from error
 
     def push(self, samples: NDArray[np.float32]) -> bytes:
         """Take samples. Returns the bytes that can be sent by now."""
