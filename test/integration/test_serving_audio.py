@@ -402,6 +402,7 @@ GOOD = (HEAD.format("model", MODEL), HEAD.format("file", "x"))
 BAD_FORMS: list[tuple[bytes, str, str]] = [
     (b"{}", "application/json", "not multipart/form-data"),
     (form_body(*GOOD), "multipart/form-data", "not multipart/form-data"),
+    (form_body(*GOOD), "multipart/form-data; boundary*=b", "not multipart/form-data"),
     (form_body(*GOOD), "multipart/form-data; boundary=c", "begin and end"),
     (form_body(*GOOD, end=""), "", "begin and end"),
     (form_body(*GOOD)[:-20], "", "begin and end"),

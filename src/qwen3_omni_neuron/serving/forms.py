@@ -1,12 +1,12 @@
 """Bodies of multipart/form-data, read from memory: fields, and the bytes of one file."""
 
+import re
 from dataclasses import dataclass, field
-from email.message import Message
-from email.parser import HeaderParser
 from typing import NoReturn
 
 from qwen3_omni_neuron.serving.errors import ApiError
 
+_PARAMETER = re.compile(r';\s*([\w*]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.ASCII)
 MOST_PARTS, MOST_HEAD_BYTES, MOST_FIELD_BYTES = 32, 1 << 12, 1 << 16
 
 
@@ -23,12 +23,11 @@ def read_form(body: bytes, content_type: str) -> Form:
 
     It is held once more at most: nothing is written to a file.
     """
-    head = Message()
-    head["content-type"] = content_type
-    boundary = head.get_boundary()
-    if head.get_content_type() != "multipart/form-data" or not boundary:
+    kind, parameters = _header(content_type)
+    boundary = parameters.get("boundary")
+    if kind != "multipart/form-data" or not boundary:
         _refuse("its content-type is not multipart/form-data with a boundary")
-    line = b"\r\n--" + boundary.encode("utf-8", "surrogateescape")
+    line = b"\r\n--" + boundary.encode("latin-1", "replace")
     # One more split than parts: what begins the body, and what ends it.
     parts = (b"\r\n" + body).split(line, MOST_PARTS + 2)
     if len(parts) > MOST_PARTS + 2:
@@ -45,12 +44,14 @@ def _read_part(part: bytes, form: Form) -> None:
     end = part.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES)
     if end < 0 or not part.startswith(b"\r\n"):
         _refuse(f"a part has no headers that end within {MOST_HEAD_BYTES} bytes")
-    head = HeaderParser().parsestr(part[2:end].decode("utf-8", "replace"))
-    name = head.get_param("name", header="content-disposition")
-    if head.get_content_disposition() != "form-data" or not isinstance(name, str) or not name:
+    lines = part[2:end].decode("utf-8", "replace").split("\r\n")
+    headers = {name.strip().lower(): text for name, _, text in (x.partition(":") for x in lines)}
+    kind, parameters = _header(headers.get("content-disposition", ""))
+    name = parameters.get("name")
+    if kind != "form-data" or not name:
         _refuse("a part has no content-disposition with a name")
     content = part[end + 4 :]
-    if head.get_filename() is not None or name == "file":
+    if name == "file" or parameters.keys() & {"filename", "filename*"}:
         if name in form.files:
             _refuse(f"{name[:80]!r} is there twice")
         form.files[name] = content
@@ -70,6 +71,15 @@ def _read_part(part: bytes, form: Form) -> None:
         _refuse(f"{name[:80]!r} is there twice")
     else:
         form.fields[name] = text
+
+
+def _header(value: str) -> tuple[str, dict[str, str]]:
+    """Return a header's value without its parameters, and these."""
+    found = {
+        name.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
+        for name, quoted, plain in _PARAMETER.findall(value)
+    }
+    return value.partition(";")[0].strip().lower(), found
 
 
 def _refuse(why: str) -> NoReturn:
