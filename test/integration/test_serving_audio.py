@@ -1,5 +1,6 @@
 """Speech and transcription over HTTP, by OpenAI's own client: they are `say` and `transcribe`."""
 
+import asyncio
 import base64
 import io
 import json
@@ -7,7 +8,7 @@ import random
 import re
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import aclosing, closing
 from typing import Any
 
 import jiwer
@@ -23,8 +24,10 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving import transcriptions
+from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.sound import pcm16
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
 from testing.http_server import serving, url_of, wait_until
@@ -219,6 +222,38 @@ def test_a_listener_who_leaves_frees_the_slot(
             with pytest.raises(Exception, match="timed out"):
                 client._client.send(raw)
     wait_until(lambda: omni.status().running == omni.status().queued == 0, 5)
+
+
+@pytest.mark.parametrize("stream_format", ["audio", "sse"])
+def test_a_listener_who_reads_nothing_is_cut(omni: Qwen3Omni, stream_format: str) -> None:
+    body = {**ASKED, "input": "Hello there. " * 200, "response_format": "wav"}
+    data = json.dumps({**body, "stream_format": stream_format, "wait_timeout_s": 60}).encode()
+    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
+    with serving(omni, send_timeout_s=1.0) as server, closing(socket.socket()) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        sock.sendall(head.encode() + data)
+        wait_until(lambda: omni.status().running)
+        wait_until(lambda: omni.status().running == omni.status().queued == 0, 30)
+        sample = server.service.metrics.registry.get_sample_value
+        labels = {"path": "/v1/audio/speech", "status": "left"}
+        wait_until(lambda: sample("qwen3_omni_requests_total", labels) == 1)
+
+
+def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
+    omni: Qwen3Omni, server: Server
+) -> None:
+    asked = {**ASKED, "input": "Hello there. " * 200, "response_format": "pcm"}
+    stream = omni.stream_speech(asked["input"], speaker="Chelsie")
+    spoken = SpokenText(SpeechRequest(**asked), server.service, Context("req", "POST", "/"))
+
+    async def give_up() -> None:
+        async with aclosing(spoken.events(stream)) as events:
+            await anext(events)
+
+    asyncio.run(give_up())
+    wait_until(lambda: omni.status().running == omni.status().queued == 0)
+    assert list(stream) == []
 
 
 def test_speech_that_fails_once_it_has_begun_is_cut_and_not_ended(
@@ -606,5 +641,9 @@ def test_what_is_said_is_transcribed(speaking: OpenAI) -> None:
             extra_body={"seed": 0},
         )
         file = (f"a.{sound_format}", sound.content)
-        answer = speaking.audio.transcriptions.create(model=MODEL, file=file)
+        answer = speaking.audio.transcriptions.create(
+            model=MODEL, file=file, response_format="verbose_json"
+        )
         assert answer.text == "three five seven", voice
+        assert answer.segments is not None
+        assert [len(segment.tokens) for segment in answer.segments] == [3]  # without the end

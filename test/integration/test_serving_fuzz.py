@@ -1,6 +1,6 @@
 """Requests that the server's own OpenAPI document describes, by the hundred: never a 500.
 
-`FUZZ_REQUESTS=5000` asks for more (`make test-fuzz`).
+`FUZZ_REQUESTS=2000` asks for more (`make test-fuzz`).
 """
 
 import os

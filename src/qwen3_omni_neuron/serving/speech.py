@@ -1,7 +1,7 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or as it is made."""
 
 import base64
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, get_type_hints
@@ -172,7 +172,7 @@ class SpokenText:
             "total_tokens": tokens + frames,
         }
 
-    async def events(self, stream: SpeechStream) -> AsyncIterator[bytes]:
+    async def events(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
         """Yield the same pieces as server-sent events, and one with the usage after them."""
         async with aclosing(self.pieces(stream)) as pieces:
             async for piece in pieces:
