@@ -1,4 +1,4 @@
-"""What the bodies of all endpoints have in common: how they are read, and options of a request."""
+"""Reading of the endpoints' bodies: fields, the model's name, and options of a request."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
