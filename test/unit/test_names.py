@@ -34,8 +34,6 @@ ELSEWHERE = {
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
-    "said.mp3": "a file that a shown command writes",
-    "said.pcm": "a file that a shown command writes",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
