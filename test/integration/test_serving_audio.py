@@ -427,29 +427,28 @@ def test_a_wrong_request_for_a_transcription_names_what_is_wrong(
 
 
 HEAD = 'content-disposition: form-data; name="{}"\r\n\r\n{}'
+FILE_HEAD = HEAD.replace('"{}"', '"{}"; filename="a.wav"')
 
 
 def form_body(*parts: str, end: str = "--b--\r\n") -> bytes:
     return ("".join(f"--b\r\n{part}\r\n" for part in parts) + end).encode("latin-1")
 
 
-GOOD = (HEAD.format("model", MODEL), HEAD.format("file", "x"))
+GOOD = (HEAD.format("model", MODEL), FILE_HEAD.format("file", "x"))
 BAD_FORMS: list[tuple[bytes, str, str]] = [
     (b"{}", "application/json", "not multipart/form-data"),
-    (form_body(*GOOD), "multipart/form-data", "not multipart/form-data"),
-    (form_body(*GOOD), "multipart/form-data; boundary*=b", "not multipart/form-data"),
-    (form_body(*GOOD), "multipart/form-data; boundary=c", "begin and end"),
-    (form_body(*GOOD, end=""), "", "begin and end"),
-    (form_body(*GOOD)[:-20], "", "begin and end"),
-    (form_body(*GOOD, end="--b--x"), "", "begin and end"),
-    (b"x" + form_body(*GOOD), "", "begin and end"),
-    (b"", "", "begin and end"),
-    (form_body(*[HEAD.format("a", "")] * 1000), "", f"more than {MOST_PARTS} parts"),
-    (form_body("no headers"), "", "no headers"),
-    (form_body("x: " + "y" * 5000 + "\r\n\r\n"), "", "no headers"),
-    (form_body("content-type: text/plain\r\n\r\nx"), "", "no content-disposition"),
-    (form_body("content-disposition: form-data\r\n\r\nx"), "", "no content-disposition"),
-    (form_body(HEAD.format("", "x")), "", "no content-disposition"),
+    (form_body(*GOOD), "multipart/form-data", "boundary"),
+    (form_body(*GOOD), "multipart/form-data; boundary*=b", "boundary"),
+    (form_body(*GOOD), "multipart/form-data; boundary=c", "boundary"),
+    (form_body(*GOOD, end=""), "", "cut short"),
+    (form_body(*GOOD)[:-20], "", "cut short"),
+    (b"x" + form_body(*GOOD), "", "boundary"),
+    (b"", "", "cut short"),
+    (form_body(*[HEAD.format("a[]", "")] * 1000), "", f"more than {MOST_PARTS} parts"),
+    (form_body("no headers"), "", "header"),
+    (form_body("x: " + "y" * 5000 + "\r\n\r\n"), "", "header size"),
+    (form_body("content-type: text/plain\r\n\r\nx"), "", "Content-Disposition"),
+    (form_body("content-disposition: form-data\r\n\r\nx"), "", "Content-Disposition"),
     (form_body(GOOD[0], GOOD[0]), "", "'model' is there twice"),
     (form_body(GOOD[1], GOOD[1]), "", "'file' is there twice"),
     (form_body(HEAD.format("a", ""), HEAD.format("a[]", "")), "", "'a[]' is there twice"),

@@ -1,13 +1,21 @@
-"""Bodies of multipart/form-data, read from memory: fields, and the bytes of one file."""
+"""Bodies of multipart/form-data, read from memory: fields, and the bytes of files."""
 
-import re
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import (
+    Field,
+    File,
+    MultipartParser,
+    MultipartState,
+    create_form_parser,
+)
+
 from qwen3_omni_neuron.serving.errors import ApiError
 
-_PARAMETER = re.compile(r';\s*([\w*]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))', re.ASCII)
-MOST_PARTS, MOST_HEAD_BYTES, MOST_FIELD_BYTES = 32, 1 << 12, 1 << 16
+MOST_PARTS, MOST_FIELD_BYTES = 32, 1 << 16
+_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # as the body is, within the gate's limit
 
 
 @dataclass(frozen=True)
@@ -17,69 +25,65 @@ class Form:
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
+    def add_field(self, part: Field) -> None:
+        """Take a field. Raises ApiError."""
+        name, value = _text(part.field_name, "a name"), part.value or b""
+        if len(value) > MOST_FIELD_BYTES:
+            _refuse(f"field {name[:80]!r} has more than {MOST_FIELD_BYTES} bytes")
+        text = _text(value, f"field {name[:80]!r}")
+        self._check_parts()
+        if name.endswith("[]"):
+            values = self.fields.setdefault(name[:-2], [])
+            if isinstance(values, str):
+                _refuse(f"{name[:80]!r} is there twice")
+            values.append(text)
+        elif name in self.fields:
+            _refuse(f"{name[:80]!r} is there twice")
+        else:
+            self.fields[name] = text
+
+    def add_file(self, part: File) -> None:
+        """Take a file. Raises ApiError."""
+        name = _text(part.field_name, "a name")
+        if name in self.files:
+            _refuse(f"{name[:80]!r} is there twice")
+        self._check_parts()
+        part.file_object.seek(0)
+        self.files[name] = part.file_object.read()
+        part.close()
+
+    def _check_parts(self) -> None:
+        values = (value if isinstance(value, list) else [value] for value in self.fields.values())
+        if sum(map(len, values)) + len(self.files) >= MOST_PARTS:
+            _refuse(f"it has more than {MOST_PARTS} parts")
+
 
 def read_form(body: bytes, content_type: str) -> Form:
     """Read a body. Raises ApiError 400 where it is cut short or malformed, or has too many parts.
 
     It is held once more at most: nothing is written to a file.
     """
-    kind, parameters = _header(content_type)
-    boundary = parameters.get("boundary")
-    if kind != "multipart/form-data" or not boundary:
-        _refuse("its content-type is not multipart/form-data with a boundary")
-    line = b"\r\n--" + boundary.encode("latin-1", "replace")
-    # One more split than parts: what begins the body, and what ends it.
-    parts = (b"\r\n" + body).split(line, MOST_PARTS + 2)
-    if len(parts) > MOST_PARTS + 2:
-        _refuse(f"it has more than {MOST_PARTS} parts")
-    if len(parts) < 2 or parts[0].strip() or parts[-1].strip() != b"--":
-        _refuse("it does not begin and end with its boundary: was it cut short?")
     form = Form()
-    for part in parts[1:-1]:
-        _read_part(part, form)
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        _refuse("its content-type is not multipart/form-data")
+    try:
+        headers = {"Content-Type": content_type.encode("latin-1", "replace")}
+        parser = create_form_parser(headers, form.add_field, form.add_file, _IN_MEMORY)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        _refuse(str(error)[:200])
+    inner = parser.parser
+    if not isinstance(inner, MultipartParser) or inner.state != MultipartState.END:
+        _refuse("it does not end with its boundary: was it cut short?")
     return form
 
 
-def _read_part(part: bytes, form: Form) -> None:
-    end = part.find(b"\r\n\r\n", 0, MOST_HEAD_BYTES)
-    if end < 0 or not part.startswith(b"\r\n"):
-        _refuse(f"a part has no headers that end within {MOST_HEAD_BYTES} bytes")
-    lines = part[2:end].decode("utf-8", "replace").split("\r\n")
-    headers = {name.strip().lower(): text for name, _, text in (x.partition(":") for x in lines)}
-    kind, parameters = _header(headers.get("content-disposition", ""))
-    name = parameters.get("name")
-    if kind != "form-data" or not name:
-        _refuse("a part has no content-disposition with a name")
-    content = part[end + 4 :]
-    if name == "file" or parameters.keys() & {"filename", "filename*"}:
-        if name in form.files:
-            _refuse(f"{name[:80]!r} is there twice")
-        form.files[name] = content
-        return
-    if len(content) > MOST_FIELD_BYTES:
-        _refuse(f"field {name[:80]!r} has more than {MOST_FIELD_BYTES} bytes")
+def _text(value: bytes | None, what: str) -> str:
     try:
-        text = content.decode()
+        return (value or b"").decode()
     except UnicodeDecodeError:
-        _refuse(f"field {name[:80]!r} is not UTF-8")
-    if name.endswith("[]"):
-        values = form.fields.setdefault(name[:-2], [])
-        if isinstance(values, str):
-            _refuse(f"{name[:80]!r} is there twice")
-        values.append(text)
-    elif name in form.fields:
-        _refuse(f"{name[:80]!r} is there twice")
-    else:
-        form.fields[name] = text
-
-
-def _header(value: str) -> tuple[str, dict[str, str]]:
-    """Return a header's value without its parameters, and these."""
-    found = {
-        name.lower(): re.sub(r"\\(.)", r"\1", quoted) or plain
-        for name, quoted, plain in _PARAMETER.findall(value)
-    }
-    return value.partition(";")[0].strip().lower(), found
+        _refuse(f"{what} is not UTF-8")
 
 
 def _refuse(why: str) -> NoReturn:
