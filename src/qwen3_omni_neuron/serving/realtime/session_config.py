@@ -7,14 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
-from qwen3_omni_neuron.serving.chat_request import OWN_OPTIONS
+from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
 
 # Options of a request that a session or a response may have beside OpenAI's fields.
-_OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*OWN_OPTIONS, "seed"}}
+_OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*CHAT_OPTIONS, "seed"}}
 # One for the whole conversation, or the server's to say.
 _FIXED = frozenset(("use_audio_in_video", "cache_key", "first_token_timeout_s", "wait_timeout_s"))
 _NESTED = ("audio", "input", "output")
