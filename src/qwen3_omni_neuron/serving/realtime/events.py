@@ -56,7 +56,7 @@ class CallItem(_Lenient):
 
 
 class OutputItem(_Lenient):
-    """What a function gave."""
+    """Output of a function."""
 
     type: Literal["function_call_output"]
     id: Id | None = None

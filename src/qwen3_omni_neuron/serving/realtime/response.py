@@ -49,7 +49,7 @@ class Playback:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one response was asked to be.
+    """Properties that a response was asked to have.
 
     kept: it goes into the conversation. shown: fields of the response that clients are told.
     takes_calls: it may call tools.
@@ -64,7 +64,7 @@ class Asked:
 
 @dataclass
 class Line:
-    """What a response needs of its socket: a sender of events, and the session's thread."""
+    """Parts of a session that a response uses, such as the sender of events."""
 
     send: Send
     in_thread: InThread

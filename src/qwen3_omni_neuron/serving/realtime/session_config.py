@@ -61,7 +61,7 @@ class Transcription(_Strict):
 
 
 class AudioInput(_Strict):
-    """How the user's sound comes."""
+    """Sound of the user."""
 
     format: SoundFormat = SoundFormat()
     noise_reduction: None = None
@@ -70,7 +70,7 @@ class AudioInput(_Strict):
 
 
 class AudioOutput(_Strict):
-    """How the reply's sound goes."""
+    """Sound of the reply."""
 
     format: SoundFormat = SoundFormat()
     voice: str | None = None

@@ -92,7 +92,7 @@ class RealtimeSockets:
         try:
             offered = scope["subprotocols"]
             chosen = "realtime" if "realtime" in offered else None
-            await receive()  # websocket.connect
+            await receive()  # that it connects
             await send({"type": "websocket.accept", "subprotocol": chosen})
             session = omni.session(literal_text=True)
             await _Socket(service, context, session, pool, receive, send).serve()
