@@ -1,5 +1,6 @@
 """Names in docstrings, comments and documents exist, and docstrings begin as sentences."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
