@@ -100,7 +100,7 @@ WRONG: list[tuple[Any, str | None, str]] = [
     (a_session(max_output_tokens=0), "session.max_output_tokens", ""),
     (a_session(temperatur=1), "session.temperatur", "unknown_field"),
     (a_session(seed=-1), "session.seed", "invalid_value"),
-    (a_session(cache_key="x"), "session.cache_key", "unknown_field"),
+    (a_session(use_audio_in_video=True), "session.use_audio_in_video", "unknown_field"),
     (a_session(tools=[{"type": "mcp"}]), "session.tools.0.type", ""),
     (a_session(truncation="auto"), "session.truncation", ""),
     ({"type": "session.update", "session": {"type": "transcription"}}, "session.type", ""),

@@ -5,7 +5,7 @@ Names and shapes are those of OpenAI's Realtime API as it is generally available
 
 import json
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -173,7 +173,7 @@ _ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
 )
 _KINDS = frozenset(
-    kind.model_fields["type"].annotation.__args__[0] for kind in ClientEvent.__args__
+    get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientEvent)
 )
 
 

@@ -14,9 +14,12 @@ from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
 
 # Options of a request that a session or a response may have beside OpenAI's fields.
-_OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*CHAT_OPTIONS, "seed"}}
-# One for the whole conversation, or the server's to say.
-_FIXED = frozenset(("use_audio_in_video", "cache_key", "first_token_timeout_s", "wait_timeout_s"))
+# But one for which sessions hold no sound of videos.
+_OPTIONS = {
+    option.name: option
+    for option in REQUEST_OPTIONS
+    if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
+}
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
@@ -264,8 +267,8 @@ def shown(config: SessionConfig) -> Json:
 
 def _check_options(asked: _Asked, where: str) -> None:
     for name, value in (asked.model_extra or {}).items():
-        if name not in _OPTIONS or name in _FIXED:
-            known = ", ".join(sorted(_OPTIONS.keys() - _FIXED))
+        if name not in _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:

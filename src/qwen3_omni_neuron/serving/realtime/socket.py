@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.errors import AudioError, InputError, Qwen3OmniError
 from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
 from qwen3_omni_neuron.serving.media import MediaReader
@@ -167,7 +168,6 @@ class _Socket:
 
     async def serve(self) -> None:
         """Serve until the client leaves, its time is over, or the server ends."""
-        self._detect()
         tasks = [asyncio.create_task(step) for step in (self._read(), self._watch())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -187,8 +187,9 @@ class _Socket:
 
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
-        await self._in_thread(self._conversation.session.set_options, **self._options())
         await self._send("session.created", session=self._shown())
+        await self._in_thread(self._conversation.session.set_options, **self._options())
+        await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
             event_id = None
@@ -271,15 +272,13 @@ class _Socket:
             self._codec = _codec(config.audio.input.format)
             self._resampler = Resampler(self._codec.rate, RATE)
         if config.audio.input.turn_detection != before.audio.input.turn_detection:
-            self._detect()
+            await self._in_thread(self._detect)
         await self._send("session.updated", session=self._shown())
 
     def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
         """Return the options of replies. asked: what they are to be; none: what the session is."""
-        options: dict[str, Any] = {"literal_text": True, **options_of(*(asked or (self._config,)))}
-        if self._service.settings.api_keys:
-            options["cache_key"] = f"{self._context.owner} "
-        return options
+        options = options_of(*(asked or (self._config,))) | {"literal_text": True}
+        return bounded_options(options, self._service.settings, self._context.owner)
 
     def _detect(self) -> None:
         detection, at = self._config.audio.input.turn_detection, 0

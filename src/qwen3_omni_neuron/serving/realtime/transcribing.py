@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
@@ -77,6 +78,5 @@ class Transcriber:
             *([{"type": "text", "text": instruction}] if instruction else []),
         ]
         options: dict[str, Any] = {"thinker_do_sample": False}
-        if service.settings.api_keys:
-            options["cache_key"] = f"{self._line.context.owner} "
+        options = bounded_options(options, service.settings, self._line.context.owner)
         return omni.stream_text([{"role": "user", "content": content}], **options)
