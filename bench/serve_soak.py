@@ -3,9 +3,11 @@
     python -m bench.serve_soak --minutes 10 --clients 12 --json result.json
 
 Each client draws what it does next: listen to a whole reply, or to a streamed one, leave in the
-middle of one, leave before its request is complete, or send what must be refused. A row is a
-moment: memory of the server's process, and what it has answered until then. At the end every slot
-must be free and no request in progress; growth of memory counts from a quarter of the time on.
+middle of one, leave before its request is complete, or send what must be refused. --realtime: so
+many more that talk over /v1/realtime: they ask spoken questions and hear the answers, speak while
+one plays, or vanish in the middle of it. A row is a moment: memory of the server's process, and
+what it has answered until then. At the end every slot must be free and no request in progress;
+growth of memory counts from a quarter of the time on.
 """
 
 import argparse
@@ -22,9 +24,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run
+import numpy as np
+import soundfile
+from websockets.sync.client import connect
+
+from bench.common.command_line import (
+    Figures,
+    InputError,
+    Row,
+    natural,
+    parser_of,
+    positive,
+    run,
+)
 from bench.common.models import add_model_arguments, chosen_checkpoint
-from bench.serve_load import SLOTS, server_process
+from bench.realtime import append, send
+from bench.serve_load import REPLY_S, SLOTS, server_process
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 BAD: list[dict[str, Any]] = [
@@ -38,6 +53,9 @@ BAD: list[dict[str, Any]] = [
     {"temperature": 9},
 ]
 KINDS = ("whole", "streamed", "leaves", "leaves early", "refused")
+TALKS = ("asks", "interrupts", "vanishes")
+SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
+RATE = 16000
 SAMPLES = 40
 
 
@@ -48,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=positive, default=12)
     parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--realtime", type=natural, default=0, help="clients that talk; default: 0")
     return run("serve_soak", parser, measure, arguments)
 
 
@@ -61,7 +80,7 @@ def measure(options: argparse.Namespace) -> Figures:
         end_s, counts = start_s + seconds, Counter[str]()
         clients = [
             threading.Thread(target=client, args=(host, port, number, end_s, options, counts))
-            for number in range(options.clients)
+            for number in range(options.clients + options.realtime)
         ]
         for one in clients:
             one.start()
@@ -88,9 +107,13 @@ def client(
 ) -> None:
     """Do one thing after the other until the time is over. Each count is one client's own."""
     draw = random.Random(number)
+    talks = number >= options.clients
     while time.perf_counter() < end_s:
-        kind = draw.choice(KINDS)
-        outcome = once(host, port, kind, draw, options.max_frames)
+        kind = draw.choice(TALKS if talks else KINDS)
+        if talks:
+            outcome = talk(f"ws://{host}:{port}/v1/realtime", kind, draw)
+        else:
+            outcome = once(host, port, kind, draw, options.max_frames)
         counts[f"{kind}: {outcome}"] += 1
 
 
@@ -125,6 +148,44 @@ def once(host: str, port: int, kind: str, draw: random.Random, frames: int) -> s
         return str(answer.status)
     finally:
         connection.close()
+
+
+def talk(url: str, kind: str, draw: random.Random) -> str:
+    """Ask in speech, as fast as it can be sent. Returns what came of it.
+
+    Of a question that nothing disturbed: the answer, where it is short; the checkpoint that ships
+    says "eight".
+    """
+    samples, _ = soundfile.read(SPOKEN, dtype="float32")
+    silence = np.zeros(RATE, np.float32)
+    sound = {"format": {"type": "audio/pcm", "rate": RATE}}
+    with connect(url, max_size=None) as socket:
+        send(socket, "session.update", session={"type": "realtime", "audio": {"input": sound}})
+        for number in range(draw.randrange(1, 4)):
+            append(socket, np.concatenate((silence, samples, silence)))
+            deltas = 0
+            while True:
+                event = json.loads(socket.recv(timeout=REPLY_S))
+                if event["type"] == "error":
+                    return f"error {event['error']['code']}"
+                if event["type"] == "response.done":
+                    break
+                deltas += event["type"] == "response.output_audio.delta"
+                if kind == "vanishes" and deltas and draw.random() < 0.5:
+                    socket.close_socket()
+                    return "left"
+                if kind == "interrupts" and deltas and not number:
+                    append(socket, np.concatenate((samples, silence)))
+                    number = -1  # noqa: PLW2901
+            response = event["response"]
+            if kind != "asks":
+                continue
+            said = response["output"][0]["content"][0]["transcript"] if response["output"] else ""
+            if response["status"] != "completed" or len(said) > 20:
+                return str(response["status"])
+            if said != "eight":
+                return f"answered {said!r}"
+    return "done"
 
 
 def left_over(host: str, port: int) -> dict[str, float]:

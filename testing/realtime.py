@@ -37,7 +37,9 @@ class Caller:
         data: Any = self.connection._connection.recv(timeout=WAIT_S, decode=False)
         kind = self.connection.parse_event(data).type
         # Sound at 16 kHz is an addition of this server.
-        event: Any = EVENTS[kind].model_validate_json(data.replace(b'"rate":16000', b'"rate":24000'))
+        event: Any = EVENTS[kind].model_validate_json(
+            data.replace(b'"rate":16000', b'"rate":24000')
+        )
         self.heard.append(event)
         return event
 
@@ -50,7 +52,7 @@ class Caller:
         return found
 
     def send(self, kind: str, **fields: Any) -> None:
-        self.connection.send({"type": kind, **fields})  # type: ignore[misc, arg-type]
+        self.connection.send({"type": kind, **fields})  # type: ignore[arg-type]
 
     def update(self, **fields: Any) -> Any:
         """Change the session and return it as it is then."""

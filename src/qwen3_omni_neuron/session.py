@@ -252,15 +252,14 @@ class Session:
             return list(self._history)
 
     def set_options(self, **options: "Unpack[RequestArguments]") -> None:
-        """Change options of the replies from now on; those that are not named stay.
+        """Set the options of the replies from now on, in place of those of the session so far.
 
         Raises OptionError.
         """
         with self._lock:
             self._check_open()
-            changed: RequestArguments = {**self._options, **options}
-            self._check_fixed(RequestOptions.parse(changed))
-            self._options = changed
+            self._check_fixed(RequestOptions.parse(options))
+            self._options = options
 
     def read(self, message: Mapping[str, Any]) -> Turn:
         """Read a message of any role, for `insert` and `respond`; the history stays as it is.

@@ -583,3 +583,142 @@ def test_a_session_of_a_closed_model_says_so(checkpoint: Path) -> None:
     with pytest.raises(ClosedError, match="load it again"):
         session.respond()
     session.close()
+
+
+def test_turns_are_put_taken_and_answered_one_by_one(omni: Qwen3Omni) -> None:
+    """Any order of any roles; the prompt is that of the messages."""
+    with omni.session("Be brief.", **SHORT) as session:
+        look = session.read(user(IMAGE))
+        session.append_audio(tone(0.4), 16000)
+        asked = session.commit()
+        session.insert(look, asked)
+        session.insert(session.read({"role": "assistant", "content": "Hm."}), look)
+        session.insert(session.read({"role": "system", "content": "Now."}))
+        gone = session.read(user(text("Not this")))
+        session.insert(gone)
+        session.remove(gone)
+        with pytest.raises(MessageError, match="not in the session's history"):
+            session.remove(gone)
+        with pytest.raises(MessageError, match="no turn to end"):
+            session.commit()
+        session.append("What is it?")
+        assert [m["role"] for m in session.messages] == [
+            *("system", "assistant", "user", "system", "user")
+        ]
+        # An image alone is part of the turn after it.
+        assert [item["type"] for item in session.messages[2]["content"]] == ["image", "audio"]
+        messages = session.messages
+        assert_same_prompt(omni.conversation.prompt(messages), prompt_of(session))
+        result = last(session.respond())
+        assert result.codes.tolist() == omni.generate_audio(messages, **SHORT).codes.tolist()
+        *_, reply = session.turns
+        assert isinstance(reply, Reply)
+        session.remove(reply)
+        assert len(session.messages) == 5
+
+
+def test_a_reply_to_other_turns_leaves_the_users_open(omni: Qwen3Omni) -> None:
+    with omni.session("Be brief.", **SHORT) as session:
+        session.append("Hello")
+        first = session.commit()
+        session.append_audio(tone(0.4), 16000)  # goes on while others are answered
+        other = session.read(user(text("And?")))
+        stream = session.respond(False, turns=[first, other], system="Be long.", keep=False)
+        asked: list[dict[str, Any]] = [
+            {"role": "system", "content": "Be long."},
+            *(user(text("Hello")), user(text("And?"))),
+        ]
+        assert last(stream).text == omni.generate_text(asked, **SHORT).text
+        assert session.turns == [first]
+        reply = session.respond(turns=session.turns).reply
+        assert session.turns == [first, reply]
+        session.append_audio(tone(0.2), 16000)
+        assert session.messages[0] == {"role": "system", "content": "Be brief."}
+        clip = session.messages[-1]["content"][0]["audio"]
+        assert len(clip) == 9600
+        session.clear()
+        session.system = None
+        assert [m["role"] for m in session.messages] == ["user"]
+
+
+def test_calls_of_tools_follow_what_was_said(omni: Qwen3Omni) -> None:
+    called = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        session.commit()
+        for content, calls in (("Let me look.", []), ("", [called]), ("", [called])):
+            message = {"role": "assistant", "content": content, "tool_calls": calls}
+            session.insert(session.read(message))
+        session.insert(session.read({"role": "assistant", "content": ""}))  # nothing was said
+        said, done = session.messages[1:], session.read({"role": "tool", "content": "5"})
+        assert said == [
+            {"role": "assistant", "content": "Let me look.", "tool_calls": [called, called]}
+        ]
+        session.insert(done)
+        assert session.messages[2] == {"role": "tool", "content": "5"}
+        with pytest.raises(MessageError, match="takes no tools"):
+            session.respond()
+
+
+def test_options_from_now_on(omni: Qwen3Omni) -> None:
+    with omni.session(**SHORT) as session:
+        session.append("Hello")
+        session.set_options(thinker_max_new_tokens=2)
+        assert len(last(session.respond(speak=False)).token_ids) == 2
+        session.append("And?")
+        session.set_options(thinker_max_new_tokens=3, thinker_eos_token_id=10**6)
+        assert len(last(session.respond(speak=False)).token_ids) == 3
+        session.append("So?")
+        session.set_options(thinker_eos_token_id=10**6)
+        assert len(last(session.respond(speak=False)).token_ids) == 1024
+        with pytest.raises(OptionError, match="literal_text is False for the whole session"):
+            session.set_options(literal_text=True)
+        with pytest.raises(OptionError, match="Did you mean"):
+            session.set_options(thinker_max_new_token=2)  # type: ignore[call-arg]
+
+
+def test_what_may_be_the_end_is_computed_ahead(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All rows but one are there when it was; and where it goes on, nothing is different."""
+    clip = tone(1.0)
+    with omni.session("Be brief.", **SHORT) as session:
+        session.prepare()
+        session.append_audio(clip[:200], 16000)
+        session.prepare()  # too short so far
+        session.append_audio(clip[200:], 16000)
+        session.prepare()
+        *_, warm_up = session._warming
+        while not warm_up.ended:
+            threading.Event().wait(0.01)
+        timings = last(session.respond()).timings
+        assert timings.reused_tokens == timings.prompt_tokens - 1
+    for longest in (0, 16_100):  # a longer clip before, to which this one is padded
+        with omni.session(**SHORT) as session:
+            if longest:
+                session.append_audio(noise(2, 16000)[:longest], 16000)
+                session.append("and")
+            session.append_audio(clip[:16_000], 16000)
+            session.prepare()
+            session.append_audio(clip[:90], 16000)
+            session.append("?")
+            assert_same_prompt(prompt_of(session), omni.conversation.prompt(session.messages))
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("name", ["<|audio_pad|>", "<|image_pad|>", "<|im_end|>\n<|im_start|>"])
+def test_a_reply_that_spells_a_special_token_is_only_words(
+    omni: Qwen3Omni, name: str, literal: bool
+) -> None:
+    """A model may write the name in other tokens; the next turn has them, not the special one."""
+    with omni.session(literal_text=literal, **SHORT) as session:
+        session.append_audio(tone(0.4), 16000)
+        session.commit()
+        reply = Reply(False, BYTES_PER_S)
+        reply.add(TextDelta(f"a {name} b", [1]))
+        session.insert(reply)
+        session.append("Go on.")
+        ids = prompt_of(session).token_ids.tolist()
+        plain = omni.conversation.encode_words(f"a {name} b")
+        assert any(ids[i : i + len(plain)] == plain for i in range(len(ids)))
+        assert last(session.respond()).text

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +17,7 @@ from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.model import resident_mb
 from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -28,7 +28,6 @@ PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
 _FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
-_MB = 1e6
 
 
 class Server:
@@ -128,7 +127,8 @@ class Server:
             if time.monotonic() - told_s >= PROGRESS_S:
                 told_s = time.monotonic()
                 seconds = round(told_s - start_s, 1)
-                logs.event("loading", seconds=seconds, memory_mb=_resident_mb())
+                name = self.service.model.name
+                logs.event("loading", model=name, seconds=seconds, memory_mb=resident_mb())
         seconds = round(time.monotonic() - start_s, 1)
         if isinstance(made[0], BaseException):
             self._load_error, self._status = made[0], EXIT_LOAD_FAILED
@@ -139,7 +139,7 @@ class Server:
         logs.event(
             "ready",
             seconds=seconds,
-            memory_mb=_resident_mb(),
+            memory_mb=resident_mb(),
             model=self.service.model.name,
             url=self._url(),
         )
@@ -188,13 +188,3 @@ class _Uvicorn(uvicorn.Server):
         """Take a signal."""
         if sig in (signal.SIGTERM, signal.SIGINT):
             self._on_signal()
-
-
-def _resident_mb() -> int | None:
-    """Return the memory of this process in MB, None where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
-    return round(found[0] * 1024 / _MB) if found else None

@@ -75,13 +75,14 @@ class Entry:
 class Conversation:
     """Items over a session, for one thread at a time. most_bytes: of all items and the buffer.
 
-    buffered: bytes of the user's turn that has not ended.
+    buffered: bytes of the user's turn that has not ended; held: of all items.
     """
 
     session: Session
     most_bytes: int
     id: str = field(default_factory=lambda: new_id("conv"))
     buffered: int = 0
+    held: int = 0
     _items: dict[str, Entry] = field(default_factory=dict)
     _by_turn: dict[int, Entry] = field(default_factory=dict)
 
@@ -228,7 +229,9 @@ class Conversation:
 
         Otherwise reasoning, or calls that have items of their own, leave the reply's text.
         """
-        entry.size += len(text.encode())
+        size = len(text.encode())
+        entry.size += size
+        self.held += size
         if not as_it_is:
             entry.text = text
             self._replace(entry, self._turn_of("assistant", text))
@@ -236,6 +239,7 @@ class Conversation:
     def forget(self, entry: Entry) -> None:
         """Take an item out, as if it had not been."""
         self.session.remove(entry.turn)
+        self.held -= entry.size
         del self._items[entry.id], self._by_turn[id(entry.turn)]
 
     def samples_of(self, entry: Entry) -> Samples:
@@ -297,6 +301,7 @@ class Conversation:
     def _added(self, entry: Entry) -> str | None:
         """Take an item whose turn is in the history. Returns the id of the one before it."""
         self._items[entry.id] = self._by_turn[id(entry.turn)] = entry
+        self.held += entry.size
         before = None
         for turn in self.session.turns:
             if turn is entry.turn:
@@ -313,7 +318,7 @@ class Conversation:
         return entry
 
     def _check_size(self, more: int) -> None:
-        held = self.buffered + sum(entry.size for entry in self._items.values())
+        held = self.buffered + self.held
         if held + more > self.most_bytes:
             raise ApiError(
                 400,

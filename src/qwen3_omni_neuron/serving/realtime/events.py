@@ -5,7 +5,7 @@ Names and shapes are those of OpenAI's Realtime API as it is generally available
 
 import json
 import secrets
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -56,7 +56,7 @@ class CallItem(_Lenient):
 
 
 class OutputItem(_Lenient):
-    """What a function gave."""
+    """Output of a function."""
 
     type: Literal["function_call_output"]
     id: Id | None = None
@@ -173,8 +173,12 @@ _ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
 )
 _KINDS = frozenset(
-    kind.model_fields["type"].annotation.__args__[0] for kind in ClientEvent.__args__
+    get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientEvent)
 )
+
+
+class ClientGoneError(Exception):
+    """The socket was lost while an event was sent."""
 
 
 class EventError(Exception):
@@ -230,7 +234,14 @@ def wrong_field(error: ValidationError, before: str = "", drop: int = 0) -> ApiE
 
 
 _TAGS = frozenset(
-    ("message", "function_call", "function_call_output", "item_reference", "int", "literal['inf']")
+    (
+        "message",
+        "function_call",
+        "function_call_output",
+        "item_reference",
+        "constrained-int",
+        "literal['inf']",
+    )
 )
 
 
@@ -240,9 +251,12 @@ def new_id(kind: str) -> str:
 
 
 def server_event(kind: str, **fields: Any) -> str:
-    """Return an event of the server, in JSON."""
+    """Return an event of the server, in JSON.
+
+    In ASCII: what a client sent and gets back may have half of a surrogate pair, which UTF-8 lacks.
+    """
     event = {"type": kind, "event_id": new_id("event"), **fields}
-    return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(event, separators=(",", ":"))
 
 
 def error_of(error: ApiError, event_id: str | None) -> Json:

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import Json, new_id
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, new_id
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
@@ -49,7 +49,7 @@ class Playback:
 
 @dataclass(frozen=True)
 class Asked:
-    """What one response was asked to be.
+    """Properties that a response was asked to have.
 
     kept: it goes into the conversation. shown: fields of the response that clients are told.
     takes_calls: it may call tools.
@@ -64,7 +64,7 @@ class Asked:
 
 @dataclass
 class Line:
-    """What a response needs of its socket: a sender of events, and the session's thread."""
+    """Parts of a session that a response uses, such as the sender of events."""
 
     send: Send
     in_thread: InThread
@@ -149,6 +149,8 @@ class Response:
                             await self._sound(event)
                         else:
                             result = event.result
+                except ClientGoneError:
+                    raise
                 except Exception as failure:
                     error = self._failed(failure)
             whole = self._reason is None and error is None
@@ -157,11 +159,10 @@ class Response:
             await self._close("completed" if whole else "incomplete")
             await self._settle()
             await self._done(result if whole else None, error)
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            # The socket is gone, or this server is wrong: the session's reader sees the first.
-            logs.logger.debug("a response ended early", exc_info=True)
+        except ClientGoneError:
+            pass  # the session's reader sees it, too
+        except Exception as failure:
+            self._failed(failure)
 
     def _failed(self, failure: Exception) -> ApiError:
         self._line.service.model.noticed(failure)

@@ -6,16 +6,20 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.options import REQUEST_OPTIONS
-from qwen3_omni_neuron.serving.chat_request import OWN_OPTIONS
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
+from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
 
 # Options of a request that a session or a response may have beside OpenAI's fields.
-_OPTIONS = {o.name: o for o in REQUEST_OPTIONS if o.name in {*OWN_OPTIONS, "seed"}}
-_FIXED = frozenset(("use_audio_in_video", "cache_key"))  # one for the whole conversation
+# But one for which sessions hold no sound of videos.
+_OPTIONS = {
+    option.name: option
+    for option in REQUEST_OPTIONS
+    if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
+}
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
@@ -60,7 +64,7 @@ class Transcription(_Strict):
 
 
 class AudioInput(_Strict):
-    """How the user's sound comes."""
+    """Sound of the user."""
 
     format: SoundFormat = SoundFormat()
     noise_reduction: None = None
@@ -69,7 +73,7 @@ class AudioInput(_Strict):
 
 
 class AudioOutput(_Strict):
-    """How the reply's sound goes."""
+    """Sound of the reply."""
 
     format: SoundFormat = SoundFormat()
     voice: str | None = None
@@ -236,7 +240,7 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
     choice = "auto"
     for one in asked:
         if one.max_output_tokens == "inf":
-            options.pop("thinker_max_new_tokens", None)
+            options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
         elif one.max_output_tokens is not None:
             options["thinker_max_new_tokens"] = one.max_output_tokens
         options |= one.model_extra or {}
@@ -245,10 +249,10 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
         output = getattr(one, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
-    if tools and choice != "none":
-        functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
-        options["tools"] = [{"type": "function", "function": one} for one in functions]
-    return options
+    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
+    if choice == "none":
+        functions = []
+    return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
 
 
 def shown(config: SessionConfig) -> Json:
@@ -263,8 +267,8 @@ def shown(config: SessionConfig) -> Json:
 
 def _check_options(asked: _Asked, where: str) -> None:
     for name, value in (asked.model_extra or {}).items():
-        if name not in _OPTIONS or name in _FIXED:
-            known = ", ".join(sorted(_OPTIONS.keys() - _FIXED))
+        if name not in _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."
             raise ApiError(400, message, "unknown_field", f"{where}.{name[:80]}")
         try:
@@ -276,6 +280,9 @@ def _check_options(asked: _Asked, where: str) -> None:
 def _merged(now: Json, given: Mapping[str, Any]) -> Json:
     made = dict(now)
     for name, value in given.items():
+        if value is None and name in _OPTIONS:  # its default again
+            made.pop(name, None)
+            continue
         nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)
         made[name] = _merged(now[name], value) if nested else value
     return made

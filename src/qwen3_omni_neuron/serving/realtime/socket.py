@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -12,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.errors import AudioError, InputError, Qwen3OmniError
 from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
 from qwen3_omni_neuron.serving.media import MediaReader
@@ -28,6 +30,7 @@ from qwen3_omni_neuron.serving.realtime.events import Json, new_id, server_event
 from qwen3_omni_neuron.serving.realtime.response import Asked, CancelReason, Line, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
+    SessionConfig,
     SoundFormat,
     Voices,
     first_config,
@@ -52,9 +55,8 @@ from qwen3_omni_neuron.session import Reply, ReplyStream, Session, Turn
 
 PATH = "/v1/realtime"
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
-GOING_AWAY, TOO_LONG, RESTART = 1001, 1000, 1012
+TOO_LONG, RESTART = 1000, 1012  # codes of a close
 _TICK_S = 0.1
-_CLOSE_S = 5.0  # for a client that does not read to take the last events
 
 
 class RealtimeSockets:
@@ -85,18 +87,15 @@ class RealtimeSockets:
                 "too_many_sessions",
                 retry_after_s=RETRY_S,
             )
-        options: dict[str, Any] = {"literal_text": True}
-        if service.settings.api_keys:
-            options["cache_key"] = f"{context.owner} "
         self._open += 1
         service.metrics.realtime_sessions.inc()
         pool = ThreadPoolExecutor(1, "realtime")
         try:
             offered = scope["subprotocols"]
             chosen = "realtime" if "realtime" in offered else None
-            await receive()  # websocket.connect
+            await receive()  # that it connects
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            session = omni.session(**options)
+            session = omni.session(literal_text=True)
             await _Socket(service, context, session, pool, receive, send).serve()
         finally:
             pool.shutdown(wait=False)
@@ -169,7 +168,6 @@ class _Socket:
 
     async def serve(self) -> None:
         """Serve until the client leaves, its time is over, or the server ends."""
-        self._detect()
         tasks = [asyncio.create_task(step) for step in (self._read(), self._watch())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -183,12 +181,15 @@ class _Socket:
                 await self._response.end()
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
-                raise error
+                if not isinstance(error, events.ClientGoneError):
+                    raise error
+                self._context.error = "client_left"
 
     async def _read(self) -> None:
         """Answer the client's events one after the other."""
-        await self._in_thread(self._conversation.session.set_options, **options_of(self._config))
         await self._send("session.created", session=self._shown())
+        await self._in_thread(self._conversation.session.set_options, **self._options())
+        await self._in_thread(self._detect)
         while (message := await self._receive())["type"] != "websocket.disconnect":
             text = message.get("text")
             event_id = None
@@ -207,9 +208,19 @@ class _Socket:
                 await self._handlers[type(event)](event)
             except events.EventError as error:
                 await self._send("error", **events.error_of(error.error, error.event_id))
-            except (ApiError, Qwen3OmniError) as error:
-                self._service.model.noticed(error)
-                await self._send("error", **events.error_of(api_error_of(error), event_id))
+            except events.ClientGoneError:
+                raise
+            except Exception as error:
+                await self._send("error", **events.error_of(self._failed(error), event_id))
+
+    def _failed(self, error: Exception) -> ApiError:
+        """Return what a client gets for an error, and log what only this side can mend."""
+        self._service.model.noticed(error)
+        refusal = api_error_of(error)
+        if refusal.code == "internal_error":
+            extra = {"request_id": self._context.request_id}
+            logs.logger.error("failed", exc_info=error, extra=extra)
+        return refusal
 
     async def _watch(self) -> None:
         """End the session when its time is over, or the server's; say so before."""
@@ -231,10 +242,14 @@ class _Socket:
         return await self._close(TOO_LONG, "session_expired")
 
     async def _close(self, code: int, reason: str) -> None:
-        await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
+        with suppress(OSError):
+            await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
 
     async def _send(self, kind: str, **fields: Any) -> None:
-        await self._raw_send({"type": "websocket.send", "text": server_event(kind, **fields)})
+        try:
+            await self._raw_send({"type": "websocket.send", "text": server_event(kind, **fields)})
+        except OSError as error:  # as ASGI has it
+            raise events.ClientGoneError from error
 
     async def _in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         return await asyncio.wrap_future(self._pool.submit(partial(call, *given, **named)))
@@ -250,15 +265,20 @@ class _Socket:
         config = updated(before, event.session, self._voices)
         if config.instructions != before.instructions:
             await self._in_thread(setattr, session, "system", config.instructions or None)
-        await self._in_thread(session.set_options, **options_of(config))
+        await self._in_thread(session.set_options, **self._options(config))
         self._config = config
         if config.audio.input.format != before.audio.input.format:
             await self._hear_rest()
             self._codec = _codec(config.audio.input.format)
             self._resampler = Resampler(self._codec.rate, RATE)
         if config.audio.input.turn_detection != before.audio.input.turn_detection:
-            self._detect()
+            await self._in_thread(self._detect)
         await self._send("session.updated", session=self._shown())
+
+    def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
+        """Return the options of replies. asked: what they are to be; none: what the session is."""
+        options = options_of(*(asked or (self._config,))) | {"literal_text": True}
+        return bounded_options(options, self._service.settings, self._context.owner)
 
     def _detect(self) -> None:
         detection, at = self._config.audio.input.turn_detection, 0
@@ -329,17 +349,18 @@ class _Socket:
             times, kind = {"audio_end_ms": _ms(outcome.at)}, "speech_stopped"
         await self._send(f"input_audio_buffer.{kind}", **times, item_id=self._item_id)
         try:
-            await self._committed()
+            entry = await self._committed()
             if create_response:
                 await self._respond(response_config(None, self._voices))
+            await self._transcribe(entry)
         except (ApiError, Qwen3OmniError) as error:
-            await self._send("error", **events.error_of(api_error_of(error), None))
+            await self._send("error", **events.error_of(self._failed(error), None))
 
     async def _commit(self, _: events.Commit) -> None:
         await self._hear_rest()
-        await self._committed()
+        await self._transcribe(await self._committed())
 
-    async def _committed(self) -> None:
+    async def _committed(self) -> Entry:
         try:
             entry, before = await self._in_thread(self._conversation.commit, self._item_id)
         except AudioError as error:
@@ -348,6 +369,10 @@ class _Socket:
         self._item_id = new_id("item")
         await self._send("input_audio_buffer.committed", item_id=entry.id, previous_item_id=before)
         await self._told(entry, before)
+        return entry
+
+    async def _transcribe(self, entry: Entry) -> None:
+        """Have a turn transcribed where that is asked for, behind its answer."""
         if self._config.audio.input.transcription is not None:
             samples = await self._in_thread(self._conversation.samples_of, entry)
             self._transcriber.add(entry, samples)
@@ -406,7 +431,7 @@ class _Socket:
         self._service.rates.count(self._context.owner)
         spoken = speaks(asked if asked.output_modalities else self._config)
         self._voices.check(None, spoken, "session")
-        options = options_of(self._config, asked)
+        options = self._options(self._config, asked)
         takes_calls = bool(options.get("tools"))
         response = Response(self._asked(asked, spoken, takes_calls), self._line, self._answered)
         self._response = response

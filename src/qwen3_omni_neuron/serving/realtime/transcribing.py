@@ -4,9 +4,11 @@ import asyncio
 from typing import Any
 
 from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
 from qwen3_omni_neuron.serving.realtime.response import Line
 from qwen3_omni_neuron.transcription import INSTRUCTION
 
@@ -42,6 +44,8 @@ class Transcriber:
             kind = "conversation.item.input_audio_transcription"
             try:
                 await self._transcribe(kind, entry, samples, fields)
+            except ClientGoneError:
+                return
             except Exception as failure:
                 self._line.service.model.noticed(failure)
                 error = api_error_of(failure).body["error"]
@@ -74,6 +78,5 @@ class Transcriber:
             *([{"type": "text", "text": instruction}] if instruction else []),
         ]
         options: dict[str, Any] = {"thinker_do_sample": False}
-        if service.settings.api_keys:
-            options["cache_key"] = f"{self._line.context.owner} "
+        options = bounded_options(options, service.settings, self._line.context.owner)
         return omni.stream_text([{"role": "user", "content": content}], **options)

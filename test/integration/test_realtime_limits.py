@@ -1,0 +1,391 @@
+"""Clients of /v1/realtime that send nonsense, too much or nothing, may not come in, or go away."""
+
+import base64
+import json
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import OpenAI
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_server import serving, url_of, wait_until
+from testing.realtime import PCM_16K, Caller, calling
+
+MODEL = "qwen3-omni"
+SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
+LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
+LONG |= {"talker_max_new_tokens": 4000, "seed": 3}
+PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
+KEYS = ("one-key", "another-key")
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> Iterator[Server]:
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
+    """Every test leaves all slots free, and no thread of a session."""
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: not omni.status().running and not omni.status().queued)
+    new = lambda: set(threading.enumerate()) - before  # noqa: E731
+    wait_until(lambda: not any(thread.name.startswith("realtime") for thread in new()))
+
+
+def socket_url(server: Server, query: str = "") -> str:
+    return f"{url_of(server).replace('http', 'ws')}/v1/realtime{query}"
+
+
+def refusal(server: Server, query: str = "", **options: Any) -> tuple[int, dict[str, Any]]:
+    """Return status and error of a socket that is not opened."""
+    with pytest.raises(InvalidStatus) as refused:
+        connect(socket_url(server, query), **options)
+    response = refused.value.response
+    return response.status_code, json.loads(response.body)["error"]
+
+
+def text_item(**fields: Any) -> dict[str, Any]:
+    part = {"type": "input_text", "text": "Hello"}
+    return {"type": "message", "role": "user", "content": [part], **fields}
+
+
+def a_session(**fields: Any) -> dict[str, Any]:
+    return {"type": "session.update", "session": {"type": "realtime", **fields}}
+
+
+def an_input(**fields: Any) -> dict[str, Any]:
+    return a_session(audio={"input": fields})
+
+
+def an_item(**fields: Any) -> dict[str, Any]:
+    return {"type": "conversation.item.create", "item": text_item(**fields)}
+
+
+APPEND = "input_audio_buffer.append"
+VAD = "session.audio.input.turn_detection"
+CUT: dict[str, Any] = {"type": "conversation.item.truncate", "item_id": "none"}
+WRONG: list[tuple[Any, str | None, str]] = [
+    ({"type": "session.end"}, "type", "unknown_event"),
+    ({"type": 5}, "type", "unknown_event"),
+    ({}, "type", "unknown_event"),
+    ({"type": APPEND}, "audio", "invalid_value"),
+    ({"type": APPEND, "audio": 5}, "audio", "invalid_value"),
+    ({"type": APPEND, "audio": "no base64!"}, "audio", "invalid_base64"),
+    ({"type": APPEND, "audio": "AAA="}, None, ""),  # two bytes: a sample
+    ({"type": APPEND, "audio": "AA=="}, "audio", "invalid_value"),
+    ({"type": APPEND, "audio": "AAAA" * ((5 << 20) + 8)}, "audio", "audio_too_large"),
+    ({"type": APPEND, "audio": "", "more": 1}, "more", "invalid_value"),
+    (an_input(turn_detection={"type": "semantic_vad"}), f"{VAD}.type", "unsupported"),
+    (an_input(turn_detection={"type": "server_vad", "threshold": 2}), f"{VAD}.threshold", ""),
+    (an_input(turn_detection={"type": "x"}), f"{VAD}.type", "invalid_value"),
+    (an_input(format={"type": "audio/mp3"}), "session.audio.input.format.type", ""),
+    (an_input(noise_reduction={"type": "far_field"}), "session.audio.input.noise_reduction", ""),
+    (a_session(audio={"output": {"voice": "Bob"}}), "session.audio.output.voice", ""),
+    (a_session(audio={"output": {"speed": 1.5}}), "session.audio.output.speed", ""),
+    (a_session(model="gpt"), "session.model", "invalid_value"),
+    (a_session(output_modalities=["text", "audio"]), "session.output_modalities", ""),
+    (a_session(max_output_tokens=0), "session.max_output_tokens", ""),
+    (a_session(temperatur=1), "session.temperatur", "unknown_field"),
+    (a_session(seed=-1), "session.seed", "invalid_value"),
+    (a_session(use_audio_in_video=True), "session.use_audio_in_video", "unknown_field"),
+    (a_session(tools=[{"type": "mcp"}]), "session.tools.0.type", ""),
+    (a_session(truncation="auto"), "session.truncation", ""),
+    ({"type": "session.update", "session": {"type": "transcription"}}, "session.type", ""),
+    ({"type": "session.update", "session": []}, "session", "invalid_value"),
+    (an_item(content=[{"type": "input_text"}]), "item.content.0.text", "missing_field"),
+    (an_item(content=[{"type": "output_text", "text": ""}]), "item.content.0.type", ""),
+    (an_item(content="Hello"), "item.content", "invalid_value"),
+    (an_item(role="tool"), "item.role", "invalid_value"),
+    ({**an_item(), "previous_item_id": "none"}, "previous_item_id", "item_not_found"),
+    (an_item(content=[{"type": "input_image", "image_url": "/etc/passwd"}]), None, "*"),
+    ({"type": "conversation.item.create", "item": {"type": "mcp_call"}}, "item", ""),
+    ({"type": "conversation.item.retrieve", "item_id": "none"}, "item_id", "item_not_found"),
+    ({"type": "conversation.item.delete", "item_id": ""}, "item_id", "invalid_value"),
+    ({**CUT, "content_index": 0, "audio_end_ms": 1}, "item_id", "item_not_found"),
+    ({**CUT, "content_index": 0, "audio_end_ms": -1}, "audio_end_ms", "invalid_value"),
+    ({"type": "response.create", "response": {"seed": "x"}}, "response.seed", ""),
+    ({"type": "response.create", "response": {"input": [{}]}}, "response.input.0", ""),
+    ({"type": "response.create", "response": {"tool_choice": "required"}}, None, "*"),
+    ({"type": "response.cancel", "response_id": "x"}, "response_id", ""),
+    ({"type": "input_audio_buffer.commit"}, None, "input_audio_buffer_commit_empty"),
+]
+
+
+@pytest.mark.parametrize("sent", range(len(WRONG)))
+def test_a_wrong_event_is_an_error_that_names_it(shared: Caller, sent: int) -> None:
+    event, param, code = WRONG[sent]
+    shared.send(**{"kind": event.pop("type", None), **event, "event_id": f"mine {sent}"})
+    if param is None and not code:
+        return
+    error = shared.until("error")[-1].error
+    assert error.event_id == f"mine {sent}"
+    assert error.type == "invalid_request_error"
+    assert error.message
+    if code != "*":
+        assert error.param == param
+    if code not in ("", "*"):
+        assert error.code == code
+
+
+@pytest.fixture(scope="module")
+def shared(server: Server) -> Iterator[Caller]:
+    """One session for all wrong events, which still answers after them."""
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, **SHORT)
+        yield caller
+        caller.send("input_audio_buffer.clear")
+        caller.write("Hello")
+        assert caller.answer()[-1].response.output
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "5", '"a"', "null", "[" * 5000, b"\0\1"])
+def test_what_is_no_event_is_an_error(shared: Caller, text: Any) -> None:
+    shared.connection._connection.send(text)
+    assert shared.until("error")[-1].error.code == "invalid_json"
+
+
+def test_an_event_beyond_all_limits_ends_its_session_alone(server: Server) -> None:
+    with calling(server) as other, calling(server) as caller:
+        with pytest.raises(ConnectionClosed):
+            caller.connection._connection.send("x" * (25 << 20))
+            caller.until("error")
+        other.update(**SHORT)
+
+
+def test_thousands_of_random_events_end_nothing(omni: Qwen3Omni, server: Server) -> None:
+    """Events of any kind, order and content, for one session that answers at the end."""
+    dice = random.Random(7)
+    sound = base64.b64encode(np.zeros(800, "<i2").tobytes()).decode()
+    values: list[Any] = [None, 0, -1, 1.5, 2**70, "", "x", "\ud800", [], [[]], {}, True, sound]
+    values += [{"type": "message"}, text_item(), {"type": "item_reference", "id": "a"}, "é" * 999]
+    fields = ["session", "audio", "item", "item_id", "previous_item_id", "response", "event_id"]
+    fields += ["content_index", "audio_end_ms", "response_id", "type"]
+    right: list[Any] = [
+        an_item(),
+        an_item(id="a"),
+        {"type": APPEND, "audio": sound},
+        {"type": "input_audio_buffer.commit"},
+        {"type": "input_audio_buffer.clear"},
+        {"type": "output_audio_buffer.clear"},
+        {"type": "response.create"},
+        {"type": "response.create", "response": {"output_modalities": ["text"]}},
+        {"type": "response.cancel"},
+        {"type": "conversation.item.delete", "item_id": "a"},
+        {"type": "conversation.item.retrieve", "item_id": "a"},
+        {**CUT, "item_id": "a", "content_index": 0, "audio_end_ms": 10},
+        an_input(turn_detection=None, format=PCM_16K),
+        an_input(turn_detection={"type": "server_vad"}),
+        an_input(format={"type": "audio/pcmu"}),
+        a_session(instructions="Be brief."),
+    ]
+    with calling(server) as caller:
+        caller.update(**SHORT)
+        raw = caller.connection._connection
+        taken: list[Any] = []
+
+        def read() -> None:
+            for text in raw:
+                taken.append(json.loads(text))
+                if taken[-1].get("error", {}).get("event_id") == "the last one":
+                    return
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        for _ in range(4000):
+            event = dict(dice.choice(right))
+            for _ in range(dice.choice((0, 0, 1, 1, 2))):
+                event[dice.choice(fields)] = dice.choice(values)
+            if dice.random() < 0.1:
+                event.pop("type", None)
+            raw.send(json.dumps(event))
+        raw.send(json.dumps({"type": "no event", "event_id": "the last one"}))
+        reader.join(120)
+        assert not reader.is_alive()
+        errors = [event["error"] for event in taken if event["type"] == "error"]
+        assert len(errors) > 1000
+        assert not [error for error in errors if error["type"] == "server_error"]
+    with calling(server) as caller:
+        caller.update(**SHORT)
+        caller.write("Hello")
+        assert caller.answer()[-1].response.output
+    wait_until(lambda: not omni.status().running)
+
+
+def test_keys_as_openais_clients_send_them(omni: Qwen3Omni) -> None:
+    with serving(omni, api_keys=KEYS) as server:
+        with calling(server, key=KEYS[0]) as caller:
+            caller.update(**SHORT)
+            caller.write("Hello")
+            assert caller.answer()[-1].response.status
+        assert refusal(server)[0] == 401
+        status, error = refusal(server, subprotocols=["realtime", "openai-insecure-api-key.no"])  # type: ignore[list-item]
+        assert (status, error["code"]) == (401, "invalid_api_key")
+        offered: Any = ["realtime", f"openai-insecure-api-key.{KEYS[1]}"]
+        with connect(socket_url(server), subprotocols=offered) as made:
+            assert json.loads(made.recv(timeout=10))["type"] == "session.created"
+            assert made.subprotocol == "realtime"
+
+
+def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
+    with serving(omni, allowed_origins=("https://example.org",)) as server:
+        own = f"http://127.0.0.1:{server.port}"
+        for origin in (own, "https://example.org", None):
+            with connect(socket_url(server), origin=origin) as made:  # type: ignore[arg-type]
+                assert json.loads(made.recv(timeout=10))["type"] == "session.created"
+        for origin in ("https://example.com", f"http://localhost:{server.port}", "null"):
+            status, error = refusal(server, origin=origin)
+            assert (status, error["code"]) == (403, "origin_not_allowed")
+        # A name that was made to mean this machine, as its page would send it.
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as sock:
+            head = ["GET /v1/realtime HTTP/1.1", "Host: evil.example", "Upgrade: websocket"]
+            head += ["Connection: Upgrade", "Sec-WebSocket-Version: 13"]
+            head += ["Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==", "Origin: http://evil.example"]
+            sock.sendall("\r\n".join([*head, "", ""]).encode())
+            assert b" 403 " in sock.recv(100)
+
+
+def test_what_does_not_exist_is_refused(server: Server) -> None:
+    status, error = refusal(server, "?model=gpt-realtime")
+    assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
+    with pytest.raises(InvalidStatus, match="404"):
+        connect(f"{url_of(server).replace('http', 'ws')}/v1/nothing")
+
+
+def test_sessions_at_a_time_and_their_length(omni: Qwen3Omni) -> None:
+    with serving(omni, max_realtime_sessions=1, max_realtime_s=1.5) as server:
+        with calling(server) as caller:
+            status, error = refusal(server)
+            assert (status, error["code"]) == (503, "too_many_sessions")
+            assert caller.until("error")[-1].error.code == "session_expired"
+            with pytest.raises(ConnectionClosed):
+                caller.next()
+        wait_until(lambda: not server.service.metrics.realtime_sessions._value.get())
+        with calling(server):
+            pass
+
+
+def test_bytes_of_a_session(omni: Qwen3Omni) -> None:
+    """Sound and items together; what leaves makes room again."""
+    with serving(omni, max_realtime_bytes=200_000) as server, calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, **SHORT)
+        second = np.zeros(16000, np.float32)  # 64,000 bytes as the model has them
+        caller.say(np.tile(second, 3), 16000)
+        caller.say(second, 16000)
+        error = caller.until("error")[-1].error
+        assert error.code == "session_too_large" and "200000" in error.message
+        caller.send("input_audio_buffer.commit")
+        item = caller.until("conversation.item.done")[-1].item
+        caller.say(second, 16000)
+        assert caller.until("error")[-1].error.code == "session_too_large"
+        caller.send("conversation.item.delete", item_id=item.id)
+        caller.until("conversation.item.deleted")
+        caller.say(second, 16000)
+        caller.send("input_audio_buffer.clear")
+        caller.until("input_audio_buffer.cleared")
+
+
+def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
+    with serving(omni, requests_per_minute=3) as server, calling(server) as caller:
+        caller.update(**SHORT)
+        caller.write("Hello")
+        left = []
+        for _ in range(2):
+            events = caller.answer()
+            (limit,) = next(e for e in events if e.type == "rate_limits.updated").rate_limits
+            assert (limit.name, limit.limit) == ("requests", 3)
+            left.append(limit.remaining)
+        assert left == [1, 0]
+        caller.send("response.create", event_id="more")
+        error = caller.until("error")[-1].error
+        assert (error.code, error.event_id) == ("rate_limit_exceeded", "more")
+
+
+@pytest.mark.parametrize("close", [True, False])
+def test_a_client_that_leaves_frees_its_slot(
+    omni: Qwen3Omni, server: Server, close: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with calling(server) as caller:
+        caller.update(**LONG)
+        caller.write("Hello")
+        caller.send("response.create")
+        caller.until("response.output_audio.delta")
+        assert omni.status().running == 1
+        if not close:
+            caller.connection._connection.socket.shutdown(socket.SHUT_RDWR)
+            wait_until(lambda: not omni.status().running, 5)
+    wait_until(lambda: not omni.status().running, 5)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_client_that_does_not_read_holds_up_itself_alone(omni: Qwen3Omni) -> None:
+    """Its events wait in bounded buffers, until its time to read is over."""
+    with serving(omni, send_timeout_s=1.0) as server:
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(("127.0.0.1", server.port))
+        silent = connect(socket_url(server), sock=sock, max_queue=1)
+        send = lambda event: silent.send(json.dumps(event))  # noqa: E731
+        send(a_session(**LONG))
+        send(an_item())
+        send({"type": "response.create"})
+        wait_until(lambda: omni.status().running == 1)
+        with calling(server) as other:
+            other.update(**SHORT)
+            other.write("Hello")
+            for _ in range(3):
+                assert other.answer()[-1].response.output
+        wait_until(lambda: not omni.status().running, 10)
+        silent.close_socket()
+
+
+def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni: Qwen3Omni) -> None:
+    with serving(omni) as server, calling(server) as idle, calling(server) as busy:
+        busy.update(**{**SHORT, "thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 500})
+        busy.write("Hello")
+        busy.send("response.create")
+        busy.until("response.created")
+        server.stop()
+        assert idle.until("error")[-1].error.code == "server_draining"
+        with pytest.raises(ConnectionClosed) as closed:
+            idle.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        seen = [busy.next().type]
+        while seen[-1] != "response.done":
+            seen.append(busy.next().type)
+        assert "error" in seen
+
+
+def test_a_drain_has_an_end(omni: Qwen3Omni) -> None:
+    with serving(omni, drain_timeout_s=0.5) as server, calling(server) as caller:
+        caller.update(**LONG)
+        caller.write("Hello")
+        caller.send("response.create")
+        caller.until("response.output_audio.delta")
+        start_s = time.monotonic()
+        server.stop()
+        with pytest.raises(ConnectionClosed):
+            while True:
+                caller.next()
+        assert time.monotonic() - start_s < 15
+
+
+def test_the_clients_own_options_reach_the_socket(server: Server) -> None:
+    client = OpenAI(base_url=f"{url_of(server)}/v1", api_key="none")
+    with client, client.realtime.connect(model=MODEL) as connection:
+        connection.session.update(session={"type": "realtime", "instructions": "Be brief."})
+        connection.recv()
+        updated: Any = connection.recv()
+        assert updated.session.instructions == "Be brief."
