@@ -127,6 +127,10 @@ VERBS = {
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text
     """,
+    "talk": """
+        --api-key --compiled --cores --dtype --from --hands-free --help --instance --model
+        --placement --speaker --threads --to --url -h
+    """,
     "transcribe": """
         --compiled --concurrency --context-length --cores --dtype --help --instance
         --instruction --json --max-new-tokens --model --placement --threads -h files

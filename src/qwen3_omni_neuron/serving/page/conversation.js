@@ -111,7 +111,8 @@ export class Answer extends Turn {
       this.firstSound && (count === 1 ? "1 underrun" : `${count} underruns`),
       this.note,
     ];
-    this.figures.textContent = parts.filter(Boolean).join(" · ");
+    const spans = parts.filter(Boolean).map((part) => element("span", "", part));
+    this.figures.replaceChildren(...spans.flatMap((span, k) => (k ? [" · ", span] : [span])));
     keepAtEnd(() => this.root.append(this.track, this.figures));
   }
 }

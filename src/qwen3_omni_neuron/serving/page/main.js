@@ -277,6 +277,7 @@ const heardFrom = {
   report: ({ depth, underruns }) => {
     at("depth").textContent = `${Math.round((depth * 1000) / RATE)} ms`;
     at("underruns").textContent = underruns;
+    if (answer?.firstSound && !answer.over) answer.draw();
   },
 };
 
