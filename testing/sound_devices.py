@@ -13,7 +13,7 @@ SOUND = 1e-3
 
 
 class PortAudioError(Exception):
-    """As sounddevice has it."""
+    """Error of sounddevice."""
 
 
 class SoundDevices:

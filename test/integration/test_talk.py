@@ -105,7 +105,7 @@ def test_a_turn_between_two_enters(
     devices: SoundDevices,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What is said before the first of them is not heard; a third interrupts the answer."""
+    """Speech before the first of them is not heard; a third interrupts the answer."""
 
     def lines() -> Iterator[str]:
         devices.say(LONG)

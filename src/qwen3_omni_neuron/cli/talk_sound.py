@@ -23,7 +23,10 @@ _FILES = "Without a device, take --from FILE and --to WAV."
 
 
 class Sink(Protocol):
-    """Where answers go. underruns: how often an answer that plays had to wait for its next part."""
+    """Loudspeaker, or a file in its place.
+
+    underruns: how often an answer that plays had to wait for its next part.
+    """
 
     underruns: int
 
