@@ -6,16 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation import row_keys
-from qwen3_omni_neuron.conversation.row_keys import PromptKeys, prompt_keys
+from qwen3_omni_neuron.conversation.row_keys import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.media_cases import RATE, image, text, tone, user, video
 
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]
+Rows = list[tuple[int, int, int]]  # of each: token id, step from the last position, source
 REPLY = {"role": "assistant", "content": "Yes."}
+MEDIA = 2
+ROWS = st.lists(
+    st.tuples(st.sampled_from((0, 1, MEDIA)), st.integers(1, 2), st.integers(0, 1)), max_size=9
+)
 
 
 @pytest.fixture
@@ -33,6 +40,32 @@ def noise(seconds: float) -> np.ndarray:
 
 def clip(samples: np.ndarray) -> Item:
     return {"type": "audio", "audio": samples, "sampling_rate": RATE}
+
+
+def made_keys(rows: Rows) -> tuple[RowKeys, list[tuple[int, ...]]]:
+    """Return keys, and the same row by row. Before all media, positions are indices of rows."""
+    ids = np.array([row[0] for row in rows], np.int64)
+    (media,) = (ids == MEDIA).nonzero()
+    first = min(media, default=len(rows))
+    steps = [1 if index < first else row[1] for index, row in enumerate(rows)]
+    positions = (np.cumsum(steps) - 1).astype(np.float32)
+    sources = np.array([[rows[index][2] for index in media]], np.int32)
+    keys = RowKeys(ids, np.tile(positions, (3, 1)), media, sources)
+    made_of = [row[2] if row[0] == MEDIA else -1 for row in rows]
+    return keys, list(zip(ids.tolist(), positions.tolist(), made_of, strict=True))
+
+
+@settings(max_examples=400)
+@given(st.integers(0, HEAD_ROWS + 1), ROWS, ROWS, st.one_of(st.just([]), ROWS))
+def test_shared_rows_are_counted_as_one_by_one(
+    text_rows: int, common: Rows, one: Rows, other: Rows
+) -> None:
+    begin: Rows = [(0, 1, 0)] * text_rows + common
+    first, rows = made_keys(begin + one)
+    second, others = made_keys(begin + other)
+    differs = [a != b for a, b in zip(rows, others, strict=False)]
+    expected = differs.index(True) if True in differs else len(differs)
+    assert first.shared(second) == second.shared(first) == expected
 
 
 def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
