@@ -63,7 +63,7 @@ class TalkerTask(Task):
 
 
 class TalkerStage(Stage[TalkerTask]):
-    """Worker of the talker. Between two frames it prepares and prefills at most one request each.
+    """Worker of the talker. Between two frames it prepares and prefills one request each, or a few.
 
     A request whose next text row has not arrived is left out of the step, and does not change.
     """
@@ -88,18 +88,23 @@ class TalkerStage(Stage[TalkerTask]):
                 task.row = task.live.text.take_first()
                 if task.row is None:
                     self._finish(task, "no_speech")
-        first = next(
-            (t for t in self._tasks if t.phase is Phase.PREFILL and t.row is not None), None
-        )
+        first = self._together(Phase.PREFILL)
         stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take()
         stepping = [task for task in stepping if task.row is not None]
-        new = next((task for task in self._tasks if task.phase is Phase.PREPARE), None)
-        if first is None and new is None and not stepping:
+        new = self._together(Phase.PREPARE)
+        if not (first or stepping or new):
             return self._select_warm_up()
         return partial(self._work, first, stepping, new)
+
+    def _together(self, phase: Phase) -> list[TalkerTask]:
+        """Return the tasks of a phase that the next work includes: see runtime.priority."""
+        tasks = [task for task in self._tasks if task.phase is phase]
+        if phase is Phase.PREFILL:
+            tasks = [task for task in tasks if task.row is not None]
+        return tasks[: self._right_of_way.together([len(t.wanted.prompt.token_ids) for t in tasks])]
 
     def _select_warm_up(self) -> Work | None:
         """Return the extension of a warm-up that the thinker is ready with, in a pause."""
@@ -129,16 +134,16 @@ class TalkerStage(Stage[TalkerTask]):
         return [None] * len(tasks)
 
     def _work(
-        self, first: TalkerTask | None, stepping: list[TalkerTask], new: TalkerTask | None
+        self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
         speaking: list[tuple[TalkerTask, Tensor]] = []
-        if first is not None:
-            speaking += self._call_engine((first,), self._prefill)
+        for task in first:
+            speaking += self._call_engine((task,), self._prefill)
         if stepping:
             speaking += self._call_engine(stepping, self._step)
         self._speak(speaking)
-        if new is not None:
-            for task, _ in self._call_engine((new,), self._prepare):
+        for one in new:
+            for task, _ in self._call_engine((one,), self._prepare):
                 rows = len(task.wanted.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
