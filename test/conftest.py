@@ -22,7 +22,7 @@ from testing.simulation import Simulation
 # says at its end.
 pytest_plugins = ["testing.neuron.nxdi_engines", "testing.not_run"]
 
-# Properties are shown by the same examples in every run. --hypothesis-profile=search looks further.
+# Properties are shown by the same examples in every run. The profile "search" looks for others.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)
 settings.register_profile("search", deadline=None, max_examples=1000)
 settings.load_profile("same")
