@@ -82,7 +82,7 @@ SPEECH = st.builds(Speech, st.sampled_from((0.3, 1.0, 2.51, 9.0)), st.integers(0
 
 @dataclass(frozen=True)
 class Turn:
-    """What a user says and does.
+    """Turn of a user, and the reply to it.
 
     said: speech, and content. events: of the reply before a barge-in. over: what is said over it
     then. heard: share of the reply's audio, None where nobody says so.
