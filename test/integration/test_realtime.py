@@ -490,6 +490,7 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
         response = events[-1].response
         message, call = response.output
         assert message.content[0].transcript == "Let me look. "
+        assert len(sound_of(events)) == 3 * 1920 * 2  # the fourth chunk is behind the call
         assert (call.type, call.name, json.loads(call.arguments)) == (
             *("function_call", "look_up"),
             {"word": "sky"},

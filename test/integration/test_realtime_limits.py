@@ -1,5 +1,6 @@
 """Clients of /v1/realtime that send nonsense, too much or nothing, may not come in, or go away."""
 
+import asyncio
 import base64
 import json
 import logging
@@ -17,7 +18,11 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_server import serving, url_of, wait_until
 from testing.realtime import PCM_16K, Caller, calling
 
@@ -327,6 +332,30 @@ def test_a_client_that_leaves_frees_its_slot(
             caller.connection._connection.socket.shutdown(socket.SHUT_RDWR)
             wait_until(lambda: not omni.status().running, 5)
     wait_until(lambda: not omni.status().running, 5)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(
+    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As ASGI has it, `send` raises an OSError then."""
+    service = Service.of(ServerSettings())
+    service.model.loaded(omni)
+    context = Context("req_1", "WEBSOCKET", "/v1/realtime")
+    scope: Any = {"context": context, "headers": [], "query_string": b"", "subprotocols": []}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.receive", "text": "{}"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) > 2:
+            raise OSError("gone")
+
+    asyncio.run(RealtimeSockets(service)(scope, receive, send))
+    assert [message["type"] for message in sent[:2]] == ["websocket.accept", "websocket.send"]
+    assert context.error == "client_left"
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 

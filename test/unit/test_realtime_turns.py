@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.realtime.turns import (
@@ -121,6 +122,17 @@ def test_a_turn_that_is_ended_gives_what_it_held_back() -> None:
     assert len(rest) == 4 * FRAME_SAMPLES + 100
     assert not detector.speaking
     assert not len(detector.end_turn())
+
+
+def test_scores_are_those_of_the_models_own_code() -> None:
+    from silero_vad import load_silero_vad  # it imports what it can be trained with
+
+    theirs, ours = load_silero_vad(onnx=True), SileroVad()
+    clip = spoken_clip("what is two plus six", MEASURING, random.Random(3))
+    for first in range(0, len(clip) - FRAME_SAMPLES, FRAME_SAMPLES):
+        frame = clip[first : first + FRAME_SAMPLES]
+        wanted = float(theirs(torch.from_numpy(frame), RATE))
+        assert ours(frame) == pytest.approx(wanted, abs=1e-6)
 
 
 WORDS = ("say three five", "what is two plus six", "say green", "what is nine minus four")

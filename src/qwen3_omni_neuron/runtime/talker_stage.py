@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
-from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
+from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
@@ -79,7 +79,7 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots, shared.lock)
+        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
@@ -161,13 +161,14 @@ class TalkerStage(Stage[TalkerTask]):
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
             held = self._held.bring(task.slot, keys, request.cache_key, len(keys), copy)
-            task.start = len(held.keys)
+            task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
         """Record that a slot holds the user rows of its prompt. What follows them is not reused."""
         request = task.live.request
         if request.keys is not None:
-            self._held.put(task.slot, Rows(request.keys.talker, request.cache_key, torch.empty(0)))
+            keys = request.keys.talker
+            self._held.put(task.slot, Rows(keys, len(keys), request.cache_key, NO_ACCEPTED))
 
     def _accepted(self, task: TalkerTask) -> Tensor:
         """Return the thinker's hidden states at the media of the rows from the task's start on."""

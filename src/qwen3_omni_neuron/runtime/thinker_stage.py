@@ -64,7 +64,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         super().__init__("thinker", shared)
         self._engine, self._right_of_way = engine, right_of_way
         self._holds = False  # whether the last selection held something back
-        self.held = HeldRows(engine.slots, shared.lock)
+        self.held = HeldRows(engine.slots)
 
     def on_frame(self) -> None:
         """Wake this stage where it waits for a new frame (runtime.priority). The lock is held."""
@@ -141,7 +141,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         # The first token is drawn from the last row's logits, so that this row is never reused.
         most = rows if request.warm_up else max(0, rows - 1)
         held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
-        task.live.reused_rows = start = len(held.keys)
+        task.live.reused_rows = start = held.count
         if request.warm_up:
             rows = min(rows, start + WARM_UP_ROWS)
             if start == rows:
@@ -151,7 +151,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         logits, accepted = self._prefilled(slot, prompt, start)
         if len(held.accepted):
             accepted = torch.cat((held.accepted, accepted))
-        self.held.put(slot, Rows(keys.thinker.first(rows), request.cache_key, accepted))
+        self.held.put(slot, Rows(keys.thinker, rows, request.cache_key, accepted))
         return logits, accepted
 
     def _prefilled(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
@@ -167,13 +167,13 @@ class ThinkerStage(Stage[ThinkerTask]):
         held, appended = self.held[task.slot], task.live.token_ids[:-1]
         if held is not None and task.last is not None and appended:
             keys = held.keys.followed_by(appended)
-            self.held.put(task.slot, Rows(keys, held.cache_key, held.accepted))
+            self.held.put(task.slot, Rows(keys, len(keys), held.cache_key, held.accepted))
         super()._release(task)
 
     def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
         """Pass the rows at media positions to the talker, where a warm-up is complete."""
         held = self.held[task.slot]
-        task.live.reused_rows = len(held.keys) if held else 0
+        task.live.reused_rows = held.count if held else 0
         with self._lock:
             if not task.live.ended and not task.rows:
                 task.live.accepted = accepted
