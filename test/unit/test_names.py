@@ -37,7 +37,6 @@ ELSEWHERE = {
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
     "utils_vad.py": "a file of silero-vad",
-    "echoCancellation": "a property of a browser's microphone",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
