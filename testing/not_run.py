@@ -22,6 +22,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "install the packages that .ci/test-aarch64 names, make test-aarch64",
     ),
     "on PATH": ("the report's page in a browser", "install chromium, make test"),
+    "playwright is not installed": ("the page that people talk to", "make test"),
+    "there is no Chromium": ("the page that people talk to", "make chromium, make test"),
     "only root may mount": ("a disk that is really full", "make test, as root"),
     "which Linux has": ("memory and files as Linux counts them", "make test, on Linux"),
     "/proc": ("memory and files as Linux counts them", "make test, on Linux"),
