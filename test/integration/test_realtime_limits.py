@@ -19,6 +19,8 @@ from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.realtime.session_config import Voices, first_config, updated
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
@@ -262,6 +264,15 @@ def test_a_page_of_another_host_may_not_open_it(omni: Qwen3Omni) -> None:
             assert b" 403 " in sock.recv(100)
 
 
+def test_a_checkpoint_without_a_talker_writes() -> None:
+    config = first_config("m", Voices(()))
+    assert config.output_modalities == ["text"]
+    assert config.audio.output.voice is None
+    with pytest.raises(ApiError, match="has no talker") as refused:
+        updated(config, {"type": "realtime", "output_modalities": ["audio"]}, Voices(()))
+    assert (refused.value.code, refused.value.param) == ("no_speech", "session.output_modalities")
+
+
 def test_what_does_not_exist_is_refused(server: Server) -> None:
     status, error = refusal(server, "?model=gpt-realtime")
     assert (status, error["code"], error["param"]) == (404, "model_not_found", "model")
@@ -338,7 +349,7 @@ def test_a_client_that_leaves_frees_its_slot(
 def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(
     omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As ASGI has it, `send` raises an OSError then."""
+    """`send` raises an OSError then, as ASGI says."""
     service = Service.of(ServerSettings())
     service.model.loaded(omni)
     context = Context("req_1", "WEBSOCKET", "/v1/realtime")
