@@ -80,7 +80,7 @@ def test_speech_interrupts_the_answer(
     devices: SoundDevices,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Hands free, until Ctrl-C. Nothing of the first answer is heard once the second turn ended."""
+    """Hands free, until Ctrl-C. The first answer is silent before the second question has ended."""
     second: list[int] = []
 
     def converse() -> None:
@@ -88,6 +88,7 @@ def test_speech_interrupts_the_answer(
         wait_until(lambda: devices.sounded_s() > 0.4, 30)
         devices.say(SUM)
         wait_until(lambda: devices.silent)
+        assert devices.sounded_s(-25) == 0  # where the first answer would still play
         second.append(len(devices.heard))
         wait_until(lambda: devices.sounded_s(second[0]) > 0.2, 30)
         wait_until(lambda: devices.sounded_s(-25) == 0, 30)
