@@ -46,7 +46,7 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to", type=Path, metavar="WAV", help="where the answers go, instead of the loudspeaker"
     )
-    parser.add_argument("--speaker", help="voice; default: the checkpoint's first one")
+    parser.add_argument("--speaker", help="voice; default: that of the model, or of the server")
     add_model_arguments(parser, "the small one that ships with the package")
 
 
