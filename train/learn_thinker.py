@@ -1,7 +1,8 @@
 """Training step 2: the thinker and its audio encoder learn the replies to speech and text.
 
 Besides the reply's loss, a CTC loss on the encoder's rows predicts each clip's words, since
-repeating a word needs its recognition. Its head is dropped after training.
+repeating a word needs its recognition. Its head is dropped after training. The last phase has
+conversations of several turns, without that loss.
 """
 
 import random
@@ -24,6 +25,8 @@ from train.vocabulary import SAY, SPOKEN, SUM, SUMS, UNKNOWN
 # schedule. Sums, some of which are held out in each wording, are learned last.
 PHASES = ((2500, 1.5e-3, SUMS), (1500, 6e-4, SUMS), (1000, 5e-4, SUMS), (1000, 3e-4, 0.45))
 BATCH = 32
+TURNS_STEPS, TURNS_BATCH, TURNS_RATE, TURNS_SUMS = 2500, 16, 3e-4, 0.4
+EARLIER = (0, 0, 1, 1, 2, 3)  # numbers of earlier turns, drawn alike
 HEARD = tuple(dict.fromkeys((*SPOKEN, *UNKNOWN, *" ".join((*SAY, *SUM, "plus")).split())))
 _BLANK = len(HEARD)
 
@@ -39,11 +42,7 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
         questions = [draw_question(rng, TRAINING, sums=sums) for _ in range(BATCH)]
         batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
         audio = encoded_audio(model, batch.mels) if batch.mels else None
-        rows = embedded(model, batch.token_ids, audio)
-        hidden = model.thinker.model.language_model(inputs_embeds=rows).last_hidden_state
-        wanted = batch.labels != IGNORED
-        logits = model.thinker.lm_head(hidden[wanted])
-        losses = {"reply": F.cross_entropy(logits, batch.labels[wanted])}
+        losses = {"reply": _reply_loss(model, batch, audio)}
         if audio is not None:
             losses["heard"] = 0.3 * _heard_loss(words(audio), batch, model)
         return losses
@@ -53,6 +52,31 @@ def learn_thinker(model: Any, conversation: Conversation, tokenizer: Any, folder
         losses = partial(losses_of, done, sums)
         fit(f"thinker-{number}", trained, losses, steps, learning_rate, folder)
         done += steps
+    learn_turns(model, conversation, tokenizer, folder, done)
+
+
+def learn_turns(
+    model: Any, conversation: Conversation, tokenizer: Any, folder: Path, done: int
+) -> None:
+    """Train the thinker on conversations of up to four turns. done: steps before this phase."""
+
+    def losses_of(step: int) -> Losses:
+        rng = random.Random(done + step)
+        questions = [
+            draw_question(rng, TRAINING, sums=TURNS_SUMS, earlier=rng.choice(EARLIER))
+            for _ in range(TURNS_BATCH)
+        ]
+        batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
+        return {"reply": _reply_loss(model, batch, encoded_audio(model, batch.mels))}
+
+    fit("thinker-turns", model.thinker.to(device()), losses_of, TURNS_STEPS, TURNS_RATE, folder)
+
+
+def _reply_loss(model: Any, batch: Batch, audio: Tensor | None) -> Tensor:
+    rows = embedded(model, batch.token_ids, audio)
+    hidden = model.thinker.model.language_model(inputs_embeds=rows).last_hidden_state
+    wanted = batch.labels != IGNORED
+    return F.cross_entropy(model.thinker.lm_head(hidden[wanted]), batch.labels[wanted])
 
 
 def _heard_loss(logits: Tensor, batch: Batch, model: Any) -> Tensor:

@@ -34,29 +34,36 @@ def draw_question(
     held_out: bool = False,
     spoken: bool | None = None,
     sums: float = SUMS,
+    earlier: int | None = None,
 ) -> Question:
     """Draw a conversation.
 
-    It may have a system turn and an earlier turn, and its question is in speech or in text.
+    It may have a system turn, and its question is in speech or in text. earlier: number of turns
+    before, about half of them in speech; None: now and then there is one, in text.
     """
     spoken = rng.random() < SPOKEN_SHARE if spoken is None else spoken
     system = rng.choice(SYSTEMS) if rng.random() < 0.4 else None
     messages: list[dict[str, Any]] = []
     if system is not None:
         messages.append({"role": "system", "content": system})
-    if rng.random() < 0.15:
-        (earlier,) = prompts(rng, 1, heard=False, held_out=False)
-        messages.append(_user_text(earlier, rng))
-        messages.append({"role": "assistant", "content": written(earlier.reply, system)})
-    (prompt,) = prompts(rng, 1, heard=spoken, held_out=held_out, sums=sums)
-    if spoken:
-        clip = {"type": "audio", "audio": (spoken_clip(prompt.words, around, rng), RATE)}
-        messages.append({"role": "user", "content": [clip]})
+    if earlier is None:
+        before = [False] * (rng.random() < 0.15)
     else:
-        messages.append(_user_text(prompt, rng))
+        before = [rng.random() < 0.5 for _ in range(earlier)]
+    for in_speech in before:
+        (turn,) = prompts(rng, 1, heard=in_speech, held_out=False)
+        messages.append(_user_turn(turn, in_speech, around, rng))
+        messages.append({"role": "assistant", "content": written(turn.reply, system)})
+    (prompt,) = prompts(rng, 1, heard=spoken, held_out=held_out, sums=sums)
+    messages.append(_user_turn(prompt, spoken, around, rng))
     return Question(messages, prompt, written(prompt.reply, system), spoken)
 
 
-def _user_text(prompt: Prompt, rng: random.Random) -> dict[str, Any]:
+def _user_turn(
+    prompt: Prompt, spoken: bool, around: Variation, rng: random.Random
+) -> dict[str, Any]:
+    if spoken:
+        clip = {"type": "audio", "audio": (spoken_clip(prompt.words, around, rng), RATE)}
+        return {"role": "user", "content": [clip]}
     words = prompt.words.capitalize() if rng.random() < 0.3 else prompt.words
     return {"role": "user", "content": words + rng.choice(_PUNCTUATION)}
