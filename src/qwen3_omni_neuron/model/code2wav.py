@@ -90,7 +90,8 @@ class Code2Wav(nn.Module):
         """
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
-        positions = position[:, None] + torch.arange(frames, device=codes.device)
+        frame = torch.arange(frames, dtype=position.dtype, device=codes.device)
+        positions = position[:, None] + frame
         rotation = self.rotary.at(positions.float())
         mask = window_mask(position, frames, self.config.sliding_window)
         for layer in self.layers:
@@ -119,7 +120,7 @@ def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
     own. At position p only the last p of the keys before it are filled: with a window of 72 and
     p = 2, keys 69 and 70.
     """
-    key = torch.arange(window - 1 + frames, device=position.device)
+    key = torch.arange(window - 1 + frames, dtype=position.dtype, device=position.device)
     first = key[:frames, None]  # [T, 1]
     filled = (window - 1 - position)[:, None, None, None]  # index of the first filled key
     return (key >= torch.maximum(first, filled)) & (key < first + window)

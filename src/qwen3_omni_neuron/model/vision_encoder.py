@@ -74,7 +74,9 @@ class VisionEncoder(nn.Module):
         exact = places.float() * (side - 1) / last  # [2, P]
         low = exact.floor()
         share = exact - low  # of the higher neighbour
-        nearest = torch.stack((low, low + 1)).long().clamp(max=side - 1)  # [2 (low, high), 2, P]
+        nearest = (
+            torch.stack((low, low + 1)).to(places.dtype).clamp(max=side - 1)
+        )  # [2 (low, high), 2, P]
         weights = torch.stack((1 - share, share))
         rows, columns = nearest.unbind(1)
         # [row neighbour, column neighbour, P]
