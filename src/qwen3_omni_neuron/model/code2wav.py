@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import Code2WavConfig
-from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, widen
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
 from qwen3_omni_neuron.model.streaming_conv import CausalConv, History, TransposedConv
 
@@ -151,9 +151,9 @@ class VocoderLayer(nn.Module):
         rotation: [streams, T, 1, head_dim]; mask: see window_mask.
         """
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (-1, self.head_dim))
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        qk, v = cut(qkv, 2, self.heads + self.kv_heads)
         qk = apply_rotary(widen(qk), rotation).to(x.dtype)
-        q, k = qk.split((self.heads, self.kv_heads), 2)
+        q, k = cut(qk, 2, self.heads)
         # [streams, T, heads, head_dim] -> [streams, heads, T, head_dim]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         k, v = history.extend(k, self.reach), history.extend(v, self.reach)
