@@ -52,7 +52,7 @@ def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_neuronx", ModuleType("torch_neuronx"))
-    with pytest.raises(OptionError, match="imported before .* TORCH_NEURONX_DISABLE_FALLBACK"):
+    with pytest.raises(OptionError, match=r"imported before .* TORCH_NEURONX_DISABLE_FALLBACK"):
         set_before_import(SETTINGS)
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)

@@ -6,7 +6,6 @@ neuron_dynamo_backend/fx/passes), so nothing is copied back. Weights are inputs,
 what is compiled: graphs of one part share them.
 """
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
@@ -18,8 +17,6 @@ from torch._dynamo import lookup_backend
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import device_type, to_device_type
 
-logger = logging.getLogger(__name__)
-
 BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
 DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 
@@ -27,13 +24,13 @@ DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 class Compilations:
     """Counts of the graphs that were compiled by this process.
 
-    labels: of all, in order. late: number of those that were compiled after `settle`, each of which
-    is a bug: a request waited for it.
+    labels: of all, in order. late: those that were compiled after `settle`, each of which is a bug:
+    a request waited for it.
     """
 
     def __init__(self) -> None:
         self.labels: list[str] = []
-        self.late = 0
+        self.late: list[str] = []
         self._settled: set[str] = set()
 
     def settle(self, labels: Sequence[str]) -> None:
@@ -41,16 +38,10 @@ class Compilations:
         self._settled |= set(labels)
 
     def add(self, label: str) -> None:
-        """Count a compilation, and log one that comes too late."""
+        """Count a compilation."""
         self.labels.append(label)
         if label in self._settled:
-            self.late += 1
-            logger.error(
-                "%s was compiled again after the model was loaded (%d so far). This is a bug of "
-                "this package: please report it with the graph's name.",
-                label,
-                self.late,
-            )
+            self.late.append(label)
 
 
 class CompiledGraph:
