@@ -8,21 +8,29 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.compilation.target import Target
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.compilation.target import EngineSpec, Target
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.targets import TARGETS
+from testing.specs import plan_of
 
 CPU = torch.device("cpu")
-# A graph of each kind, and two batches or buckets only where the engines choose.
+# One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
 SETTINGS: dict[str, Any] = {
     "tp": 1,
     "dtype": "float32",
     "max_concurrency": 2,
     "context_length": 128,
-    "talker_context_length": 160,
-    "prompt_buckets": (48,),
+    "talker_context_length": 128,
+    "prompt_buckets": (128,),
     "decode_buckets": (128,),
     "patch_buckets": (256,),
     "audio_windows": (1,),
@@ -74,3 +82,25 @@ def stand_in_target(runtime: StandIn | None = None) -> Target:
 
 def stand_in_versions() -> dict[str, str]:
     return TORCHNEURON.versions()
+
+
+def compile_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> Path:
+    """Compile a checkpoint into a tree. settings: of its plan, in the place of SETTINGS."""
+    plan = plan_of(checkpoint, read_config(checkpoint), "torchneuron", **(SETTINGS | settings))
+    outcome = compile_tree(plan, tree, stand_in_target())
+    assert not outcome.missing
+    return tree
+
+
+def tree_spec(checkpoint: Path, tree: Path) -> EngineSpec:
+    """Open a tree."""
+    config = read_config(checkpoint)
+    plan = open_tree(tree, checkpoint, config, TARGETS, {})
+    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
+
+
+def omni_over(engines: Engines, spec: EngineSpec) -> Qwen3Omni:
+    """Put a model over engines."""
+    conversation = Conversation(spec.plan.model, spec.config)
+    defaults = read_generation_defaults(spec.plan.model)
+    return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)

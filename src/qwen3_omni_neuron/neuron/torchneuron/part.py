@@ -28,7 +28,10 @@ class Collectives:
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' tensors along the last axis; see Group.gather."""
-        return collectives.all_gather_tensor(x, x.ndim - 1, self._ranks)
+        # Along axis 0, which moves nothing: along another one torch would split the result, and a
+        # split becomes a gather of every number on the device.
+        ranks = collectives.all_gather_tensor(x, 0, self._ranks).unflatten(0, (-1, len(x)))
+        return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
 
 
 def group_of(ranks: int) -> Group:
