@@ -34,7 +34,6 @@ from testing.torchneuron.runtime import (
     StandIn,
     compile_for_stand_in,
     omni_over,
-    tree_spec,
 )
 
 TEXT = [user(text("What colour is the sky?"))]
@@ -47,14 +46,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tree(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spec(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
     folder = tmp_path_factory.mktemp("torchneuron") / "tree"
     return compile_for_stand_in(checkpoint, folder, max_concurrency=3, batches=(1,))
 
 
 @pytest.fixture(scope="module")
-def spec(checkpoint: Path, tree: Path) -> EngineSpec:
-    return tree_spec(checkpoint, tree)
+def tree(spec: EngineSpec) -> Path:
+    assert spec.compiled is not None
+    return spec.compiled
 
 
 @pytest.fixture(scope="module")

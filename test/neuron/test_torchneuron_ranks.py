@@ -24,7 +24,7 @@ from testing.torchneuron.runtime import (
     compile_for_stand_in,
     omni_over,
     stand_in_target,
-    tree_spec,
+    weights_for_stand_in,
 )
 
 TEXT = [user(text("What colour is the sky?"))]
@@ -41,14 +41,10 @@ def reference(checkpoint: Path) -> Reference:
     return Reference(checkpoint)
 
 
-def spec_of(checkpoint: Path, tree: Path, tp: int) -> EngineSpec:
-    compile_for_stand_in(checkpoint, tree, tp=tp)
-    return tree_spec(checkpoint, tree)
-
-
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    return spec_of(checkpoint, tmp_path_factory.mktemp("two") / "tree", 2)
+    tree = tmp_path_factory.mktemp("two") / "tree"
+    return compile_for_stand_in(checkpoint, tree, extends=False, tp=2)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +123,9 @@ def test_replies_of_four_ranks_are_transformers(
     checkpoint: Path, reference: Reference, tmp_path: Path
 ) -> None:
     """More ranks than KV heads; all stages on the same four."""
-    spec = spec_of(checkpoint, tmp_path / "tree", 4)
-    engines = load_engines(stand_in_target(), spec, "shared", "trn2.48xlarge")
+    spec = weights_for_stand_in(checkpoint, tmp_path, tp=4)
+    target = stand_in_target(StandIn(caches=False))
+    engines = load_engines(target, spec, "shared", "trn2.48xlarge")
     with omni_over(engines, spec) as omni:
         assert_replies(omni, reference, "text")
         assert_replies(omni, reference, "image-and-audio")

@@ -10,17 +10,21 @@ import torch
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.neuron.part import part_spec
+from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
-from qwen3_omni_neuron.targets import TARGETS
-from testing.specs import plan_of
 
 CPU = torch.device("cpu")
 # One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
@@ -42,9 +46,14 @@ SETTINGS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class StandIn:
-    """A neuron.torchneuron.runtime.Runtime. seen: a folder that takes each rank's variables."""
+    """A neuron.torchneuron.runtime.Runtime.
+
+    seen: a folder that takes each rank's variables. caches: False for a tree of weights alone:
+    what is compiled is kept nowhere, so that nobody sees that it was.
+    """
 
     seen: Path | None = None
+    caches: bool = True
     names: tuple[str, ...] = field(
         default=("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG", "LOCAL_RANK")
     )
@@ -54,6 +63,8 @@ class StandIn:
             values = " ".join(os.environ.get(name, "none") for name in self.names)
             (self.seen / str(os.getpid())).write_text(values, encoding="utf-8")
         self._register()
+        if not self.caches:
+            del os.environ[CACHE_FOLDER]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         seat.join("gloo")
         return CPU
@@ -69,33 +80,43 @@ class StandIn:
         register()
 
 
-def stand_in_target(runtime: StandIn | None = None) -> Target:
-    """The target torchneuron over the stand-in. It can be sent to another process."""
+def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
+    """The target torchneuron over the stand-in. It can be sent to another process.
+
+    extends: False leaves the graphs out that reuse rows, where a test needs few of them.
+    """
     runtime = runtime or StandIn()
     return replace(
         TORCHNEURON,
-        versions=stand_in_versions,
+        limits=replace(TORCHNEURON.limits, extends=extends),
         compile_graph=partial(compile_graph, runtime=runtime),
         build_engines=partial(build_engines, runtime=runtime),
     )
 
 
-def stand_in_versions() -> dict[str, str]:
-    return TORCHNEURON.versions()
-
-
-def compile_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> Path:
-    """Compile a checkpoint into a tree. settings: of its plan, in the place of SETTINGS."""
-    plan = plan_of(checkpoint, read_config(checkpoint), "torchneuron", **(SETTINGS | settings))
-    outcome = compile_tree(plan, tree, stand_in_target())
+def compile_for_stand_in(
+    checkpoint: Path, tree: Path, extends: bool = True, **settings: Any
+) -> EngineSpec:
+    """Compile a checkpoint into a tree, and open it. settings: in the place of SETTINGS."""
+    target, config = stand_in_target(extends=extends), read_config(checkpoint)
+    plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
+    outcome = compile_tree(plan, tree, target)
     assert not outcome.missing
-    return tree
+    plan = open_tree(tree, checkpoint, config, {"torchneuron": target}, {})
+    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 
-def tree_spec(checkpoint: Path, tree: Path) -> EngineSpec:
-    """Open a tree."""
-    config = read_config(checkpoint)
-    plan = open_tree(tree, checkpoint, config, TARGETS, {})
+def weights_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> EngineSpec:
+    """Write the weights of a tree without NEFFs; see StandIn.caches."""
+    config, limits = read_config(checkpoint), stand_in_target(extends=False).limits
+    plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
+    for graph, parts in GRAPH_PARTS.items():
+        (tree / graph / NEFF_FOLDER).mkdir(parents=True)
+        (tree / graph / NEFF_FOLDER / "none").touch()
+        for part in parts:
+            (tree / graph / part).mkdir()
+            spec = part_spec(config, plan, part)
+            write_part_shards(spec, Checkpoint(checkpoint), tree / graph / part)
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 
