@@ -140,8 +140,8 @@ def test_rows_of_earlier_prompts_are_reused(
     later = [*first, spoken, user(text("And the one after it?"))]
     mine = ours.generate_audio(later, **LIMITS, **GREEDY)
     theirs = cpu.generate_audio(later, **LIMITS, **GREEDY)
-    assert starts[0] == 0
-    assert starts[1] > 5, "rows of the first turn"
+    assert starts[0] < 5, "the rows that every prompt begins with"
+    assert starts[1] > starts[0] + 5, "rows of the first turn"
     assert mine.token_ids == theirs.token_ids
     assert mine.codes.tolist() == theirs.codes.tolist()
     streams = [ours.stream(later, **LIMITS, **GREEDY) for _ in range(3)]

@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.placement import load_engines
 from testing.media_cases import CASES, text, user
 from testing.oracle import Reference
@@ -129,13 +127,3 @@ def test_replies_of_four_ranks_are_transformers(
     with omni_over(engines, spec) as omni:
         assert_replies(omni, reference, "text")
         assert_replies(omni, reference, "image-and-audio")
-
-
-def test_a_rank_that_fails_alone_ends_all(two: EngineSpec) -> None:
-    ranks = ModelRanks(two, StandIn())
-    part = ranks.part("hidden_projection")
-    os.kill(ranks.pids[1], signal.SIGTERM)
-    with pytest.raises(EngineDiedError, match=r"rank 1 of 2 .*SIGTERM"):
-        part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
-    ranks.close()
-    assert not any(alive(pid) for pid in ranks.pids)

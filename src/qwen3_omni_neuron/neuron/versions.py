@@ -71,6 +71,22 @@ def is_supported(version: str, supported: str) -> bool:
     return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
 
 
+def supported_torchneuron() -> dict[str, str]:
+    """Return the supported versions for target torchneuron, as `is_supported` takes them."""
+    return {
+        "torch": "2.13, 2.14",
+        "torch-neuronx": TORCHNEURON_VERSIONS,
+        "python": "3.12, 3.13, 3.14",
+    }
+
+
+def neuron_target(torch_neuronx: str | None) -> str | None:
+    """Return the target that an installed version of torch-neuronx runs; None for neither."""
+    if torch_neuronx is None:
+        return None
+    return "torchneuron" if is_torchneuron(torch_neuronx) else "neuron"
+
+
 def is_torchneuron(version: str) -> bool:
     """Tell whether a version of torch-neuronx is TorchNeuron's, supported or not."""
     from packaging.version import Version
