@@ -9,7 +9,7 @@ what the device computes in other types than torch does. See `Refused` for what.
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ COMPILED: list[str] = []
 """Keys of the graphs that were really compiled by this process, and not found in the cache."""
 SEEN: Counter[str] = Counter()
 """Operations of all graphs so far, after the decompositions."""
+FURTHER: list[Callable[[fx.GraphModule], object]] = []
+"""Further checks of each graph, after the decompositions."""
 
 
 class Refused(Exception):  # noqa: N818
@@ -73,6 +75,8 @@ def _compile(module: fx.GraphModule, inputs: Sequence[Any]) -> Any:
     _check_sizes(inputs)
     _check_mutations(module)
     _check_operations(module)
+    for check in FURTHER:
+        check(module)
     _find_or_compile(module)
     if os.environ.get("TORCH_NEURONX_COMPILE_ONLY") == COMPILE_ONLY["TORCH_NEURONX_COMPILE_ONLY"]:
         return make_boxed_func(lambda *_: _unset_outputs(module))
