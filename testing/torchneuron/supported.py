@@ -1,4 +1,4 @@
-"""What TorchNeuron decomposes and what it lowers, as far as the graphs here use it.
+"""Operations that TorchNeuron decomposes and lowers, as far as the graphs here use them.
 
 Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/neuron_dynamo_backend/decompositions.py
 (the names, and that index_put and index_copy become scatters and attention plain products), and
@@ -102,7 +102,7 @@ _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/Decompose
     *("full.default", "masked_fill.Scalar", "mean.dim", "mv.default", "new_zeros.default"),
     *("repeat.default", "select.int", "stack.default", "t.default", "zeros_like.default"),
 )
-_LOWERED = (  # lib/Conversion/TorchToStablehlo/: Basic, GatherScatter, Linear, Reduction, ViewLike
+_LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
     *("add.Tensor", "bitwise_and.Tensor", "cat.default", "ceil.default", "clamp.default"),
     *("constant_pad_nd.default", "cos.default", "div.Tensor", "eq.Tensor", "exp.default"),
     *("expand.default", "floor.default", "ge.Scalar", "ge.Tensor", "gelu.default", "gt.Tensor"),

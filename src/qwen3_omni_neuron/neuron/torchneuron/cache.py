@@ -1,7 +1,7 @@
 """The compiled graphs, NEFFs, as files: in a tree, and in the cache where TorchNeuron looks.
 
 TorchNeuron has no packaged model: a graph is captured anew in each process, and its NEFF found in a
-folder by a hash of what was captured (PersistentCacheBackend: ab/cd/abcd....neff). A compile lets
+folder by a hash of what was captured, as ab/cd/abcd....neff. A compile lets
 it write that folder into the tree. A load links the files to a folder of its own, so that a graph
 that was not found is seen there, and the tree stays as it was.
 """

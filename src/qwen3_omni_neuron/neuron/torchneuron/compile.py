@@ -30,8 +30,8 @@ def compile_graph(
 ) -> GraphRecord:
     """Compile a graph's parts into `folder`, which exists and is empty.
 
-    neff/                the compiled graphs of all its parts, as TorchNeuron's cache has them
-    PART/weights/        a file for each rank, as for target neuron
+    neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
+    PART/weights     a file for each rank, as for target neuron
 
     All ranks run the same graphs, so those of rank 0 are compiled, and no device is needed. It
     changes environment variables and torch.distributed's group, so each graph is compiled in a

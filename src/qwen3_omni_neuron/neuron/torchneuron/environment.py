@@ -1,7 +1,7 @@
 """The environment variables that TorchNeuron must have before it is imported.
 
-Source: aws-neuron/torch-neuronx v2.33.0, docs/environment_variables.md; backend.py, executor.py and
-the NEFF cache below torch_neuronx/, which read them.
+Source: aws-neuron/torch-neuronx v2.33.0, its page of environment variables, and its backend,
+executor and NEFF cache, which read them.
 """
 
 import os
