@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 # Words with capitals inside that are no class of this repository.
 WORDS = {
     *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
-    *("NxD", "TorchNeuron", "ModelBuilderV2", "TorchScript"),
+    *("NxD", "ModelBuilderV2", "TorchScript"),
 }
 # Folders of a compiled tree.
 TREE = ("compiled/", "thinker/", "vision/", "audio/", "talker/", "code_predictor/", "code2wav/")
@@ -36,7 +36,7 @@ ELSEWHERE = {
     "keys.txt": "a file that the server's operator writes",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
-TORCHNEURON = {  # of aws-neuron/torch-neuronx, below torch_neuronx/ and its neuron_dynamo_backend/
+TORCHNEURON = {  # of aws-neuron/torch-neuronx
     "torch_neuronx/neuron_dynamo_backend/",
     "torch_neuronx/neuron_dynamo_backend/decompositions.py",
     "torch_neuronx/neuron_dynamo_backend/fx/fx_transform.py",

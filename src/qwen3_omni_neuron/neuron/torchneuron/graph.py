@@ -1,9 +1,9 @@
 """One graph of graphs/ through torch.compile, with its state in buffers that it renews in place.
 
 TorchNeuron compiles what Dynamo captured at a graph's first call. A buffer that is renewed in place
-is an input of the compiled graph and the output that aliases it, so nothing is copied back (source:
-fx/passes/functionalize_copy_inplace_result.py of torch-neuronx). Weights are inputs, too, and no part
-of what is compiled: graphs of one part share them.
+is an input of the compiled graph and the output that aliases it, so nothing is copied back. Weights
+are inputs, too, and no part of what is compiled: graphs of one part share them.
+Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
