@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
@@ -20,6 +21,11 @@ from testing.simulation import Simulation
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
 pytest_plugins = ["testing.neuron.nxdi_engines", "testing.not_run"]
+
+# Properties are shown by the same examples in every run. The profile "search" looks for others.
+settings.register_profile("same", derandomize=True, deadline=None, database=None)
+settings.register_profile("search", deadline=None, max_examples=1000)
+settings.load_profile("same")
 
 # Tiny matrices: a second thread costs more than it gives, and far more beside busy stages.
 torch.set_num_threads(1)

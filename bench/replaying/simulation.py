@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from bench.common.metrics import playback
@@ -16,7 +15,7 @@ from bench.replaying.device import Behaviour, CoreGroups, Device, Span
 from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from bench.replaying.profiles import WINDOW_MEL_FRAMES, StageProfile
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.conversation.row_keys import WIDTH, PromptKeys, RowKeys
+from qwen3_omni_neuron.conversation.row_keys import PromptKeys, RowKeys
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
@@ -234,7 +233,10 @@ class _Clients:
             ids = prompt.token_ids[:keyed_rows]
             talks = dataclasses.replace(prompt.talker, token_ids=ids[:user_rows])
             prompt = dataclasses.replace(prompt, token_ids=ids, talker=talks)
-            keys = PromptKeys(_keys(ids), _keys(talks.token_ids))
+            keys = PromptKeys(
+                RowKeys(ids.numpy(), prompt.positions[:, :keyed_rows].numpy()),
+                RowKeys(talks.token_ids.numpy(), talks.positions[:, :user_rows].numpy()),
+            )
         thinker = ThinkerRequest(
             prompt, GREEDY, lengths.text_tokens + 1, frozenset((EOS,)), lambda ids: "." * len(ids)
         )
@@ -242,13 +244,6 @@ class _Clients:
             prompt.talker, 0, GREEDY, GREEDY, lengths.frames + 1, behaviour.chunk_frames
         )
         return Request(thinker, talker, number, self._clock.now(), NEVER_S, NEVER_S, keys)
-
-
-def _keys(token_ids: torch.Tensor) -> RowKeys:
-    """Return keys of rows without media, all at position 0."""
-    values = np.zeros((len(token_ids), WIDTH), np.int32)
-    values[:, 0] = token_ids.numpy()
-    return RowKeys(values, np.zeros(len(token_ids), np.bool_))
 
 
 def _prompt(number: int, lengths: RequestLengths) -> Prompt:

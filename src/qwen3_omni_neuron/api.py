@@ -15,7 +15,7 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.pieces import cut
 from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.row_keys import prompt_keys
+from qwen3_omni_neuron.conversation.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.conversation.template import Conversation, Messages
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
@@ -195,8 +195,7 @@ class Qwen3Omni:
         pieces = self._pieces(text, len(prompt.talker))
         request = self._request(prompt, parsed, True, arrived_s)
         if request.keys is not None:
-            keys = replace(request.keys, thinker=request.keys.thinker.first(0))
-            request = replace(request, keys=keys)
+            request = replace(request, keys=replace(request.keys, thinker=NO_KEYS))
         first, *later = (
             replace(request, written=piece, seed=request.seed + number)
             for number, piece in enumerate(pieces)

@@ -292,7 +292,7 @@ class RequestOptions:
 
         Raises OptionError for another name, or a value out of its range.
         """
-        names = get_type_hints(arguments)
+        names = arguments.__annotations__
         known = {option.name: option for option in REQUEST_OPTIONS if option.name in names}
         for name, value in given.items():
             if name not in known:

@@ -1,12 +1,13 @@
 """Transcription of many audio files, several at a time, and of one: streamed, or by windows."""
 
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,11 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
-from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.options import RequestArguments, RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
 WINDOW_S = 8.0  # the most audio that the encoder attends over
@@ -51,11 +55,27 @@ class Transcript:
 
 @dataclass(frozen=True)
 class Segment:
-    """Transcript of one window of an audio. start_s, end_s: from the audio's beginning."""
+    """Transcript of one window of an audio.
+
+    start_s, end_s: from the audio's beginning. token_ids: those of the text, without its end token.
+    """
 
     start_s: float
     end_s: float
     text: str
+    token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Window:
+    """Part of an audio that is transcribed on its own.
+
+    start_s, end_s: from the audio's beginning. audio: its samples, as an audio item of a message.
+    """
+
+    start_s: float
+    end_s: float
+    audio: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -92,14 +112,15 @@ def stream_transcript(
     audio: Mapping[str, Any],
     instruction: str | None = None,
     max_new_tokens: int = RequestOptions.thinker_max_new_tokens,
+    **options: "Unpack[RequestArguments]",
 ) -> SpeechStream:
     """Transcribe one audio greedily, event by event: TextDelta, and Finished at the end.
 
-    audio: an audio item of a message, such as {"audio": a path or bytes}. The other arguments are
-    those of `transcribe`. Raises as Qwen3Omni.stream.
+    audio: an audio item of a message, such as {"audio": a path or bytes}. options: those of a
+    request. The other arguments are those of `transcribe`. Raises as Qwen3Omni.stream.
     """
     samples = load_waveform(audio, SAMPLING_RATE, "audio")
-    return _stream_samples(omni, samples, instruction, max_new_tokens)
+    return _stream_samples(omni, samples, instruction, max_new_tokens, options)
 
 
 def transcribe_windows(
@@ -115,15 +136,33 @@ def transcribe_windows(
     window has at most WINDOW_S and is cut where its last CUT_S are quietest. The arguments are
     those of `stream_transcript` and of `transcribe`; max_new_tokens limits each window's text.
     """
-    samples = load_waveform(audio, SAMPLING_RATE, "audio")
 
-    def transcribe_window(bounds: tuple[int, int]) -> Segment:
-        start, end = bounds
-        with _stream_samples(omni, samples[start:end], instruction, max_new_tokens) as stream:
-            text = "".join(event.text for event in stream if isinstance(event, TextDelta))
-        return Segment(start / SAMPLING_RATE, end / SAMPLING_RATE, text)
+    def transcribe_window(window: Window) -> Segment:
+        with stream_transcript(omni, window.audio, instruction, max_new_tokens) as stream:
+            deltas = [event for event in stream if isinstance(event, TextDelta) and event.text]
+        text = "".join(delta.text for delta in deltas)
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
+        return Segment(window.start_s, window.end_s, text, token_ids)
 
-    yield from _several(transcribe_window, windows(samples), concurrency)
+    yield from _several(transcribe_window, read_windows(audio), concurrency)
+
+
+def read_windows(
+    audio: Mapping[str, Any], cut: bool = True, longest_s: float = math.inf
+) -> list[Window]:
+    """Read an audio and cut it into windows; where `cut` is false, one has all of it.
+
+    Raises AudioError, and PromptTooLongError for an audio that lasts more than longest_s.
+    """
+    samples = load_waveform(audio, SAMPLING_RATE, "audio", longest_s)
+    return [
+        Window(
+            start / SAMPLING_RATE,
+            end / SAMPLING_RATE,
+            {"audio": samples[start:end], "sampling_rate": SAMPLING_RATE},
+        )
+        for start, end in (windows(samples) if cut else [(0, len(samples))])
+    ]
 
 
 def windows(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
@@ -155,7 +194,11 @@ def _several(
 
 
 def _stream_samples(
-    omni: Qwen3Omni, samples: NDArray[np.float32], instruction: str | None, max_new_tokens: int
+    omni: Qwen3Omni,
+    samples: NDArray[np.float32],
+    instruction: str | None,
+    max_new_tokens: int,
+    options: Mapping[str, Any],
 ) -> SpeechStream:
     content: list[dict[str, Any]] = [
         {"type": "audio", "audio": samples, "sampling_rate": SAMPLING_RATE}
@@ -166,11 +209,8 @@ def _stream_samples(
         instruction = INSTRUCTION
     if instruction:
         content.append({"type": "text", "text": instruction})
-    return omni.stream_text(
-        [{"role": "user", "content": content}],
-        thinker_do_sample=False,
-        thinker_max_new_tokens=max_new_tokens,
-    )
+    given = {"thinker_do_sample": False, "thinker_max_new_tokens": max_new_tokens, **options}
+    return omni.stream_text([{"role": "user", "content": content}], **given)
 
 
 def _transcribe_one(
@@ -180,7 +220,7 @@ def _transcribe_one(
     try:
         samples = load_waveform({"audio": file}, SAMPLING_RATE, "audio")
         read_s = time.perf_counter() - start_s
-        with _stream_samples(omni, samples, instruction, max_new_tokens) as stream:
+        with _stream_samples(omni, samples, instruction, max_new_tokens, {}) as stream:
             (result,) = (event.result for event in stream if isinstance(event, Finished))
     except _FILE_ERRORS as error:
         return Failure(file, str(error))

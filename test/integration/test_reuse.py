@@ -1,6 +1,5 @@
 """Rows of earlier requests reused: what is computed is only what is new, and no reply changes."""
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -10,6 +9,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
@@ -251,34 +252,62 @@ CONTENTS = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_random_conversations_are_the_same_with_and_without_reuse(
-    checkpoint: Path, anew: Qwen3Omni, seed: int
+@dataclass(frozen=True)
+class Turn:
+    """One turn of one of four conversations.
+
+    kept: how much of it stays, as a share of its messages. events: of a reply that is cancelled
+    before the turn is answered, None for none.
+    """
+
+    conversation: int
+    kept: float
+    content: list[dict[str, Any]]
+    events: int | None
+
+
+TURNS = st.builds(
+    Turn,
+    st.integers(0, 3),
+    st.one_of(st.just(1.0), st.just(1.0), st.floats(0, 1)),
+    st.builds(lambda make, n: make(n), st.sampled_from(CONTENTS), st.integers(0, 2)),
+    st.one_of(st.none(), st.none(), st.integers(0, 3)),
+)
+
+
+def test_any_conversations_are_the_same_with_and_without_reuse(
+    checkpoint: Path, anew: Qwen3Omni
 ) -> None:
     """Four conversations over three slots that branch, are cancelled, and lose their slots.
 
     Drawn codes and tokens show that logits are the same to the bit.
     """
-    rng, reused = random.Random(seed), 0
-    conversations: list[Messages] = [[SYSTEM], [], [SYSTEM], []]
-    with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
-        for turn in range(12):
-            messages = rng.choice(conversations)
-            if rng.random() < 0.2:
-                del messages[rng.randrange(len(messages) + 1) :]
+    reused = 0
+
+    @settings(max_examples=12)
+    @given(st.lists(TURNS, min_size=4, max_size=14))
+    def answer(turns: list[Turn]) -> None:
+        nonlocal reused
+        conversations: list[Messages] = [[SYSTEM], [], [SYSTEM], []]
+        with Qwen3Omni.load(checkpoint, max_concurrency=3) as omni:
+            for number, turn in enumerate(turns):
+                messages = conversations[turn.conversation]
+                del messages[round(turn.kept * len(messages)) :]
                 while messages and messages[-1]["role"] == "user":
                     messages.pop()
-            messages.append(user(*rng.choice(CONTENTS)(rng.randrange(3))))
-            options = {"seed": turn, "use_audio_in_video": True, **LIMITS}
-            if rng.random() < 0.3:
-                with omni.stream(messages, **options) as stream:
-                    for _, _ in zip(stream, range(rng.randrange(4)), strict=False):
-                        pass
-            result = omni.generate_audio(messages, **options)
-            assert_equal(result, anew.generate_audio(messages, **options))
-            reused += result.timings.reused_tokens
-            messages.append(reply(result))
-    assert reused > 500
+                messages.append(user(*turn.content))
+                options = {"seed": number, "use_audio_in_video": True, **LIMITS}
+                if turn.events is not None:
+                    with omni.stream(messages, **options) as stream:
+                        for _, _ in zip(stream, range(turn.events), strict=False):
+                            pass
+                result = omni.generate_audio(messages, **options)
+                assert_equal(result, anew.generate_audio(messages, **options))
+                reused += result.timings.reused_tokens
+                messages.append(reply(result))
+
+    answer()
+    assert reused > 3000
 
 
 def test_several_at_once_are_what_each_is_alone(checkpoint: Path, anew: Qwen3Omni) -> None:

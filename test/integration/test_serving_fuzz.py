@@ -1,6 +1,6 @@
 """Requests that the server's own OpenAPI document describes, by the hundred: never a 500.
 
-`FUZZ_REQUESTS=5000` asks for more (`make test-fuzz`).
+`FUZZ_REQUESTS=2000` asks for more (`make test-fuzz`).
 """
 
 import os
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
+from testing.media_cases import QUESTION_WAV
 
 REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "60"))
 # A reply of a thousand tokens shows nothing that one of three doesn't.
@@ -28,6 +29,7 @@ FUZZ = settings(
     database=None,
 )
 HELLO = [{"role": "user", "content": "Hello"}]
+CLIP = QUESTION_WAV.read_bytes()
 NAMES = st.sampled_from(["qwen3-omni", "qwen3-omni", "qwen3-omni", "other"])
 
 
@@ -48,22 +50,37 @@ def schema(server: Server) -> Any:
     return schemathesis.openapi.from_url(f"{url_of(server)}/openapi.json")
 
 
+# By path: fields that make a reply short, and those without which most are refused.
+PATHS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "/v1/chat/completions": (SHORT, {"messages": HELLO}),
+    "/v1/audio/speech": (
+        {"talker_max_new_tokens": 3},
+        {"input": "Hi", "voice": "Ethan", "instructions": None},
+    ),
+    "/v1/audio/transcriptions": (
+        {"max_new_tokens": 3},
+        {"file": CLIP, "prompt": "", "stream": False, "response_format": "verbose_json"},
+    ),
+}
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("mode", list(schemathesis.GenerationMode), ids=lambda mode: mode.value)
 def test_no_request_of_the_document_makes_the_server_fail(
-    omni: Qwen3Omni, server: Server, schema: Any, mode: Any
+    omni: Qwen3Omni, server: Server, schema: Any, mode: Any, path: str
 ) -> None:
     statuses: dict[int, int] = {}
-    chat = schema["/v1/chat/completions"]["POST"]
+    short, right = PATHS[path]
 
     @FUZZ
-    @given(chat.as_strategy(generation_mode=mode), NAMES, st.booleans())
+    @given(schema[path]["POST"].as_strategy(generation_mode=mode), NAMES, st.booleans())
     def send(case: Any, name: str, hello: bool) -> None:
         if isinstance(case.body, dict):
-            case.body |= SHORT
+            case.body |= short
             if isinstance(case.body.get("model"), str):
                 case.body["model"] = name
-            if hello:  # else most are refused for their messages
-                case.body |= {"model": "qwen3-omni", "messages": HELLO}
+            if hello:
+                case.body |= {"model": "qwen3-omni", **right}
         answer = case.call(timeout=60)
         statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
         assert not failed(answer), (answer.text, case.body)
@@ -72,7 +89,7 @@ def test_no_request_of_the_document_makes_the_server_fail(
 
     send()
     assert sum(statuses.values()) >= REQUESTS * 0.9
-    assert mode.value == "negative" or statuses[200]
+    assert mode.value == "negative" or statuses[200], statuses
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
     assert server._gate._held_bytes == 0
 
@@ -148,4 +165,46 @@ def test_no_request_that_is_nearly_right_makes_the_server_fail(
         send()
     assert statuses[200]
     wait_until(lambda: omni.status().running == 0 and server._gate.running == 0)
+    assert server._gate._held_bytes == 0
+
+
+HEADS = st.sampled_from(
+    [
+        *(
+            'form-data; name="file"; filename="a"',
+            'form-data; name="model"',
+            "form-data; name=file",
+        ),
+        *('form-data; name="stream"', 'form-data; name="a[]"', "form-data", "", "attachment; x"),
+    ]
+)
+BITS = st.one_of(
+    st.binary(max_size=20),
+    st.sampled_from([b"\r\n", b"--b", b"--b--", b"--b\r\n", b"--", CLIP, b"qwen3-omni", b"true"]),
+    st.builds(lambda head: f"\r\ncontent-disposition: {head}\r\n\r\n".encode(), HEADS),
+)
+
+
+def test_no_form_makes_the_server_fail(server: Server) -> None:
+    import httpx2
+
+    statuses: dict[int, int] = {}
+    with httpx2.Client(timeout=30) as client:
+
+        @FUZZ
+        @given(
+            st.lists(BITS, max_size=12),
+            st.sampled_from(["b", "b", "b", '"b"', "", "=", "b" * 99, '"']),
+            st.booleans(),
+        )
+        def send(bits: list[bytes], boundary: str, closed: bool) -> None:
+            body = b"--b" + b"".join(bits) + (b"\r\n--b--\r\n" if closed else b"")
+            kind = f"multipart/form-data; boundary={boundary}"
+            url = f"{url_of(server)}/v1/audio/transcriptions"
+            answer = client.post(url, content=body, headers={"content-type": kind})
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+            assert not failed(answer), (answer.text, body)
+
+        send()
+    assert {400, 422} <= statuses.keys() or REQUESTS < 60, statuses
     assert server._gate._held_bytes == 0

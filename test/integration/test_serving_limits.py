@@ -17,7 +17,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -45,6 +45,7 @@ LONG: dict[str, Any] = {
     **{"thinker_max_new_tokens": 3000, "talker_max_new_tokens": 4000},
 }
 SECONDS = 10
+STAGES = ("thinker", "talker", "vocoder")
 
 
 def client_of(server: Server, key: str = "none") -> OpenAI:
@@ -494,8 +495,18 @@ def test_a_draining_server_ends_what_runs_and_takes_no_more(omni: Qwen3Omni) -> 
         wait_until(lambda: server._uvicorn.should_exit)
 
 
-def test_requests_before_the_model_is_loaded_are_told_to_wait(omni: Qwen3Omni) -> None:
+def test_requests_before_the_model_is_loaded_are_told_to_wait_and_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from qwen3_omni_neuron.serving import server as server_module
     from qwen3_omni_neuron.serving.settings import ServerSettings
+
+    monkeypatch.setattr(server_module, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(logs.logger, "level", logging.INFO)
+    caplog.set_level(logging.INFO)
+
+    def loading() -> list[dict[str, Any]]:
+        return [vars(record) for record in caplog.records if record.getMessage() == "loading"]
 
     go = threading.Event()
 
@@ -503,7 +514,7 @@ def test_requests_before_the_model_is_loaded_are_told_to_wait(omni: Qwen3Omni) -
         go.wait(SECONDS)
         raise RuntimeError("no such model")
 
-    server = Server(ServerSettings(port=0), load)
+    server = Server(ServerSettings(port=0, model_name="big"), load)
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -517,8 +528,19 @@ def test_requests_before_the_model_is_loaded_are_told_to_wait(omni: Qwen3Omni) -
     wait_until(lambda: server.port)
     with client_of(server) as client:
         assert client._client.get(f"{url_of(server)}/health").status_code == 200
-        ready = client._client.get(f"{url_of(server)}/ready")
-        assert (ready.status_code, ready.json()["status"]) == (503, "loading")
+        told = []
+        for _ in range(2):
+            ready = client._client.get(f"{url_of(server)}/ready")
+            assert ready.status_code == 503
+            told.append(ready.json())
+            time.sleep(0.2)
+        assert [(one["status"], one["model"]) for one in told] == [("loading", "big")] * 2
+        assert told[0]["seconds"] < told[1]["seconds"] < SECONDS
+        assert told[0]["memory_mb"] is None or 50 < told[0]["memory_mb"] < 50_000
+        wait_until(lambda: len(loading()) > 1)
+        first, second, *_ = loading()
+        assert first["seconds"] < second["seconds"]
+        assert first["model"] == "big"
         with pytest.raises(openai.InternalServerError, match="loading") as refused:
             client.chat.completions.create(**ASKED)
         assert refused.value.response.headers["retry-after"] == "10"
@@ -587,17 +609,24 @@ def command_line(process: Path) -> bytes:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no /proc, which Linux has")
-def test_a_killed_stage_fails_its_requests_and_ends_the_server_with_70() -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_killed_stage_fails_its_requests_and_ends_the_server_with_70(stage: str) -> None:
     with command("--placement", "split", "--model", str(SPEAKING_CHECKPOINT)) as (process, url):
         lines = {p: command_line(p) for p in Path("/proc").iterdir() if p.name.isdecimal()}
         parent = f"parent={process.pid})".encode()
-        stages = [int(p.name) for p, line in lines.items() if parent in line]
+        # They are started in this order.
+        stages = sorted(int(p.name) for p, line in lines.items() if parent in line)
         assert len(stages) == 3
-        client, stream = long_stream(url)
-        with closing(client):
-            os.kill(stages[1], signal.SIGKILL)
-            with pytest.raises(openai.APIError, match="may be sent again"):
-                list(stream)
+        with ExitStack() as clients:
+            streams = []
+            for _ in range(3):
+                client, stream = long_stream(url)
+                clients.enter_context(closing(client))
+                streams.append(stream)
+            os.kill(stages[STAGES.index(stage)], signal.SIGKILL)
+            for stream in streams:
+                with pytest.raises(openai.APIError, match=f"(?s){stage}.* may be sent again"):
+                    list(stream)
         assert process.wait(SECONDS) == 70
 
 

@@ -34,6 +34,8 @@ ELSEWHERE = {
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
+    "speech.audio.delta": "an event of OpenAI's API",
+    "speech.audio.done": "an event of OpenAI's API",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
 TORCHNEURON = {  # of aws-neuron/torch-neuronx

@@ -6,16 +6,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation import row_keys
-from qwen3_omni_neuron.conversation.row_keys import PromptKeys, prompt_keys
+from qwen3_omni_neuron.conversation.row_keys import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.media_cases import RATE, image, text, tone, user, video
 
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]
+Rows = list[tuple[int, int, int]]  # of each: token id, step from the last position, source
 REPLY = {"role": "assistant", "content": "Yes."}
+MEDIA = 2
+ROWS = st.lists(
+    st.tuples(st.sampled_from((0, 1, MEDIA)), st.integers(1, 2), st.integers(0, 1)), max_size=9
+)
 
 
 @pytest.fixture
@@ -33,6 +40,32 @@ def noise(seconds: float) -> np.ndarray:
 
 def clip(samples: np.ndarray) -> Item:
     return {"type": "audio", "audio": samples, "sampling_rate": RATE}
+
+
+def made_keys(rows: Rows) -> tuple[RowKeys, list[tuple[int, ...]]]:
+    """Return keys, and the same row by row. Before all media, positions are indices of rows."""
+    ids = np.array([row[0] for row in rows], np.int64)
+    (media,) = (ids == MEDIA).nonzero()
+    first = min(media, default=len(rows))
+    steps = [1 if index < first else row[1] for index, row in enumerate(rows)]
+    positions = (np.cumsum(steps) - 1).astype(np.float32)
+    sources = np.array([[rows[index][2] for index in media]], np.int32)
+    keys = RowKeys(ids, np.tile(positions, (3, 1)), media, sources)
+    made_of = [row[2] if row[0] == MEDIA else -1 for row in rows]
+    return keys, list(zip(ids.tolist(), positions.tolist(), made_of, strict=True))
+
+
+@settings(max_examples=400)
+@given(st.integers(0, HEAD_ROWS + 1), ROWS, ROWS, st.one_of(st.just([]), ROWS))
+def test_shared_rows_are_counted_as_one_by_one(
+    text_rows: int, common: Rows, one: Rows, other: Rows
+) -> None:
+    begin: Rows = [(0, 1, 0)] * text_rows + common
+    first, rows = made_keys(begin + one)
+    second, others = made_keys(begin + other)
+    differs = [a != b for a, b in zip(rows, others, strict=False)]
+    expected = differs.index(True) if True in differs else len(differs)
+    assert first.shared(second) == second.shared(first) == expected
 
 
 def test_a_later_turn_begins_with_the_earlier_ones_rows(keys_of: Any) -> None:
@@ -59,9 +92,9 @@ def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
     first, second = keys_of(user(text("Look:"), one)), keys_of(user(text("Look:"), other))
     assert len(first.thinker) == len(second.thinker)
     shared = first.thinker.shared(second.thinker)
-    assert first.thinker.values[shared, 0] == getattr(config.thinker, token)
-    assert shared == first.thinker.is_media.argmax()
-    assert first.talker.shared(second.talker) == first.talker.is_media.argmax()
+    assert first.thinker.token_ids[shared] == getattr(config.thinker, token)
+    assert shared == first.thinker.media[0]
+    assert first.talker.shared(second.talker) == first.talker.media[0]
 
 
 def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
@@ -70,7 +103,7 @@ def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
     samples = noise(20.0)  # of less than 80 dB: no later peak changes an earlier feature
     window = config.thinker.audio.window_tokens
     short, long = keys_of(user(clip(samples[: 17 * RATE]))), keys_of(user(clip(samples)))
-    assert short.thinker.shared(long.thinker) == short.thinker.is_media.argmax() + 2 * window
+    assert short.thinker.shared(long.thinker) == short.thinker.media[0] + 2 * window
 
 
 def test_a_louder_moment_changes_the_windows_that_were_quiet_before(keys_of: Any) -> None:
@@ -79,7 +112,7 @@ def test_a_louder_moment_changes_the_windows_that_were_quiet_before(keys_of: Any
     louder = quiet.copy()
     louder[-RATE:] *= 20  # 26 dB: the first window's quieter frames are below the clamp now
     one, other = keys_of(user(clip(quiet))), keys_of(user(clip(louder)))
-    assert one.thinker.shared(other.thinker) == one.thinker.is_media.argmax()
+    assert one.thinker.shared(other.thinker) == one.thinker.media[0]
 
 
 def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -> None:
@@ -88,11 +121,27 @@ def test_the_talkers_media_depend_on_what_only_the_thinker_reads(keys_of: Any) -
     brief = keys_of({"role": "system", "content": "Be brief."}, *messages)
     long = keys_of({"role": "system", "content": "Be wordy."}, *messages)
     assert len(brief.talker) == len(long.talker)
-    assert brief.talker.shared(long.talker) == brief.talker.is_media.argmax()
+    assert brief.talker.shared(long.talker) == brief.talker.media[0]
+    other = keys_of({"role": "system", "content": "Be brief!"}, *messages)
+    assert len(brief.thinker) == len(other.thinker)
+    assert brief.talker.shared(other.talker) == brief.talker.media[0]
     spoken = {"role": "assistant", "content": "No."}
     first = keys_of(user(text("Hi")), REPLY, *messages)
     second = keys_of(user(text("Hi")), spoken, *messages)
-    assert first.talker.shared(second.talker) == first.talker.is_media.argmax()
+    assert first.talker.shared(second.talker) == first.talker.media[0]
+
+
+def test_the_talkers_media_depend_on_their_places_in_the_thinker(keys_of: Any) -> None:
+    """Its own positions are those of text, where a video has audio."""
+    one, other = (
+        keys_of(user(video(4, fps, 1.0)), use_audio_in_video=True) for fps in (2.0, 2.001)
+    )
+    assert np.array_equal(one.thinker.token_ids, other.thinker.token_ids)
+    assert np.array_equal(one.talker.positions, other.talker.positions)
+    frames = (
+        one.thinker.positions[0, one.thinker.media] != other.thinker.positions[0, one.thinker.media]
+    )
+    assert one.talker.shared(other.talker) == one.talker.media[frames.argmax()]
 
 
 def test_text_of_the_talker_is_shared_whatever_the_system_prompt(keys_of: Any) -> None:
@@ -106,10 +155,10 @@ def test_clips_under_a_second_depend_on_the_longest(keys_of: Any) -> None:
     short, silence = clip(tone(0.4)), np.zeros(RATE, np.float32)
     one = keys_of(user(short, clip(silence[: RATE // 2])))
     other = keys_of(user(short, clip(silence[: RATE * 3 // 4])))
-    assert one.thinker.shared(other.thinker) == one.thinker.is_media.argmax()
+    assert one.thinker.shared(other.thinker) == one.thinker.media[0]
     longer = keys_of(user(short, clip(silence)))
     longest = keys_of(user(short, clip(np.tile(silence, 3))))
-    assert longer.thinker.shared(longest.thinker) > one.thinker.is_media.argmax()
+    assert longer.thinker.shared(longest.thinker) > one.thinker.media[0]
 
 
 def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
@@ -122,7 +171,7 @@ def test_a_replys_rows_have_the_keys_that_the_next_prompt_gives_them(
     held = keys_of(first).thinker.followed_by(reply.tolist())
     after = keys_of(first, REPLY, user(text("And?"))).thinker
     assert after.shared(held) == len(held) == len(prompt) + 2
-    assert torch.equal(ids[: len(held)], torch.from_numpy(held.values[:, 0]).long())
+    assert torch.equal(ids[: len(held)], torch.from_numpy(held.token_ids))
 
 
 def test_digests_are_computed_once_for_a_tensor_and_forgotten_with_it(

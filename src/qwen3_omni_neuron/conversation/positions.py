@@ -46,6 +46,8 @@ class MediaRun:
         A frame comes before the audio of the same time.
         """
         frames, rows, columns = self.grid
+        if not self.audio_tokens or not self.vision_tokens:
+            return np.full(len(self), self.audio_tokens > 0)
         frame_times = np.arange(frames) * self.frame_positions
         times = np.concatenate((frame_times.repeat(rows * columns), np.arange(self.audio_tokens)))
         return times.argsort(kind="stable") >= self.vision_tokens
@@ -53,8 +55,11 @@ class MediaRun:
     def positions(self, first: np.float32) -> tuple[NDArray[np.float32], np.float32]:
         """Return the run's positions, float32 [3, len(self)], and that of the token after it.
 
-        first: the position that the run begins at.
+        first: the position that the run begins at. Positions of audio alone are [1, len(self)].
         """
+        if not self.vision_tokens:
+            following = first + np.arange(self.audio_tokens + 1, dtype=np.float32)
+            return following[None, :-1], following[-1]
         times, *places = (np.arange(n, dtype=np.float32) for n in self.grid)
         axes = np.meshgrid(times * np.float32(self.frame_positions), *places, indexing="ij")
         vision = np.stack([axis.ravel() for axis in axes])

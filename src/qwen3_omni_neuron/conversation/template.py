@@ -4,15 +4,14 @@ Each media item's placeholder in the chat template's text is repeated once for e
 item's encoder gives.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
@@ -28,7 +27,12 @@ from qwen3_omni_neuron.conversation.media.items import (
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
-from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions, talker_positions
+from qwen3_omni_neuron.conversation.positions import (
+    MediaRun,
+    Placed,
+    rope_positions,
+    talker_positions,
+)
 from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
@@ -51,6 +55,7 @@ class Conversation:
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
+        self._placeholder_ids = ids
         self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
@@ -129,11 +134,10 @@ class Conversation:
         mel = features(clips, window)
         runs = self._runs(media, mel)
         text = self._template.render(messages, tools or None)
-        text = self._expand(text, media, runs, growing)
-        token_ids = torch.tensor(literal.encode(text) if literal else self._tokenizer.encode(text))
+        ids = literal.encode(text) if literal else self._tokenizer.encode(text)
+        token_ids, placed = self._expand(ids, media, runs, growing)
         if growing and not len(runs[-1]):
-            runs, mel = runs[:-1], mel[:-1]
-        placed = list(zip(self._starts(token_ids, runs), runs, strict=True))
+            placed, mel = placed[:-1], mel[:-1]
         user_tokens = user_positions(token_ids, self._config)
         rows = len(user_tokens) + ASSISTANT_ROWS
         return Prompt(
@@ -186,33 +190,43 @@ class Conversation:
         return runs
 
     def _expand(
-        self, text: str, media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
-    ) -> str:
-        """Replace each item's one placeholder in the template's text by all of its tokens.
+        self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
+    ) -> tuple[Tensor, list[Placed]]:
+        """Replace each item's one placeholder in the template's tokens by all of its tokens.
 
-        growing: leave out what follows the last item.
+        growing: leave out what follows the last item. Returns the prompt's tokens, int64 [S], and
+        the runs with their places in it.
         """
-        found = re.split(f"({'|'.join(map(re.escape, self._placeholders.values()))})", text)
-        wanted = [self._placeholders[item.kind] for item in media]
-        if found[1::2] != wanted:
+        template = np.array(ids, dtype=np.int64)
+        (found,) = np.isin(template, self._config.thinker.media_token_ids).nonzero()
+        wanted = [self._placeholder_ids[item.kind] for item in media]
+        if template[found].tolist() != wanted:
+            names = [self._tokenizer.token(i) for i in template[found]]
             raise CheckpointError(
-                f"the chat template made {found[1::2]} of media items that are {wanted}. It must "
-                "write one placeholder an item, in their order."
+                f"the chat template made {names} of media items that are "
+                f"{[self._tokenizer.token(i) for i in wanted]}. It must write one placeholder an "
+                "item, in their order."
             )
-        found[1::2] = [self._tokens(item, run) for item, run in zip(media, runs, strict=True)]
-        return "".join(found[:-1] if growing else found)
+        parts, placed, at, length = [], [], 0, 0
+        for place, item, run in zip(found.tolist(), media, runs, strict=True):
+            tokens = self._tokens(item, run)
+            parts += [template[at:place], tokens]
+            length += place - at
+            placed.append((length + (len(tokens) - len(run)) // 2, run))  # behind the bracket
+            length += len(tokens)
+            at = place + 1
+        if not growing:
+            parts.append(template[at:])
+        return torch.from_numpy(np.concatenate(parts)), placed
 
-    def _tokens(self, item: Media, run: MediaRun) -> str:
-        own, audio = self._placeholders[item.kind], self._placeholders["audio"]
-        tokens = "".join(audio if is_audio else own for is_audio in run.is_audio().tolist())
+    def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
+        """Return an item's tokens; those of a video's audio are among the frames', in brackets."""
+        own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
+        tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:
             named = self._tokenizer.named_tokens
-            return named["audio_bos_token"] + tokens + named["audio_eos_token"]
+            begin, end = (
+                self._tokenizer.encode(named[f"audio_{edge}_token"]) for edge in ("bos", "eos")
+            )
+            return np.array([*begin, *tokens, *end])
         return tokens
-
-    def _starts(self, token_ids: Tensor, runs: Sequence[MediaRun]) -> list[int]:
-        """Return the index of each run's first token."""
-        media = np.isin(token_ids.numpy(), self._config.thinker.media_token_ids)
-        indices = media.nonzero()[0].tolist()
-        ends = accumulate(len(run) for run in runs)
-        return [indices[end - len(run)] for end, run in zip(ends, runs, strict=True)]

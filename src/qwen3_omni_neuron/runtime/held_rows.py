@@ -6,17 +6,15 @@ history each time, a session, and many requests with one system prompt profit al
 another slot holds, be it busy or free, are copied.
 """
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.row_keys import WIDTH, RowKeys
+from qwen3_omni_neuron.conversation.row_keys import RowKeys
 
-HEAD_ROWS = 64  # most prompts differ within these
+NO_ACCEPTED = torch.empty(0)
 COPY_ROWS = 16  # computing fewer takes about as long as copying them
 
 
@@ -24,44 +22,37 @@ COPY_ROWS = 16  # computing fewer takes about as long as copying them
 class Rows:
     """Rows of one prompt, or of its beginning.
 
-    cache_key: only requests with the same one share rows. accepted: the thinker's accept-layer
-    hidden states [media, hidden] at the rows of media; empty in the talker's record.
+    keys: of the whole prompt. count: how many of its first rows these are. cache_key: only requests
+    with the same one share rows. accepted: the thinker's accept-layer hidden states [media, hidden]
+    at these rows of media; empty in the talker's record.
     """
 
     keys: RowKeys
+    count: int
     cache_key: str | None
     accepted: Tensor
 
-    def first(self, rows: int) -> "Rows":
-        """Return the first rows."""
-        accepted = self.accepted[: self.keys.media_rows(rows)]
-        return Rows(self.keys.first(rows), self.cache_key, accepted)
+    def shared(self, keys: RowKeys, cache_key: str | None) -> int:
+        """Return how many of a prompt's first rows these are."""
+        return min(self.count, self.keys.shared(keys)) if self.cache_key == cache_key else 0
 
 
 class HeldRows:
     """Rows that each slot of one engine holds.
 
-    Only the thread of the engine's stage changes them; the lock guards them, since requests are
-    given their slots in any thread. _heads: keys of the first HEAD_ROWS rows of each slot, -1 where
-    there are fewer, by which all slots are compared at once.
+    Only the thread of the engine's stage changes them. Any thread may `choose`, without a lock:
+    the record of a slot is one object that never changes, and `bring` compares again.
     """
 
-    def __init__(self, slots: int, lock: threading.RLock):
+    def __init__(self, slots: int):
         self._rows: list[Rows | None] = [None] * slots
-        self._heads = np.full((slots, HEAD_ROWS, WIDTH), -1, np.int32)
-        self._lock = lock
 
     def __getitem__(self, slot: int) -> Rows | None:
         return self._rows[slot]
 
     def put(self, slot: int, rows: Rows | None) -> None:
         """Set what a slot holds now, None for nothing."""
-        with self._lock:
-            self._rows[slot] = rows
-            count = 0 if rows is None else min(len(rows.keys), HEAD_ROWS)
-            self._heads[slot, count:] = -1
-            if rows is not None:
-                self._heads[slot, :count] = rows.keys.values[:count]
+        self._rows[slot] = rows
 
     def choose(self, free: Sequence[int], keys: RowKeys, cache_key: str | None) -> tuple[int, int]:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
@@ -74,7 +65,7 @@ class HeldRows:
         counts = self._counts(keys, cache_key)
         best = max(free, key=lambda slot: counts[slot])
         held = self._rows[best]
-        in_place = held is not None and 2 * counts[best] >= len(held.keys)
+        in_place = held is not None and 2 * counts[best] >= held.count
         return best if in_place else free[0], max(counts)
 
     def bring(
@@ -94,26 +85,17 @@ class HeldRows:
         source = counts.index(max(counts))
         if counts[source] < counts[slot] + COPY_ROWS:
             source = slot
-        shared, held = counts[source], self._rows[source]
-        if held is None or not shared:
-            held = Rows(keys, cache_key, torch.empty(0))
-        rows = held.first(min(shared, most))
+        count, held = min(counts[source], most), self._rows[source]
+        accepted = NO_ACCEPTED if held is None else held.accepted
+        if len(accepted):
+            accepted = accepted[: keys.media_rows(count)]
+        rows = Rows(keys, count, cache_key, accepted)
         if source != slot:
             self.put(slot, None)  # until the copy has succeeded
-            copy(source, slot, len(rows.keys))
+            copy(source, slot, count)
         self.put(slot, rows)
         return rows
 
     def _counts(self, keys: RowKeys, cache_key: str | None) -> list[int]:
         """Return how many of a prompt's first rows each slot holds."""
-        head = keys.values[:HEAD_ROWS]
-        if not len(head):
-            return [0] * len(self._rows)
-        same = (self._heads[:, : len(head)] == head).all(2)
-        counts: list[int] = np.logical_and.accumulate(same, 1).sum(1).tolist()
-        for slot, held in enumerate(self._rows):
-            if held is None or held.cache_key != cache_key:
-                counts[slot] = 0
-            elif counts[slot] == HEAD_ROWS:
-                counts[slot] = held.keys.shared(keys)
-        return counts
+        return [0 if held is None else held.shared(keys, cache_key) for held in self._rows]

@@ -1,19 +1,20 @@
 """Right of way: which request's work waits for another one's, so that no listener has to wait.
 
 The thinker's stage asks `RightOfWay` before each call. A *starter* is a speaking request whose text
-has begun and whose second audio chunk is not decoded; a *listener* is one with two chunks or more,
-until its speech is over. The second chunk counts, because the first is so small that it only lasts
-until then. Audio *lasts* until a player that started at the first sample has played it.
+has begun and whose first chunk is not decoded; a *listener* is one that has it, until its speech is
+over. Audio *lasts* until a player that started at the first sample has played it. A listener is
+*short* of audio that lasts less than SHORT_S, and less than SHORT_FRAMES of its frames take.
 
 1. **A step for a starter waits until its next frame needs the token**, where stages share cores:
    the talker has used every token before it, and the vocoder has no chunk of it to decode. While
-   there is a starter, or a listener whose audio lasts less than SHORT_S, a listener's text is at
-   most one token ahead of its frames. Otherwise text runs ahead, since it is wanted early, too.
-   Requests for text alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the
-   vocoder's call 7, a thinker step 10. Where text runs ahead, three steps come between them: 79 ms
-   from the first token to the first sample. With the rule it is 43 ms. A request without progress
-   for half of its wait_timeout_s is held no longer: a token is progress, too, so that the rule
-   makes no request late.
+   there is a starter or a listener that is short, a listener's text is at most one token ahead of
+   its frames. Otherwise text runs ahead, since it is wanted early, too. Requests for text alone
+   never wait. Example: the talker's prefill takes 27 ms, a frame 9, the vocoder's call 7, a thinker
+   step 10. Where text runs ahead, three steps come between them: 79 ms from the first token to the
+   first sample. With the rule it is 43 ms. The first chunk's 57 ms of audio are then short, being
+   less than 16 frames of 19 ms; for a small model, whose frames take 0.5 ms, they are not. A
+   request without progress for half of its wait_timeout_s is held no longer: a token is progress,
+   too, so that the rule makes no request late.
 
 2. **A prompt waits for a listener who would run dry during its prefill and can be served first**,
    and for a starter. Where stages share cores nothing else runs during a prefill: the listener has
@@ -26,9 +27,11 @@ until then. Audio *lasts* until a player that started at the first sample has pl
    served within that, such as eight of them on slow cores, it does not wait at all. Example: a
    prefill of 400 ms, and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms.
    It needs 1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
+   Prompts that are expected to take at most TOGETHER_S in all are computed one after the other,
+   without a step between them: eight small ones that come at once then start as one batch.
 
 3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
-   no request waits for its first token or its first two chunks, none writes text without speech,
+   no request waits for its first token or its first chunk, none writes text without speech,
    and every listener's audio lasts MARGIN times the expected time of the piece and of a frame.
    Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
    70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
@@ -38,13 +41,14 @@ many rows; 0 before the first one was measured.
 """
 
 import math
-from collections.abc import Collection
-from itertools import pairwise
+from collections.abc import Collection, Iterable, Sequence
+from itertools import accumulate, pairwise
 
-from qwen3_omni_neuron.runtime.request import START_CHUNKS, LiveRequest
+from qwen3_omni_neuron.runtime.request import LiveRequest, frame_pace
 
 MARGIN = 1.25  # factor on the expected time of a prefill
-SHORT_S = 0.25  # audio of a listener below which no text runs ahead
+SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
+TOGETHER_S = 0.02  # of prompts that are computed without a step between: a quarter of a frame
 LEAST_HOLD_S = 1e-4  # shorter holds are none: a wait would not be that exact
 
 
@@ -77,24 +81,30 @@ class RightOfWay:
         nearest = min(self._row_s, key=lambda known: (abs(known - digits), known))
         return rows * self._row_s[nearest]
 
-    def step_hold_s(self, live: LiveRequest, now: float) -> float:
-        """Return how long a request's next token may be held back, 0 where it is wanted now.
+    def together(self, rows: Sequence[int]) -> int:
+        """Return how many prompts, of so many rows each, are computed without a step between."""
+        sums = accumulate(map(self.expected_s, rows))
+        return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
-        This is rule 1. The answer may become 0 earlier: with a frame, the first sample, or the end
-        of a request.
+    def held_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
+        """Return the requests whose next token is held back, each with how long it may be.
+
+        This is rule 1. It may be wanted earlier: with a frame, the first sample, or the end of a
+        request.
         """
-        if not self._shares_cores or live.request.talker is None or live.speech_ended:
-            return 0.0
-        ahead = live.text.written - len(live.codes)
-        if _starts(live):
-            wanted = ahead <= 0 and not live.chunk_due
-        else:
-            wanted = ahead <= 1 or not any(self._is_short(o, now) for o in self._running)
-        if wanted:
-            return 0.0
-        release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
-        hold_s = release_s - now
-        return hold_s if hold_s > LEAST_HOLD_S else 0.0
+        if not self._shares_cores:
+            return {}
+        short = any(_is_short(live, now) for live in self._running)
+        held = {}
+        for live in lives:
+            if live.request.talker is None or live.speech_ended:
+                continue
+            ahead = live.text.written - len(live.codes)
+            early = ahead > 0 or live.chunk_due if _starts(live) else ahead > 1 and short
+            release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
+            if early and release_s - now > LEAST_HOLD_S:
+                held[live] = release_s - now
+        return held
 
     def prefill_hold_s(
         self, live: LiveRequest, rows: int, next_since_s: float, now: float
@@ -122,13 +132,6 @@ class RightOfWay:
         if any(_writes_alone(live) for live in running):
             return False
         return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
-
-    def _is_short(self, live: LiveRequest, now: float) -> bool:
-        """Return whether a request is a starter, or a listener with little audio."""
-        if _starts(live):
-            return True
-        short = live.plays_until_s - now < SHORT_S and live.output.has_space_for_chunk
-        return short and _speaks(live)
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
         """Return how much more audio a request needs to last until its next frame, 0 where none.
@@ -186,7 +189,15 @@ def _speaks(live: LiveRequest) -> bool:
 
 def _starts(live: LiveRequest) -> bool:
     """Return whether a request is a starter."""
-    return _speaks(live) and live.chunks < START_CHUNKS
+    return _speaks(live) and not live.chunks
+
+
+def _is_short(live: LiveRequest, now: float) -> bool:
+    """Return whether a request is a starter, or a listener with little audio."""
+    if not _speaks(live) or not live.output.has_space_for_chunk:
+        return False
+    lasts_s, frame_s = live.plays_until_s - now, frame_pace(live.frame_times)
+    return lasts_s < SHORT_S and (frame_s is None or lasts_s < SHORT_FRAMES * frame_s)
 
 
 def _writes_alone(live: LiveRequest) -> bool:

@@ -17,9 +17,6 @@ from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 # Tokens of a WrittenReply: they are put at once, and the buffers' space is for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
-# Chunks after which a player has more audio than a start needs: the first one, which may be small,
-# and the second, which must be there before the first one has been played.
-START_CHUNKS = 2
 
 
 @dataclass(frozen=True)
@@ -127,9 +124,7 @@ class LiveRequest:
         self.decoded_frames = 0  # of `codes`, by the vocoder
         self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
         self.chunks = 0  # that the vocoder has decoded
-        self.chunk_due = (
-            False  # the vocoder decodes its next chunk now, or next; until START_CHUNKS
-        )
+        self.chunk_due = False  # the vocoder decodes the first chunk now, or next
         self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
         self.called_s: dict[str, float | None] = dict.fromkeys(("thinker", "talker", "vocoder"))

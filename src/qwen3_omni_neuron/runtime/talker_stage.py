@@ -10,7 +10,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
-from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
+from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
@@ -63,7 +63,7 @@ class TalkerTask(Task):
 
 
 class TalkerStage(Stage[TalkerTask]):
-    """Worker of the talker. Between two frames it prepares and prefills at most one request each.
+    """Worker of the talker. Between two frames it prepares and prefills one request each, or a few.
 
     A request whose next text row has not arrived is left out of the step, and does not change.
     """
@@ -79,7 +79,7 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots, shared.lock)
+        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | None:
@@ -88,18 +88,23 @@ class TalkerStage(Stage[TalkerTask]):
                 task.row = task.live.text.take_first()
                 if task.row is None:
                     self._finish(task, "no_speech")
-        first = next(
-            (t for t in self._tasks if t.phase is Phase.PREFILL and t.row is not None), None
-        )
+        first = self._together(Phase.PREFILL)
         stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take()
         stepping = [task for task in stepping if task.row is not None]
-        new = next((task for task in self._tasks if task.phase is Phase.PREPARE), None)
-        if first is None and new is None and not stepping:
+        new = self._together(Phase.PREPARE)
+        if not (first or stepping or new):
             return self._select_warm_up()
         return partial(self._work, first, stepping, new)
+
+    def _together(self, phase: Phase) -> list[TalkerTask]:
+        """Return the tasks of a phase that the next work includes: see runtime.priority."""
+        tasks = [task for task in self._tasks if task.phase is phase]
+        if phase is Phase.PREFILL:
+            tasks = [task for task in tasks if task.row is not None]
+        return tasks[: self._right_of_way.together([len(t.wanted.prompt.token_ids) for t in tasks])]
 
     def _select_warm_up(self) -> Work | None:
         """Return the extension of a warm-up that the thinker is ready with, in a pause."""
@@ -129,16 +134,16 @@ class TalkerStage(Stage[TalkerTask]):
         return [None] * len(tasks)
 
     def _work(
-        self, first: TalkerTask | None, stepping: list[TalkerTask], new: TalkerTask | None
+        self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
         speaking: list[tuple[TalkerTask, Tensor]] = []
-        if first is not None:
-            speaking += self._call_engine((first,), self._prefill)
+        for task in first:
+            speaking += self._call_engine((task,), self._prefill)
         if stepping:
             speaking += self._call_engine(stepping, self._step)
         self._speak(speaking)
-        if new is not None:
-            for task, _ in self._call_engine((new,), self._prepare):
+        for one in new:
+            for task, _ in self._call_engine((one,), self._prepare):
                 rows = len(task.wanted.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
@@ -156,13 +161,14 @@ class TalkerStage(Stage[TalkerTask]):
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
             held = self._held.bring(task.slot, keys, request.cache_key, len(keys), copy)
-            task.start = len(held.keys)
+            task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
         """Record that a slot holds the user rows of its prompt. What follows them is not reused."""
         request = task.live.request
         if request.keys is not None:
-            self._held.put(task.slot, Rows(request.keys.talker, request.cache_key, torch.empty(0)))
+            keys = request.keys.talker
+            self._held.put(task.slot, Rows(keys, len(keys), request.cache_key, NO_ACCEPTED))
 
     def _accepted(self, task: TalkerTask) -> Tensor:
         """Return the thinker's hidden states at the media of the rows from the task's start on."""

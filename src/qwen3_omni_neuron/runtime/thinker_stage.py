@@ -1,5 +1,6 @@
 """Thinker stage: prefill one prompt, step all requests, and pass on their text tokens."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,8 +25,7 @@ class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: most tokens of text.
-    next_since_s: when its prompt became the next one to prefill. rows: how many rows of the prompt
-    are to be computed, as far as is known.
+    next_since_s: when its prompt became the next one to prefill, infinity before.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -36,8 +36,12 @@ class ThinkerTask(Task):
         self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
         self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
         self.last: int | None = None
-        self.next_since_s: float | None = None
-        self.rows = len(wanted.prompt)
+        self.next_since_s = math.inf
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the prompt that are to be computed, as far as is known."""
+        return len(self.live.request.thinker.prompt) - self.live.reused_rows
 
     @property
     def has_space(self) -> bool:
@@ -51,7 +55,7 @@ class ThinkerTask(Task):
 
 
 class ThinkerStage(Stage[ThinkerTask]):
-    """Worker of the thinker. Between two steps it prefills at most one new request.
+    """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
 
     held: the prompts' and replies' rows in each slot.
     """
@@ -60,7 +64,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         super().__init__("thinker", shared)
         self._engine, self._right_of_way = engine, right_of_way
         self._holds = False  # whether the last selection held something back
-        self.held = HeldRows(engine.slots, shared.lock)
+        self.held = HeldRows(engine.slots)
 
     def on_frame(self) -> None:
         """Wake this stage where it waits for a new frame (runtime.priority). The lock is held."""
@@ -69,50 +73,47 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _select(self) -> Work | float | None:
         now, holds = self._clock.now(), []
-        new = self._next_prompt(now)
-        if new is not None and new.next_since_s is not None:
-            hold_s = self._right_of_way.prefill_hold_s(new.live, new.rows, new.next_since_s, now)
+        new = self._next_prompts(now)
+        if new:
+            rows, since_s = sum(task.rows for task in new), new[0].next_since_s
+            hold_s = self._right_of_way.prefill_hold_s(new[0].live, rows, since_s, now)
             if hold_s:
-                new = None
+                new = []
                 holds.append(hold_s)
-        writing = []
-        for task in self._tasks:
-            if task.last is not None and task.has_space:
-                hold_s = self._right_of_way.step_hold_s(task.live, now)
-                if hold_s:
-                    holds.append(hold_s)
-                else:
-                    writing.append(task)
+        ready = [task for task in self._tasks if task.last is not None and task.has_space]
+        held_s = self._right_of_way.held_steps_s([task.live for task in ready], now)
+        writing = [task for task in ready if task.live not in held_s]
+        holds += held_s.values()
         self._holds = bool(holds)
-        if new is None and not writing:
+        if not new and not writing:
             return min(holds, default=None)
         return partial(self._work, new, writing)
 
-    def _next_prompt(self, now: float) -> ThinkerTask | None:
-        """Return the task whose prompt is the next one, a warm-up's only in a pause."""
+    def _next_prompts(self, now: float) -> list[ThinkerTask]:
+        """Return the tasks whose prompts are prefilled next, a warm-up's only in a pause."""
         waiting = [task for task in self._tasks if task.last is None]
-        if not waiting:
-            return None
-        new = next((task for task in waiting if not task.live.request.warm_up), waiting[0])
-        request = new.live.request
-        if new.next_since_s is None:
-            new.next_since_s = now
-            new.rows -= new.live.reused_rows
-        if request.warm_up:
-            expected_s = self._right_of_way.expected_s(min(new.rows, WARM_UP_ROWS))
-            return new if self._right_of_way.may_warm(expected_s, now) else None
-        return new
+        prompts = [task for task in waiting if not task.live.request.warm_up]
+        if prompts:
+            prompts = prompts[: self._right_of_way.together([task.rows for task in prompts])]
+        elif waiting:
+            expected_s = self._right_of_way.expected_s(min(waiting[0].rows, WARM_UP_ROWS))
+            prompts = waiting[:1] if self._right_of_way.may_warm(expected_s, now) else []
+        for task in prompts:
+            task.next_since_s = min(task.next_since_s, now)
+        return prompts
 
-    def _work(self, new: ThinkerTask | None, writing: list[ThinkerTask]) -> None:
-        if new is not None:
-            for task, (logits, accepted) in self._call_engine((new,), self._prefill):
+    def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
+        for one in new:
+            for task, (logits, accepted) in self._call_engine((one,), self._prefill):
                 if task.live.request.warm_up:
                     self._warmed_up(task, accepted)
                 else:
                     self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
-            with self._lock:  # the request may have become a starter
-                now = self._clock.now()
-                writing = [t for t in writing if not self._right_of_way.step_hold_s(t.live, now)]
+        if new:
+            with self._lock:  # the requests may have become starters
+                lives = [task.live for task in writing]
+                held_s = self._right_of_way.held_steps_s(lives, self._clock.now())
+                writing = [task for task in writing if task.live not in held_s]
         if writing:
             start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
@@ -140,7 +141,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         # The first token is drawn from the last row's logits, so that this row is never reused.
         most = rows if request.warm_up else max(0, rows - 1)
         held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
-        task.live.reused_rows = start = len(held.keys)
+        task.live.reused_rows = start = held.count
         if request.warm_up:
             rows = min(rows, start + WARM_UP_ROWS)
             if start == rows:
@@ -150,7 +151,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         logits, accepted = self._prefilled(slot, prompt, start)
         if len(held.accepted):
             accepted = torch.cat((held.accepted, accepted))
-        self.held.put(slot, Rows(keys.thinker.first(rows), request.cache_key, accepted))
+        self.held.put(slot, Rows(keys.thinker, rows, request.cache_key, accepted))
         return logits, accepted
 
     def _prefilled(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
@@ -166,13 +167,13 @@ class ThinkerStage(Stage[ThinkerTask]):
         held, appended = self.held[task.slot], task.live.token_ids[:-1]
         if held is not None and task.last is not None and appended:
             keys = held.keys.followed_by(appended)
-            self.held.put(task.slot, Rows(keys, held.cache_key, held.accepted))
+            self.held.put(task.slot, Rows(keys, len(keys), held.cache_key, held.accepted))
         super()._release(task)
 
     def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
         """Pass the rows at media positions to the talker, where a warm-up is complete."""
-        held, rows = self.held[task.slot], len(task.live.request.thinker.prompt)
-        task.rows = rows - len(held.keys) if held else rows
+        held = self.held[task.slot]
+        task.live.reused_rows = held.count if held else 0
         with self._lock:
             if not task.live.ended and not task.rows:
                 task.live.accepted = accepted

@@ -13,7 +13,6 @@ from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.runtime.request import (
     RECENT_FRAMES,
-    START_CHUNKS,
     LiveRequest,
     frame_pace,
 )
@@ -55,7 +54,7 @@ class VocoderStage(Stage[VocoderTask]):
         The lock is held. It is the talker's thread that checks, because waking this one costs more.
         While this stage works there is no need: it checks by itself afterwards.
         """
-        starts = live.chunks < START_CHUNKS
+        starts = not live.chunks
         if self._working and not starts:
             return
         task = next((task for task in self._tasks if task.live is live), None)

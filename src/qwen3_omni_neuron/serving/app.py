@@ -8,16 +8,23 @@ from starlette.exceptions import HTTPException
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.serving import chat, health, listing, logs
+from qwen3_omni_neuron.serving import chat, health, listing, logs, speech, transcriptions
 from qwen3_omni_neuron.serving.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.openapi import schemas_of
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.speech import SpeechRequest
 
-ENDPOINTS = (chat.router, listing.router, health.router)
-BODIES = (ChatRequest,)
+ENDPOINTS = (
+    chat.router,
+    speech.router,
+    transcriptions.router,
+    listing.router,
+    health.router,
+)
+BODIES = (ChatRequest, SpeechRequest)
 
 
 def make_app(service: Service) -> Gate:
@@ -50,7 +57,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         refusal = ApiError(error.status_code, message, "unknown_url")
         headers = dict(error.headers or {})
     else:
-        refusal, headers = api_error_of(error), {}
+        refusal, headers = api_error_of(error, context.param), {}
     if refusal.code == "internal_error":
         logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
     context.error = refusal.code

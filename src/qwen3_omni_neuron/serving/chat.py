@@ -12,7 +12,6 @@ import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import (
@@ -24,6 +23,7 @@ from qwen3_omni_neuron.events import (
     Timings,
 )
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.bodies import check_model, parse_json
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
@@ -33,7 +33,7 @@ from qwen3_omni_neuron.serving.chat_request import (
 )
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.event_stream import EventStream, with_first
+from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
@@ -91,15 +91,9 @@ class Chat:
 
 def _read(service: Service, context: Context) -> Chat:
     """Read a request's body and its media. Raises ApiError."""
-    wanted = _parsed(context.body)
+    wanted = parse_json(ChatRequest, context.body)
     omni = service.model.take()
-    if wanted.model != service.model.name:
-        raise ApiError(
-            404,
-            f"there is no model {wanted.model[:80]!r} here, only {service.model.name!r}.",
-            "model_not_found",
-            "model",
-        )
+    check_model(service, wanted.model)
     check_request(wanted)
     if wanted.speaks and not omni.info.speakers:
         raise ApiError(
@@ -115,21 +109,6 @@ def _read(service: Service, context: Context) -> Chat:
     if service.settings.log_content:
         context.question = [m for message in messages if (m := _texts(message))]
     return Chat(wanted, messages, options, service)
-
-
-def _parsed(body: bytes) -> ChatRequest:
-    try:
-        return ChatRequest.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        path = ".".join(map(str, first["loc"]))[:200]
-        raise ApiError(
-            422,
-            f"{path + ': ' if path else 'the body: '}{first['msg'][:300]}. See the table of fields "
-            "in docs/serving.md.",
-            "invalid_json" if first["type"] == "json_invalid" else "invalid_value",
-            path or None,
-        ) from error
 
 
 def _texts(message: Json) -> Json:
@@ -180,9 +159,9 @@ class ChatReply:
     async def pieces(self, stream: SpeechStream) -> AsyncIterator[bytes]:
         """Yield the server-sent events of a streamed answer."""
         with stream:
-            first = {"role": "assistant", "content": None if self._speaks else ""}
+            first: Json = {"role": "assistant", "content": ""}
             if self._speaks and not self._vllm_omni:
-                first["audio"] = {"id": self._audio_id}  # type: ignore[assignment]
+                first |= {"content": None, "audio": {"id": self._audio_id}}
             begun = False
             async for event in stream:
                 if not begun:
@@ -194,10 +173,11 @@ class ChatReply:
                 # After the yield: the client, or its connection's buffer, has it now.
                 if isinstance(event, AudioChunk):
                     self.player.arrived(event)
-        yield self._piece({}, self._finish_reason())
+        # vllm-omni's clients print the content of every piece.
+        yield self._piece({"content": ""} if self._vllm_omni else {}, self._finish_reason())
         options = self._wanted.stream_options
         if options is not None and options.include_usage:
-            yield _event(self._frame([]) | {"usage": self._usage()})
+            yield json_event(self._frame([]) | {"usage": self._usage()})
         yield b"data: [DONE]\n\n"
 
     def whole(self) -> bytes:
@@ -280,7 +260,7 @@ class ChatReply:
         if modality is None:
             modality = "audio" if "data" in (delta.get("audio") or {}) else "text"
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return _event(self._frame([choice]) | {"modality": modality})
+        return json_event(self._frame([choice]) | {"modality": modality})
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
         return {
@@ -323,7 +303,3 @@ def cached_tokens(timings: Timings) -> int:
 def _call(call: Call) -> Json:
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def _event(content: Json) -> bytes:
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"

@@ -6,6 +6,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
+from qwen3_omni_neuron.serving.bodies import (
+    LARGEST_SEED,
+    bounded_options,
+    unknown_field,
+    wrong_value,
+)
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import schema_of_option
@@ -14,7 +20,6 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
 
-_LARGEST_SEED = 2**63 - 1
 # What a client may name beside OpenAI's fields: the options of a request, but for those that have a
 # field of OpenAI's, and the one that keeps strangers' text from being tokens.
 _OWN_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
@@ -195,7 +200,7 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
-    seed: int | None = Field(None, ge=0, le=_LARGEST_SEED)
+    seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
     stop: str | list[str] | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
@@ -221,9 +226,9 @@ class ChatRequest(BaseModel):
 def check_request(wanted: ChatRequest) -> None:
     """Refuse combinations that no answer has. Raises ApiError."""
     if wanted.modalities == []:
-        raise _wrong("modalities is empty. Give text, or text and audio.", "modalities")
+        raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
-        raise _wrong(
+        raise wrong_value(
             f"audio of format {wanted.sound_format} can't be streamed. Take "
             f"{' or '.join(STREAMED_FORMATS)}, or stream: false for {', '.join(SOUND_FORMATS)}.",
             "audio.format",
@@ -234,14 +239,10 @@ def check_request(wanted: ChatRequest) -> None:
         if name in VLLM_OMNI_FIELDS:
             continue
         if name not in _ONLY:
-            raise _wrong(
-                f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
-                f"{', '.join(sorted(_OWN_OPTIONS))}.",
-                name[:80],
-            )
+            raise unknown_field(name, _OWN_OPTIONS)
         if value not in _ONLY[name]:
             allowed = " or ".join(map(str, _ONLY[name]))
-            raise _wrong(f"{name} can only be {allowed} here. Leave it out.", name)
+            raise wrong_value(f"{name} can only be {allowed} here. Leave it out.", name)
 
 
 def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -> dict[str, Any]:
@@ -249,15 +250,7 @@ def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -
     extra = wanted.model_extra or {}
     options = vllm_omni_options(extra)
     options |= {name: extra[name] for name in _OWN_OPTIONS & extra.keys()}
-    for name in ("first_token_timeout_s", "wait_timeout_s"):
-        given = options.get(name)
-        if isinstance(given, int | float):
-            options[name] = min(given, settings.request_timeout_s)
-    options |= {"literal_text": True}
-    # Rows are not shared between keys: how soon a reply begins would say what others have asked.
-    given = options.get("cache_key")
-    if settings.api_keys and (given is None or isinstance(given, str)):
-        options["cache_key"] = f"{owner} {given or ''}"
+    options = bounded_options(options, settings, owner) | {"literal_text": True}
     if wanted.audio is not None and wanted.audio.voice is not None:
         options["speaker"] = wanted.audio.voice
     if wanted.seed is not None:
@@ -296,7 +289,7 @@ def _message(
     content = message.content
     if content is None and message.audio is not None:
         if role != "assistant":
-            raise _wrong(
+            raise wrong_value(
                 f"{where} has audio of an earlier reply, and is of role {role}.", "messages"
             )
         content = replies.transcript(message.audio.id, owner)
@@ -311,7 +304,7 @@ def _message(
         calls = [call.model_dump(include={"type", "function"}) for call in message.tool_calls]
         made["tool_calls"] = calls
     elif content is None:
-        raise _wrong(f"{where} has no content.", "messages")
+        raise wrong_value(f"{where} has no content.", "messages")
     if isinstance(content, str) or content is None:
         return {**made, "content": content or ""}
     items = [_item(part, f"{where}.content[{i}]", media) for i, part in enumerate(content)]
@@ -326,7 +319,3 @@ def _item(part: Part, where: str, media: MediaReader) -> dict[str, Any]:
     if isinstance(part, RefusalPart):
         return {"type": "text", "text": part.refusal}
     return media.read(part.model_dump(), where)
-
-
-def _wrong(message: str, param: str) -> ApiError:
-    return ApiError(422, message, "invalid_value", param)

@@ -13,8 +13,8 @@ class Context:
     """State of one request from its headers to its last byte.
 
     owner: name of the key or address that it comes from. body: empty once it was released.
-    on_release: gives the body's bytes back to the budget of all bodies. question, answer: texts,
-    where the log has content.
+    on_release: gives the body's bytes back to the budget of all bodies. param: field that has what
+    the model is given. question, answer: texts, where the log has content.
     """
 
     request_id: str
@@ -27,6 +27,7 @@ class Context:
     error: str | None = None
     started_s: float = field(default_factory=time.perf_counter)
     fields: dict[str, Any] = field(default_factory=dict)
+    param: str = "messages"
     question: Any = None
     answer: str | None = None
 

@@ -11,6 +11,7 @@ from qwen3_omni_neuron.errors import (
     ImageError,
     InputError,
     LateError,
+    MessageError,
     PromptTooLongError,
     VideoError,
 )
@@ -53,14 +54,19 @@ class ApiError(Exception):
         return {"retry-after": str(self.retry_after_s)}
 
 
-def api_error_of(error: BaseException) -> ApiError:
-    """Return the error that a client gets for one of the package's errors."""
+def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
+    """Return the error that a client gets for one of the package's errors.
+
+    param: the request's field that has what the model is given.
+    """
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLongError):
-        return ApiError(400, str(error), "context_length_exceeded", "messages")
+        return ApiError(400, str(error), "context_length_exceeded", param)
     if isinstance(error, AudioError | ImageError | VideoError):
-        return ApiError(400, str(error), "invalid_media", "messages")
+        return ApiError(400, str(error), "invalid_media", param)
+    if isinstance(error, MessageError):
+        return ApiError(400, str(error), "invalid_value", param)
     if isinstance(error, InputError):
         return ApiError(400, str(error), "invalid_value")
     if isinstance(error, BusyError):

@@ -1,34 +1,40 @@
-"""Server-sent events, written as they come."""
+"""Answers that are sent piece by piece as they are made: sound, and server-sent events."""
 
+import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import api_error_of, error_event
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of, error_event
 from qwen3_omni_neuron.serving.service import Service
 
 
-class EventStream(Response):
-    """Response of server-sent events. An error after the first of them is an event itself.
+class PieceStream(Response):
+    """Response of pieces. An error after the first of them cuts it short, as the client sees.
 
     Each is sent once the connection's buffer has space: a client that reads slowly holds up the
     iterator, and with it its own request.
     """
 
-    media_type = "text/event-stream"
-
-    def __init__(self, pieces: AsyncIterator[bytes]):
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+    def __init__(self, pieces: AsyncIterator[bytes], media_type: str | None = None):
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(headers=headers, media_type=media_type)
         del self.headers["content-length"]
         self._pieces = pieces
 
+    def last_piece(self, error: ApiError | None) -> bytes | None:
+        """Return the piece that ends the answer, None to cut it. error: what ended the others."""
+        return b"" if error is None else None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send all events."""
+        """Send all pieces."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
+        refusal = None
         try:
             async for piece in self._pieces:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -36,17 +42,32 @@ class EventStream(Response):
             service: Service = scope["app"].state.service
             context: Context = scope["context"]
             service.model.noticed(error)
-            refusal = api_error_of(error)
+            refusal = api_error_of(error, context.param)
             context.error = refusal.code
             if refusal.code == "internal_error":
                 logs.logger.exception("failed", extra={"request_id": context.request_id})
-            body = error_event(refusal)
-            await send({"type": "http.response.body", "body": body, "more_body": True})
         finally:
             close = getattr(self._pieces, "aclose", None)
             if close is not None:
                 await close()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        last = self.last_piece(refusal)
+        if last is not None:
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+class EventStream(PieceStream):
+    """Response of server-sent events. An error after the first of them is an event itself."""
+
+    media_type = "text/event-stream"
+
+    def last_piece(self, error: ApiError | None) -> bytes | None:
+        """Return the error as an event."""
+        return b"" if error is None else error_event(error)
+
+
+def json_event(content: dict[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
 
 
 async def with_first(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

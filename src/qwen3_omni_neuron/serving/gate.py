@@ -18,7 +18,10 @@ OPEN_PATHS = ("/health", "/ready")
 MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
 _CANCEL_AGAIN_S = 0.5
 _WATCHED = ("/metrics", *OPEN_PATHS)
-_KNOWN = ("/v1/chat/completions", "/v1/models", "/v1/audio/voices", *_WATCHED)
+_KNOWN = (
+    *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
+    *("/v1/models", "/v1/audio/voices", *_WATCHED),
+)
 
 
 class Gate:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from qwen3_omni_neuron.serving.model import ServedModel, resident_mb
 from qwen3_omni_neuron.serving.service import Service
 
 router = APIRouter()
@@ -19,11 +20,18 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready", responses={503: {"description": "loading, draining or failed"}})
 async def ready(request: Request) -> JSONResponse:
-    """Say whether requests are answered: 200, or 503 while loading, draining, or failed."""
-    service: Service = request.app.state.service
-    seconds = round(time.time() - service.model.created)
-    content = {"status": service.model.state, "model": service.model.name, "seconds": seconds}
-    return JSONResponse(content, 200 if service.model.ready else 503)
+    """Say whether requests are answered: 200, or 503 while loading, draining, or failed.
+
+    While the model loads, seconds and memory_mb say how far it is.
+    """
+    model: ServedModel = request.app.state.service.model
+    content = {
+        "status": model.state,
+        "model": model.name,
+        "seconds": round(time.time() - model.created, 1),
+        "memory_mb": resident_mb(),
+    }
+    return JSONResponse(content, 200 if model.ready else 503)
 
 
 @router.get("/metrics", response_class=Response)

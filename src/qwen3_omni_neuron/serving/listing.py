@@ -4,7 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.openapi import errors_of
 from qwen3_omni_neuron.serving.service import Service
 
@@ -21,13 +21,7 @@ async def models(request: Request) -> dict[str, Any]:
 async def model(request: Request, name: str) -> dict[str, Any]:
     """Describe the model."""
     service: Service = request.app.state.service
-    if name != service.model.name:
-        raise ApiError(
-            404,
-            f"there is no model {name[:80]!r} here, only {service.model.name!r}.",
-            "model_not_found",
-            "model",
-        )
+    check_model(service, name)
     return _model(service)
 
 
@@ -43,6 +37,6 @@ def _model(service: Service) -> dict[str, Any]:
     return {
         "id": model.name,
         "object": "model",
-        "created": model.created,
+        "created": int(model.created),
         "owned_by": "qwen3-omni-neuron",
     }

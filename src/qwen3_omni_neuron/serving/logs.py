@@ -39,6 +39,8 @@ def log_to_stderr(level: str) -> None:
         log.setLevel(level.upper())
     # Its lines are ours: one a request, with an id.
     logging.getLogger("uvicorn.access").disabled = True
+    # It quotes what a client has sent; the error that it raises is answered.
+    logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:

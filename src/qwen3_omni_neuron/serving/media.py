@@ -74,12 +74,7 @@ class MediaReader:
     def _decoded(self, text: str, where: str) -> bytes:
         most = self._settings.max_media_bytes
         if len(text) > (most + 2) // 3 * 4:
-            raise ApiError(
-                413,
-                f"{where} has more than {most} bytes, the most for one item. Send less.",
-                "media_too_large",
-                "messages",
-            )
+            raise _too_large(where, most, "messages")
         try:
             return base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -93,22 +88,38 @@ class MediaReader:
     def _check(self, kind: str, content: bytes, where: str) -> None:
         """Refuse what is too long or too large by its header; the rest is the model's to refuse."""
         if kind == "audio":
-            _check_seconds(_audio_seconds(content), self._settings.max_media_s, where)
+            check_sound(content, self._settings, where, "messages")
         elif kind == "image":
             _check_pixels(_image_pixels(content), self._settings.max_pixels, where)
         else:
             seconds, pixels = _video_size(content)
-            _check_seconds(seconds, self._settings.max_media_s, where)
+            _check_seconds(seconds, self._settings.max_media_s, where, "messages")
             _check_pixels(pixels, self._settings.max_pixels, where)
 
 
-def _check_seconds(seconds: float, most_s: float, where: str) -> None:
+def check_sound(content: bytes, settings: ServerSettings, where: str, param: str) -> None:
+    """Refuse a sound file that has too many bytes, or lasts too long by its header."""
+    if len(content) > settings.max_media_bytes:
+        raise _too_large(where, settings.max_media_bytes, param)
+    _check_seconds(_audio_seconds(content), settings.max_media_s, where, param)
+
+
+def _too_large(where: str, most: int, param: str) -> ApiError:
+    return ApiError(
+        413,
+        f"{where} has more than {most} bytes, the most for one item. Send less.",
+        "media_too_large",
+        param,
+    )
+
+
+def _check_seconds(seconds: float, most_s: float, where: str, param: str) -> None:
     if seconds > most_s:
         raise ApiError(
             400,
             f"{where} lasts {seconds:.1f} s, and {most_s:g} s is the most. Send a part of it.",
             "media_too_long",
-            "messages",
+            param,
         )
 
 

@@ -69,7 +69,8 @@ class Metrics:
         timings = result.timings
         self._finished.labels(result.thinker_finish_reason).inc()
         self._queued.observe(timings.queued_s)
-        self._ttft.observe(timings.ttft_s)
+        if timings.prompt_tokens:  # else the text was given, not made
+            self._ttft.observe(timings.ttft_s)
         if timings.ttfb_s is not None:
             self._ttfb.observe(timings.ttfb_s)
         if timings.rtf is not None:

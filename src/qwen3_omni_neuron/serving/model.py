@@ -5,6 +5,7 @@ import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
@@ -15,6 +16,7 @@ from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 Result = TypeVar("Result")
 State = Literal["loading", "ready", "draining", "failed"]
 LOADING_RETRY_S = 10
+_MB = 1e6
 
 
 class ServedModel:
@@ -26,7 +28,7 @@ class ServedModel:
     """
 
     def __init__(self, name: str, threads: int):
-        self.name, self.created = name, int(time.time())
+        self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
         self.state: State = "loading"
         self.on_failure: Callable[[], None] | None = None
@@ -93,3 +95,13 @@ class ServedModel:
 def _close_started(future: "Future[SpeechStream]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
+
+
+def resident_mb() -> int | None:
+    """Return the memory of this process in MB, None where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
+    return round(found[0] * 1024 / _MB) if found else None

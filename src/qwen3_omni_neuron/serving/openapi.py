@@ -47,6 +47,18 @@ def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
+def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
+    """Return the description of a multipart body. file: name of the file that it has."""
+    schema = _schema(model)
+    fields = schema.pop("properties")
+    # Lists are sent under a name with brackets, as OpenAI's clients do.
+    named = {n + "[]" if f.get("type") == "array" else n: f for n, f in fields.items()}
+    schema["properties"] = {file: {"type": "string", "format": "binary"}, **named}
+    schema["required"] = [file, *schema["required"]]
+    content = {"multipart/form-data": {"schema": schema}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
 def schema_of_option(option: Option) -> dict[str, Any]:
     """Return the schema of an option of the API."""
     names = {bool: "boolean", int: "integer", float: "number", str: "string"}

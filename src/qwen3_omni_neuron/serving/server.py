@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +17,7 @@ from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
+from qwen3_omni_neuron.serving.model import resident_mb
 from qwen3_omni_neuron.serving.protocol import GuardedProtocol
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -27,7 +27,6 @@ EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
 PROGRESS_S = 5.0
 _TICK_S = 0.05
 _FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
-_MB = 1e6
 
 
 class Server:
@@ -125,7 +124,8 @@ class Server:
             if time.monotonic() - told_s >= PROGRESS_S:
                 told_s = time.monotonic()
                 seconds = round(told_s - start_s, 1)
-                logs.event("loading", seconds=seconds, memory_mb=_resident_mb())
+                name = self.service.model.name
+                logs.event("loading", model=name, seconds=seconds, memory_mb=resident_mb())
         seconds = round(time.monotonic() - start_s, 1)
         if isinstance(made[0], BaseException):
             self._load_error, self._status = made[0], EXIT_LOAD_FAILED
@@ -136,7 +136,7 @@ class Server:
         logs.event(
             "ready",
             seconds=seconds,
-            memory_mb=_resident_mb(),
+            memory_mb=resident_mb(),
             model=self.service.model.name,
             url=self._url(),
         )
@@ -185,13 +185,3 @@ class _Uvicorn(uvicorn.Server):
         """Take a signal."""
         if sig in (signal.SIGTERM, signal.SIGINT):
             self._on_signal()
-
-
-def _resident_mb() -> int | None:
-    """Return the memory of this process in MB, None where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
-    return round(found[0] * 1024 / _MB) if found else None

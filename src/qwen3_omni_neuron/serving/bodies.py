@@ -1,0 +1,75 @@
+"""Reading of the endpoints' bodies: fields, the model's name, and options of a request."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+LARGEST_SEED = 2**63 - 1
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def parse_json(kind: type[Body], body: bytes) -> Body:
+    """Return a JSON body as an object. Raises ApiError, which names the first wrong field."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise refused_field(error) from error
+
+
+def refused_field(error: ValidationError) -> ApiError:
+    """Return the refusal of a body for its first wrong field."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    path = ".".join(map(str, first["loc"]))[:200]
+    return ApiError(
+        422,
+        f"{path + ': ' if path else 'the body: '}{first['msg'][:300]}. See the table of fields "
+        "in docs/serving.md.",
+        "invalid_json" if first["type"] == "json_invalid" else "invalid_value",
+        path or None,
+    )
+
+
+def wrong_value(message: str, param: str) -> ApiError:
+    """Return the refusal of a field's value."""
+    return ApiError(422, message, "invalid_value", param)
+
+
+def check_model(service: Service, name: str) -> None:
+    """Refuse a request for another model. Raises ApiError."""
+    if name != service.model.name:
+        raise ApiError(
+            404,
+            f"there is no model {name[:80]!r} here, only {service.model.name!r}.",
+            "model_not_found",
+            "model",
+        )
+
+
+def unknown_field(name: str, options: Collection[str]) -> ApiError:
+    """Return the refusal of a field that nobody knows. options: those that there are."""
+    return wrong_value(
+        f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
+        f"{', '.join(sorted(options))}.",
+        name[:80],
+    )
+
+
+def bounded_options(
+    given: Mapping[str, Any], settings: ServerSettings, owner: str
+) -> dict[str, Any]:
+    """Return a request's own options, within the server's deadlines and its owner's rows."""
+    options = dict(given)
+    for name in ("first_token_timeout_s", "wait_timeout_s"):
+        seconds = options.get(name)
+        if isinstance(seconds, int | float):
+            options[name] = min(seconds, settings.request_timeout_s)
+    # Rows are not shared between keys: how soon a reply begins would say what others have asked.
+    cache_key = options.get("cache_key")
+    if settings.api_keys and (cache_key is None or isinstance(cache_key, str)):
+        options["cache_key"] = f"{owner} {cache_key or ''}"
+    return options

@@ -1,0 +1,95 @@
+"""Bodies of multipart/form-data, read from memory: fields, and the bytes of files."""
+
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import (
+    Field,
+    File,
+    MultipartParser,
+    MultipartState,
+    create_form_parser,
+)
+
+from qwen3_omni_neuron.serving.errors import ApiError
+
+MOST_PARTS, MOST_FIELD_BYTES = 32, 1 << 16
+_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # as the body is, within the gate's limit
+
+
+@dataclass(frozen=True)
+class Form:
+    """Fields by name, in a list those whose name ends in []; and files by name."""
+
+    fields: dict[str, str | list[str]] = field(default_factory=dict)
+    files: dict[str, bytes] = field(default_factory=dict)
+
+    def add_field(self, part: Field) -> None:
+        """Take a field. Raises ApiError."""
+        name, value = _text(part.field_name, "a name"), part.value or b""
+        if len(value) > MOST_FIELD_BYTES:
+            _refuse(f"field {name[:80]!r} has more than {MOST_FIELD_BYTES} bytes")
+        text = _text(value, f"field {name[:80]!r}")
+        self._check_parts()
+        if name.endswith("[]"):
+            values = self.fields.setdefault(name[:-2], [])
+            if isinstance(values, str):
+                _refuse(f"{name[:80]!r} is there twice")
+            values.append(text)
+        elif name in self.fields:
+            _refuse(f"{name[:80]!r} is there twice")
+        else:
+            self.fields[name] = text
+
+    def add_file(self, part: File) -> None:
+        """Take a file. Raises ApiError."""
+        name = _text(part.field_name, "a name")
+        if name in self.files:
+            _refuse(f"{name[:80]!r} is there twice")
+        self._check_parts()
+        part.file_object.seek(0)
+        self.files[name] = part.file_object.read()
+        part.close()
+
+    def _check_parts(self) -> None:
+        values = (value if isinstance(value, list) else [value] for value in self.fields.values())
+        if sum(map(len, values)) + len(self.files) >= MOST_PARTS:
+            _refuse(f"it has more than {MOST_PARTS} parts")
+
+
+def read_form(body: bytes, content_type: str) -> Form:
+    """Read a body. Raises ApiError 400 where it is cut short or malformed, or has too many parts.
+
+    It is held once more at most: nothing is written to a file.
+    """
+    form = Form()
+    if content_type.partition(";")[0].strip().lower() != "multipart/form-data":
+        _refuse("its content-type is not multipart/form-data")
+    try:
+        headers = {"Content-Type": content_type.encode("latin-1", "replace")}
+        parser = create_form_parser(headers, form.add_field, form.add_file, _IN_MEMORY)
+        parser.write(body)
+        parser.finalize()
+    except FormParserError as error:
+        _refuse(str(error)[:200])
+    inner = parser.parser
+    if not isinstance(inner, MultipartParser) or inner.state != MultipartState.END:
+        _refuse("it does not end with its boundary: was it cut short?")
+    return form
+
+
+def _text(value: bytes | None, what: str) -> str:
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        _refuse(f"{what} is not UTF-8")
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ApiError(
+        400,
+        f"the body can't be read as a form: {why}. Send multipart/form-data with the parts file "
+        "and model.",
+        "invalid_form",
+    )

@@ -1,0 +1,228 @@
+"""POST /v1/audio/speech: a text in, its speech out, whole or as it is made."""
+
+import base64
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Literal, get_type_hints
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
+from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.bodies import (
+    LARGEST_SEED,
+    bounded_options,
+    check_model,
+    parse_json,
+    unknown_field,
+    wrong_value,
+)
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.event_stream import (
+    EventStream,
+    PieceStream,
+    json_event,
+    with_first,
+)
+from qwen3_omni_neuron.serving.metrics import Player
+from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
+
+MOST_CHARACTERS = 32_768  # half an hour of speech
+_OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed"}
+FURTHER_FIELDS: Mapping[str, Any] = {
+    option.name: schema_of_option(option)
+    for option in REQUEST_OPTIONS
+    if option.name in _OWN_OPTIONS
+}
+"""Schemas of the fields that a request may have beside those of `SpeechRequest`."""
+
+router = APIRouter()
+
+
+class VoiceId(BaseModel):
+    """A voice by its id, which is its name."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    id: str
+
+
+class SpeechRequest(BaseModel):
+    """Body of POST /v1/audio/speech. Further fields are options of `options.SpeechArguments`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str
+    input: str = Field(min_length=1, max_length=MOST_CHARACTERS)
+    voice: str | VoiceId
+    response_format: Literal["mp3", "opus", "flac", "wav", "pcm"] = "mp3"
+    speed: float = Field(1.0, ge=0.25, le=4)
+    stream_format: Literal["audio", "sse"] | None = None
+    instructions: str | None = None
+    seed: int | None = Field(None, ge=0, le=LARGEST_SEED)
+
+    @property
+    def sound_format(self) -> str:
+        """Format of the sound, as `sound` names it."""
+        return "pcm16" if self.response_format == "pcm" else self.response_format
+
+    @property
+    def as_made(self) -> bool:
+        """True where the sound is sent while it is made.
+
+        Raw samples are the same then; a WAV's header can't say how long it is, so that it has to be
+        asked for; the others are sent at the end.
+        """
+        return self.response_format == "pcm" or (
+            self.response_format == "wav" and self.stream_format is not None
+        )
+
+
+@router.post(
+    "/v1/audio/speech",
+    openapi_extra=body_of(SpeechRequest, FURTHER_FIELDS),
+    responses=errors_of(with_body=True),
+)
+async def speech(request: Request) -> Response:
+    """Speak a text."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    context.param = "input"
+    wanted, start = await service.model.in_thread(_read, service, context)
+    context.release_body()
+    context.wanted(wanted.as_made or wanted.stream_format == "sse", True)
+    spoken = SpokenText(wanted, service, context)
+    stream = await service.model.start(start)
+    if wanted.stream_format == "sse":
+        return EventStream(await with_first(spoken.events(stream)))
+    media_type = MEDIA_TYPES[wanted.sound_format]
+    if wanted.as_made:
+        return PieceStream(await with_first(spoken.pieces(stream)), media_type)
+    sound = [piece async for piece in spoken.pieces(stream)]
+    return Response(b"".join(sound), media_type=media_type)
+
+
+def _read(service: Service, context: Context) -> tuple[SpeechRequest, Callable[[], SpeechStream]]:
+    """Return what a request wants, and what starts its speech. Raises ApiError."""
+    wanted = parse_json(SpeechRequest, context.body)
+    omni = service.model.take()
+    check_model(service, wanted.model)
+    extra = wanted.model_extra or {}
+    for name in extra.keys() - _OWN_OPTIONS:
+        raise unknown_field(name, _OWN_OPTIONS)
+    if wanted.instructions:
+        raise wrong_value(
+            "instructions can't be followed: this model's voices have one manner each. Leave it "
+            "out.",
+            "instructions",
+        )
+    speakers = omni.info.speakers
+    if not speakers:
+        message = "this checkpoint has no talker: it can write text, not speak."
+        raise ApiError(400, message, "no_speech", "model")
+    voice = wanted.voice if isinstance(wanted.voice, str) else wanted.voice.id
+    if voice.lower() not in map(str.lower, speakers):
+        raise wrong_value(f"there is no voice {voice[:80]!r}, only {', '.join(speakers)}.", "voice")
+    if service.settings.log_content:
+        context.question = wanted.input
+    options = bounded_options(extra, service.settings, context.owner)
+    options |= {"speaker": voice, "seed": wanted.seed}
+    return wanted, partial(omni.stream_speech, wanted.input, **options)
+
+
+class SpokenText:
+    """One answer: the events of its stream become a sound file's pieces, or server-sent events."""
+
+    def __init__(self, wanted: SpeechRequest, service: Service, context: Context):
+        """Make it. Raises ApiError where the speed can't be had."""
+        self._service, self._context = service, context
+        self._file = _SoundFile(wanted)
+        self._usage: dict[str, int] = {}
+
+    async def pieces(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
+        """Yield the sound as it is made, or in one piece at the end."""
+        player, result = Player(), None
+        with stream:
+            async for event in stream:
+                if isinstance(event, AudioChunk):
+                    piece = self._file.push(event.samples)
+                    if piece:
+                        yield piece
+                    # After the yield: the client, or its connection's buffer, has it now.
+                    player.arrived(event)
+                elif isinstance(event, Finished):
+                    result = event.result
+        assert result is not None, "a stream that has ended"
+        yield await self._service.model.in_thread(self._file.finish)
+        self._context.finished(result, None)
+        self._service.metrics.finished(result, player, 0)
+        tokens, frames = result.timings.text_tokens, result.timings.frames
+        self._usage = {
+            "input_tokens": tokens,
+            "output_tokens": frames,
+            "total_tokens": tokens + frames,
+        }
+
+    async def events(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
+        """Yield the same pieces as server-sent events, and one with the usage after them."""
+        async with aclosing(self.pieces(stream)) as pieces:
+            async for piece in pieces:
+                if piece:
+                    sound = base64.b64encode(piece).decode("ascii")
+                    yield json_event({"type": "speech.audio.delta", "audio": sound})
+        yield json_event({"type": "speech.audio.done", "usage": self._usage})
+
+
+class _SoundFile:
+    """A sound file that is written as its samples come, or as a whole at the end."""
+
+    def __init__(self, wanted: SpeechRequest):
+        self._format, self._as_made = wanted.sound_format, wanted.as_made
+        self._head = wav_header(SAMPLE_RATE) if wanted.response_format == "wav" else b""
+        self._kept: list[NDArray[np.float32]] = []
+        self._tempo: Tempo | None = None
+        if wanted.speed != 1:
+            try:
+                self._tempo = Tempo(wanted.speed, SAMPLE_RATE)
+            except ImportError as error:
+                raise ApiError(
+                    400,
+                    "speed can only be 1 here. Another one needs PyAV: the server's owner has to "
+                    "pip install 'qwen3-omni-neuron[video]'.",
+                    "unsupported_value",
+                    "speed",
+                ) from error
+
+    def push(self, samples: NDArray[np.float32]) -> bytes:
+        """Take samples. Returns the bytes that can be sent by now."""
+        if self._tempo is not None:
+            samples = self._tempo.push(samples)
+        return self._written(samples)
+
+    def finish(self) -> bytes:
+        """Return the last bytes."""
+        last = b""
+        if self._tempo is not None:
+            last = self._written(self._tempo.finish())
+        if self._as_made:
+            return last or self._head
+        samples = np.concatenate([np.zeros(0, np.float32), *self._kept])
+        return encode_sound(samples, SAMPLE_RATE, self._format)
+
+    def _written(self, samples: NDArray[np.float32]) -> bytes:
+        if not self._as_made:
+            self._kept.append(samples)
+            return b""
+        if not len(samples):
+            return b""
+        head, self._head = self._head, b""
+        return head + pcm16(samples)

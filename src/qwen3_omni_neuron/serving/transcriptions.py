@@ -1,0 +1,281 @@
+"""POST /v1/audio/transcriptions: a sound file in, its words out, whole or as they are found."""
+
+import asyncio
+import html
+import json
+import zlib
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from qwen3_omni_neuron.errors import BusyError
+from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta
+from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.bodies import (
+    bounded_options,
+    check_model,
+    refused_field,
+    wrong_value,
+)
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import RETRY_S
+from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
+from qwen3_omni_neuron.serving.forms import read_form
+from qwen3_omni_neuron.serving.media import check_sound
+from qwen3_omni_neuron.serving.metrics import Player
+from qwen3_omni_neuron.serving.openapi import errors_of, form_of
+from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
+
+router = APIRouter()
+Json = dict[str, Any]
+_SEEK_S = 0.01  # unit of a segment's `seek`
+_MEDIA_TYPES = {
+    **dict.fromkeys(("json", "verbose_json"), "application/json"),
+    **dict.fromkeys(("text", "srt"), "text/plain"),
+    "vtt": "text/vtt",
+}
+
+
+class TranscriptionRequest(BaseModel):
+    """Fields of POST /v1/audio/transcriptions, beside the file.
+
+    instruction: text that follows the audio in the question, in place of the checkpoint's own.
+    max_new_tokens: most tokens of text, of each window where there are several.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str
+    response_format: Literal["json", "text", "verbose_json", "srt", "vtt"] = "json"
+    stream: bool = False
+    language: str = Field("unknown", max_length=40)
+    temperature: float = Field(0, ge=0, le=1)
+    prompt: str = ""
+    timestamp_granularities: list[Literal["segment"]] = []
+    chunking_strategy: Literal["", "auto"] = ""
+    instruction: str | None = None
+    max_new_tokens: int = Field(RequestOptions.thinker_max_new_tokens, ge=1)
+
+    @property
+    def in_windows(self) -> bool:
+        """True where the audio is cut, and each window is transcribed on its own."""
+        timed = self.response_format in ("verbose_json", "srt", "vtt")
+        return timed or self.chunking_strategy == "auto"
+
+
+@router.post(
+    "/v1/audio/transcriptions",
+    openapi_extra=form_of(TranscriptionRequest, "file"),
+    responses=errors_of(with_body=True),
+)
+async def transcriptions(request: Request) -> Response:
+    """Transcribe a sound file."""
+    service: Service = request.app.state.service
+    context: Context = request.scope["context"]
+    context.param = "file"
+    content_type = request.headers.get("content-type", "")
+    wanted, windows = await service.model.in_thread(_read, service, context, content_type)
+    context.release_body()
+    context.wanted(wanted.stream, False)
+    transcription = Transcription(wanted, windows, service, context)
+    if wanted.stream:
+        return EventStream(await with_first(transcription.events()))
+    async with aclosing(transcription.deltas()) as deltas:
+        async for _ in deltas:
+            pass
+    return Response(transcription.whole(), media_type=_MEDIA_TYPES[wanted.response_format])
+
+
+def _read(
+    service: Service, context: Context, content_type: str
+) -> tuple[TranscriptionRequest, list[Window]]:
+    """Return what a request wants, and the windows of its audio. Raises ApiError."""
+    form = read_form(context.body, content_type)
+    try:
+        wanted = TranscriptionRequest.model_validate(form.fields)
+    except ValidationError as error:
+        raise refused_field(error) from error
+    check_model(service, wanted.model)
+    if wanted.prompt:
+        raise wrong_value(
+            "prompt, the text before this audio, is not taken. `instruction` is what the model is "
+            "asked after the audio.",
+            "prompt",
+        )
+    if wanted.stream and wanted.response_format not in ("json", "text"):
+        raise wrong_value(
+            f"{wanted.response_format} can't be streamed. Take json, or stream: false.", "stream"
+        )
+    if wanted.timestamp_granularities and wanted.response_format != "verbose_json":
+        raise wrong_value(
+            "timestamp_granularities needs response_format verbose_json.",
+            "timestamp_granularities",
+        )
+    content = form.files.pop("file", None)
+    if content is None or form.files:
+        raise wrong_value("the form needs one file, under the name file.", "file")
+    check_sound(content, service.settings, "file", "file")
+    longest_s = service.settings.max_media_s
+    return wanted, read_windows({"audio": content}, wanted.in_windows, longest_s)
+
+
+class Transcription:
+    """One answer. text: what was found so far."""
+
+    def __init__(
+        self,
+        wanted: TranscriptionRequest,
+        windows: list[Window],
+        service: Service,
+        context: Context,
+    ):
+        self._wanted, self._windows = wanted, windows
+        self._service, self._context = service, context
+        self.text = ""
+        self._segments: list[Segment] = []
+        self._usage: Json = {
+            "type": "tokens",
+            "input_tokens": 0,
+            "output_tokens": 0,
+            "total_tokens": 0,
+            "input_token_details": {"audio_tokens": 0, "text_tokens": 0},
+        }
+        self._options = bounded_options({}, service.settings, context.owner)
+        self._options |= {"literal_text": True}
+        if wanted.temperature > 0:
+            self._options |= {"thinker_do_sample": True}
+            self._options |= {"thinker_temperature": max(wanted.temperature, 1e-6)}
+
+    async def deltas(self) -> AsyncGenerator[str, None]:
+        """Yield the text, one window after the other: a request never has two slots."""
+        for window in self._windows:
+            segment = Segment(window.start_s, window.end_s, "", [])
+            with await self._start(window) as stream:
+                async for event in stream:
+                    if isinstance(event, TextDelta) and event.text:
+                        delta = event.text if segment.text or not self.text else f" {event.text}"
+                        self.text += delta
+                        yield delta
+                        text, token_ids = segment.text, segment.token_ids
+                        segment = replace(
+                            segment, text=text + event.text, token_ids=token_ids + event.token_ids
+                        )
+                    elif isinstance(event, Finished):
+                        self._count(event.result)
+            self._segments.append(segment)
+        self._context.fields |= {
+            "windows": len(self._windows),
+            "prompt_tokens": self._usage["input_tokens"],
+            "text_tokens": self._usage["output_tokens"],
+        }
+        if self._service.settings.log_content:
+            self._context.answer = self.text
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Yield the text as server-sent events, and all of it with the usage after them."""
+        async with aclosing(self.deltas()) as deltas:
+            async for delta in deltas:
+                yield json_event({"type": "transcript.text.delta", "delta": delta})
+        done = {"type": "transcript.text.done", "text": self.text, "usage": self._usage}
+        yield json_event(done)
+
+    def whole(self) -> str:
+        """Return the answer in the form that was asked for."""
+        wanted = self._wanted.response_format
+        if wanted == "text":
+            return self.text + "\n"
+        if wanted == "srt":
+            return "".join(_srt_cues(self._segments))
+        if wanted == "vtt":
+            return "WEBVTT\n\n" + "".join(_vtt_cues(self._segments))
+        if wanted == "json":
+            return json.dumps({"text": self.text, "usage": self._usage}, ensure_ascii=False)
+        seconds = round(self._windows[-1].end_s, 3)
+        segments = map(self._verbose, range(len(self._segments)), self._segments)
+        answer = {
+            "task": "transcribe",
+            "language": self._wanted.language,
+            "duration": seconds,
+            "text": self.text,
+            "segments": list(segments),
+            "usage": {"type": "duration", "seconds": seconds},
+        }
+        return json.dumps(answer, ensure_ascii=False)
+
+    async def _start(self, window: Window) -> SpeechStream:
+        """Start the request of a window.
+
+        A later one waits where the queue is full: what has been done would be lost.
+        """
+        wanted, model = self._wanted, self._service.model
+        while True:
+            start = partial(
+                stream_transcript,
+                model.take(),
+                window.audio,
+                wanted.instruction,
+                wanted.max_new_tokens,
+                **self._options,
+            )
+            try:
+                return await model.start(start)
+            except BusyError:
+                if not self._segments:
+                    raise
+            await asyncio.sleep(RETRY_S)
+
+    def _count(self, result: SpeechResult) -> None:
+        timings = result.timings
+        self._service.metrics.finished(result, Player(), timings.reused_tokens)
+        details = self._usage["input_token_details"]
+        details["audio_tokens"] += timings.prompt_audio_tokens
+        details["text_tokens"] += timings.prompt_tokens - timings.prompt_audio_tokens
+        self._usage["input_tokens"] += timings.prompt_tokens
+        self._usage["output_tokens"] += timings.text_tokens
+        self._usage["total_tokens"] += timings.prompt_tokens + timings.text_tokens
+
+    def _verbose(self, number: int, segment: Segment) -> Json:
+        """Return a segment with all fields that OpenAI's has; zeros are what nobody measures."""
+        data = segment.text.encode()
+        return {
+            "id": number,
+            "seek": round(segment.start_s / _SEEK_S),
+            "start": round(segment.start_s, 3),
+            "end": round(segment.end_s, 3),
+            "text": segment.text,
+            "tokens": segment.token_ids,
+            "temperature": self._wanted.temperature,
+            "avg_logprob": 0.0,
+            "compression_ratio": round(len(data) / len(zlib.compress(data)), 3),
+            "no_speech_prob": 0.0,
+        }
+
+
+def _srt_cues(segments: Sequence[Segment]) -> Iterator[str]:
+    for number, segment in enumerate(segments, 1):
+        start, end = (_time(s).replace(".", ",") for s in (segment.start_s, segment.end_s))
+        yield f"{number}\n{start} --> {end}\n{_one_line(segment.text)}\n\n"
+
+
+def _vtt_cues(segments: Sequence[Segment]) -> Iterator[str]:
+    for segment in segments:
+        text = html.escape(_one_line(segment.text), quote=False)
+        yield f"{_time(segment.start_s)} --> {_time(segment.end_s)}\n{text}\n\n"
+
+
+def _one_line(text: str) -> str:
+    """Return a text without empty lines, which would end its cue."""
+    return " ".join(text.split())
+
+
+def _time(seconds: float) -> str:
+    minutes, milliseconds = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{milliseconds / 1000:06.3f}"
