@@ -4,14 +4,17 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.errors import ArtifactError, EngineDiedError
+from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.placement import load_engines
 from testing.media_cases import CASES, text, user
 from testing.oracle import Reference
@@ -19,7 +22,6 @@ from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
     StandIn,
-    compile_for_stand_in,
     omni_over,
     stand_in_target,
     weights_for_stand_in,
@@ -41,15 +43,14 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    tree = tmp_path_factory.mktemp("two") / "tree"
-    return compile_for_stand_in(checkpoint, tree, extends=False, tp=2)
+    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), tp=2)
 
 
 @pytest.fixture(scope="module")
 def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
     """Each stage in a process with two ranks, and what each rank was given."""
     seen = tmp_path_factory.mktemp("seen")
-    target = stand_in_target(StandIn(seen))
+    target = stand_in_target(StandIn(seen, caches=False))
     engines = load_engines(target, two, "split", "trn2.48xlarge")
     with omni_over(engines, two) as omni:
         yield omni, seen
@@ -127,3 +128,19 @@ def test_replies_of_four_ranks_are_transformers(
     with omni_over(engines, spec) as omni:
         assert_replies(omni, reference, "text")
         assert_replies(omni, reference, "image-and-audio")
+
+
+def test_what_one_process_has_compiled_for_two_ranks_both_find(
+    two: EngineSpec, tmp_path: Path
+) -> None:
+    """Compiled at rank 0 of a group that is not there; captured by both over gloo."""
+    target = stand_in_target(extends=False)
+    compile_tree(two.plan, tmp_path, target, only=("audio",))
+    ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn())
+    (graph,) = ranks.part("audio_encoder").graphs.values()
+    assert graph.label == "audio_encoder[windows=1]"
+    neffs = list((tmp_path / "audio").rglob("*.neff"))
+    neffs[0].rename(neffs[0].with_name("0000.neff"))
+    with pytest.raises(ArtifactError, match="1 graphs of audio_encoder were compiled anew"):
+        ranks.part("audio_encoder")
+    ranks.close()

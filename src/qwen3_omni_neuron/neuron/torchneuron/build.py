@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from torch import Tensor
-from torch.distributed import TCPStore
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
@@ -23,7 +22,7 @@ from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_settings
-from qwen3_omni_neuron.neuron.torchneuron.runtime import ADDRESS, Runtime, Seat, TorchNeuron
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeuron
 from qwen3_omni_neuron.process.engine_group import EngineGroup
 
 logger = logging.getLogger(__name__)
@@ -71,12 +70,10 @@ class ModelRanks:
         self.late_compilations = 0
         self._work = tempfile.TemporaryDirectory(prefix="qwen3-omni-neuron-")
         tp = spec.plan.tp
-        # The store is here before the ranks are, so its port is free.
-        self._store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
         factories, environments = [], []
         for rank in range(tp):
-            seat = Seat(rank, tp, self._store.port)
+            seat = Seat(rank, tp, Path(self._work.name) / "store")
             work = Path(self._work.name) / f"rank{rank}"
             factories.append(partial(Rank, spec, runtime, seat, work))
             environments.append(

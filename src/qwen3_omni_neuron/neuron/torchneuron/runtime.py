@@ -6,6 +6,7 @@ used.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -19,16 +20,14 @@ from qwen3_omni_neuron.neuron.versions import (
     is_torchneuron,
 )
 
-ADDRESS = "127.0.0.1"
-
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place among the ranks. port: of the ranks' store on this machine; 0: none."""
+    """A rank's place among the ranks. store: a file through which they find each other."""
 
     rank: int
     ranks: int
-    port: int
+    store: Path
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
         """Return the variables of the rank's process, torchrun's among them.
@@ -40,8 +39,7 @@ class Seat:
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(self.rank),
             "LOCAL_WORLD_SIZE": str(self.ranks),
-            "MASTER_ADDR": ADDRESS,
-            "MASTER_PORT": str(self.port),
+            "MASTER_ADDR": "127.0.0.1",  # of Neuron's own store, at a port that rank 0 chooses
         }
         if visible_cores is not None:
             first = int(visible_cores.split("-")[0])
@@ -51,7 +49,7 @@ class Seat:
     def join(self, backend: str) -> None:
         """Make torch.distributed's default group of the ranks, where there are several."""
         if self.ranks > 1:
-            store = distributed.TCPStore(ADDRESS, self.port, is_master=False)
+            store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
                 backend, store=store, rank=self.rank, world_size=self.ranks
             )
