@@ -14,13 +14,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.compilation.manifest import read_manifest, verify_files
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.compilation.versions import installed_version
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.errors import ArtifactError, BucketError, EngineDiedError
+from qwen3_omni_neuron.errors import (
+    ArtifactError,
+    BucketError,
+    EngineDiedError,
+    NotInstalledError,
+    OptionError,
+)
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
@@ -200,6 +207,35 @@ def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(
         build_engines(replace(spec, compiled=copy), ["vocoder"], StandIn())
     after = sorted((copy / "code2wav" / NEFF_FOLDER).rglob("*.neff"))
     assert sorted(path.read_bytes() for path in after) == sorted(before), "the tree is as it was"
+
+
+@pytest.mark.skipif(
+    installed_version("torch-neuronx") is not None,
+    reason="the Neuron SDK, or its sources, are here",
+)
+def test_without_torchneuron_it_says_what_is_not_there(
+    checkpoint: Path,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    with pytest.raises(NotInstalledError, match=r"needs TorchNeuron, torch-neuronx 2\.13\.3"):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, instance="trn2.48xlarge")
+    with pytest.raises(OptionError, match=r"trn2\.3xlarge has 4 logical cores"):
+        Qwen3Omni.load(
+            checkpoint,
+            compiled_path=tree,
+            instance="trn2.3xlarge",
+            placement="split",
+            cores={"thinker": "0", "talker": "1", "vocoder": "4"},
+        )
+    assert cli.main(["inspect", str(tree), "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "target: torchneuron" in shown
+    assert "thinker_extend_visual[rows=16,window=128]" in shown
 
 
 def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.errors import ArtifactError, EngineDiedError
+from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.placement import load_engines
 from testing.media_cases import CASES, text, user
@@ -139,8 +139,4 @@ def test_what_one_process_has_compiled_for_two_ranks_both_find(
     ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn())
     (graph,) = ranks.part("audio_encoder").graphs.values()
     assert graph.label == "audio_encoder[windows=1]"
-    neffs = list((tmp_path / "audio").rglob("*.neff"))
-    neffs[0].rename(neffs[0].with_name("0000.neff"))
-    with pytest.raises(ArtifactError, match="1 graphs of audio_encoder were compiled anew"):
-        ranks.part("audio_encoder")
     ranks.close()
