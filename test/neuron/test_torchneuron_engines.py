@@ -31,7 +31,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
-from qwen3_omni_neuron.neuron.torchneuron.compile import expected_bytes
+from qwen3_omni_neuron.neuron.torchneuron.graph_folder import expected_bytes
 from testing.media_cases import CASES, text, user
 from testing.oracle import Reference
 from testing.replies import GREEDY, assert_same, reply_to_the_limit

@@ -1,6 +1,7 @@
 """The settings that TorchNeuron needs: the list, and that nothing contradicts it."""
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -57,3 +58,27 @@ def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.Mon
     for name, value in SETTINGS.items():
         monkeypatch.setenv(name, value)
     set_before_import(SETTINGS)
+
+
+def test_the_settings_are_made_before_torch_is_imported(tmp_path: Path) -> None:
+    """torch imports TorchNeuron by itself where it is installed."""
+    script = """
+import os, sys
+from pathlib import Path
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"))
+            raise SystemExit
+
+assert "torch" not in sys.modules
+sys.meta_path.insert(0, Finder())
+plan = type("Plan", (), {"lnc": 2})
+compile_graph(plan, "audio", Path(sys.argv[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr

@@ -1,80 +1,30 @@
-"""Compiles one graph of a plan for TorchNeuron: weights by rank, and NEFFs."""
+"""Compiles one graph of a plan for TorchNeuron, whose settings it makes before torch is imported.
 
-import tempfile
-import time
+Where TorchNeuron is installed, torch imports it by itself.
+"""
+
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.checkpoint.modules import lay_out
-from qwen3_omni_neuron.checkpoint.parameters import check_names
-from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
-from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
-from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.graphs.all import graph_calls
-from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
-from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.environment import (
-    COMPILE_ONLY,
-    set_before_import,
-    settings,
-)
-from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
-from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
+from qwen3_omni_neuron.neuron.torchneuron.environment import compiling
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime
 
 
 def compile_graph(
-    plan: CompilePlan, graph: str, folder: Path, runtime: Runtime | None = None
+    plan: CompilePlan, graph: str, folder: Path, runtime: "Runtime | None" = None
 ) -> GraphRecord:
-    """Compile a graph's parts into `folder`, which exists and is empty.
+    """Compile a graph into `folder`, which exists and is empty, in a process of its own.
 
-    neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
-    PART/weights     a file for each rank, as for target neuron
-
-    All ranks run the same graphs, so those of rank 0 are compiled, and no device is needed. It
-    changes environment variables and torch.distributed's group, so each graph is compiled in a
-    process of its own. runtime: None for TorchNeuron's.
-    Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
+    See neuron.torchneuron.graph_folder.fill_folder. Raises OptionError for settings that contradict
+    TorchNeuron's, and what that raises.
     """
-    started = time.monotonic()
-    config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
-    # Before hours of compiling, not after.
-    check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
-    neffs = folder / NEFF_FOLDER
-    neffs.mkdir()
-    with tempfile.TemporaryDirectory() as local:
-        lnc = {"NEURON_LOGICAL_NC_CONFIG": str(plan.lnc)}
-        set_before_import({**settings(neffs, Path(local)), **COMPILE_ONLY, **lnc})
-        device = (runtime or TorchNeuron()).start_compiling(plan.tp)
-        for name in GRAPH_PARTS[graph]:
-            spec = part_spec(config, plan, name)
-            (folder / name).mkdir()
-            write_part_shards(spec, checkpoint, folder / name)
-            part = PartGraphs(spec, device, Compilations())
-            _compile_part(spec, part)
-    seconds = round(time.monotonic() - started, 3)
-    return GraphRecord(graph_calls(config, plan, graph), record_files(folder), seconds)
+    (folder / NEFF_FOLDER).mkdir()
+    with compiling(folder / NEFF_FOLDER, plan.lnc):
+        from qwen3_omni_neuron.neuron.torchneuron.graph_folder import fill_folder
 
-
-def expected_bytes(plan: CompilePlan, graph: str) -> int:
-    """Return the size in bytes of the weights of a graph's parts, as the ranks hold them.
-
-    The size of the NEFFs is not known in advance.
-    """
-    config = read_config(plan.model)
-    return sum(part_shard_bytes(part_spec(config, plan, name)) for name in GRAPH_PARTS[graph])
-
-
-def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
-    """Call each graph once. Raises CompileError that names the graph."""
-    for graph in spec.graphs:
-        inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
-        try:
-            part.run(graph.label, inputs)
-        except Exception as error:
-            raise CompileError(
-                f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
-                "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
-            ) from error
+        return fill_folder(plan, graph, folder, runtime)

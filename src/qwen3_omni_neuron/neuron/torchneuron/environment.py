@@ -6,7 +6,9 @@ executor and NEFF cache, which read them.
 
 import os
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from qwen3_omni_neuron.errors import OptionError
@@ -59,3 +61,15 @@ def set_before_import(variables: Mapping[str, str]) -> None:
             f"{wanted}."
         )
     os.environ.update(variables)
+
+
+@contextmanager
+def compiling(neffs: Path, lnc: int) -> Iterator[None]:
+    """Have the variables of a compile without a device, which writes its NEFFs to a folder.
+
+    lnc: physical cores of a logical one. Raises OptionError as set_before_import.
+    """
+    with tempfile.TemporaryDirectory() as local:
+        cores = {"NEURON_LOGICAL_NC_CONFIG": str(lnc)}
+        set_before_import({**settings(neffs, Path(local)), **COMPILE_ONLY, **cores})
+        yield

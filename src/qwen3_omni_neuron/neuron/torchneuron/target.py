@@ -18,7 +18,9 @@ TORCHNEURON = Target(
     replace(LIMITS, target="torchneuron", profiles={"safe": (2, 1)}, extends=True),
     versions,
     compile_graph=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_graph"),
-    expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "expected_bytes"),
+    expected_bytes=LazyFunction(
+        "qwen3_omni_neuron.neuron.torchneuron.graph_folder", "expected_bytes"
+    ),
     build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
     environments=environments,
     needs_tree=True,
