@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
+from packaging.version import Version
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.compilation.runner import compile_tree
@@ -28,6 +30,8 @@ from testing.torchneuron.runtime import (
 )
 
 TEXT = [user(text("What colour is the sky?"))]
+# 4.57 chooses another code for the picture, also beside the CPU's engines.
+MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
 LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 
 
@@ -62,7 +66,7 @@ def assert_replies(omni: Qwen3Omni, reference: Reference, name: str) -> None:
     assert_same(mine, theirs, reference)
 
 
-@pytest.mark.parametrize("name", ["text", "image-and-audio"])
+@pytest.mark.parametrize("name", ["text", MEDIA])
 def test_replies_of_two_ranks_a_stage_are_transformers(
     split: tuple[Qwen3Omni, Path], reference: Reference, name: str
 ) -> None:
@@ -127,7 +131,7 @@ def test_replies_of_four_ranks_are_transformers(
     engines = load_engines(target, spec, "shared", "trn2.48xlarge")
     with omni_over(engines, spec) as omni:
         assert_replies(omni, reference, "text")
-        assert_replies(omni, reference, "image-and-audio")
+        assert_replies(omni, reference, MEDIA)
 
 
 def test_what_one_process_has_compiled_for_two_ranks_both_find(
