@@ -16,11 +16,14 @@
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
 # make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
+# make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
+#                        iree-base-compiler, which carries it (2 GB of disk)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
 VENV := .venv
 NXDI_VENV := .venv-nxdi-line
 HLO_VENV := .venv-hlo
+IMPORT_VENV := .venv-import
 OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
@@ -35,7 +38,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     test_models test_speaking))
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
-.PHONY: speaking clean test-hlo lower docs test-wide test-aarch64 bench-openvino
+.PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -97,6 +100,11 @@ lower: $(HLO_VENV)/installed
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/pytest test/unit/test_hlo.py \
 	    $(if $(NXDI_SOURCES),test/neuron/test_nxdi_export.py)
 
+# The import comes first, as above.
+test-import: $(IMPORT_VENV)/installed
+	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
+	$(IMPORT_VENV)/bin/pytest test/unit/test_torch_mlir.py
+
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
 
@@ -132,7 +140,7 @@ speaking: $(VENV)/installed
 	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
@@ -143,6 +151,11 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 $(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
 	$(PYTHON) -m venv $(HLO_VENV)
 	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest
+	touch $@
+
+$(IMPORT_VENV)/installed: pyproject.toml requirements/import.txt
+	$(PYTHON) -m venv $(IMPORT_VENV)
+	$(IMPORT_VENV)/bin/pip install --quiet -c requirements/import.txt --editable . iree-base-compiler transformers pytest
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace

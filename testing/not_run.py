@@ -7,6 +7,7 @@ import pytest
 # Keys: text that a skip's reason contains.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "torch_xla is not installed": ("graphs lowered to HLO", "make test-hlo"),
+    "torch-mlir is not installed": ("graphs imported into torch-mlir", "make test-import"),
     "neuronx_distributed": ("NxDI's own code in its CPU mode", "make test-nxdi NXDI_SOURCES=..."),
     "NxDI can't be imported": (
         "NxDI's own code in its CPU mode",

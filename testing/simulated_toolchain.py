@@ -20,11 +20,10 @@ from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
 from qwen3_omni_neuron.neuron.nxdi.traced import (
     TracedGraph,
     TracedPart,
-    read_part_shard,
     state_name,
-    write_part_shards,
 )
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, LoadedPart, PartSpec, device_type
+from qwen3_omni_neuron.neuron.shards import read_part_shard, write_part_shards
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 

@@ -228,11 +228,11 @@ class LoadArguments(TypedDict, total=False):
         str | Path | None, OptionDoc("folder that `qwen3-omni-neuron compile` wrote")
     ]
     instance: Annotated[
-        str | None, OptionDoc("instance type, for target neuron", default="this machine's")
+        str | None, OptionDoc("instance type, for the targets on Neuron", default="this machine's")
     ]
     cores: Annotated[
         Mapping[str, str] | None,
-        OptionDoc("cores of each stage, for target neuron", default="the first ones"),
+        OptionDoc("cores of each stage, for the targets on Neuron", default="the first ones"),
     ]
     threads: Annotated[
         int | None,

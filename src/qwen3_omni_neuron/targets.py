@@ -8,8 +8,9 @@ from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.neuron.target import NEURON
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 
-TARGETS: dict[str, Target] = {target.limits.target: target for target in (CPU, NEURON)}
+TARGETS: dict[str, Target] = {target.limits.target: target for target in (CPU, NEURON, TORCHNEURON)}
 DEFAULT_TARGET = CPU.limits.target
 
 

@@ -64,11 +64,13 @@ def test_a_toy_target_is_compiled_and_loaded_by_its_versions(
 def test_its_limits_are_its_own(checkpoint: Path) -> None:
     with pytest.raises(OptionError, match="dtype is auto or one of float32 for target toy"):
         Qwen3Omni.load(checkpoint, target="toy", dtype="bfloat16")
-    with pytest.raises(OptionError, match="target is one of cpu, neuron, toy, got 'gpu'"):
+    with pytest.raises(
+        OptionError, match="target is one of cpu, neuron, torchneuron, toy, got 'gpu'"
+    ):
         Qwen3Omni.load(checkpoint, target="gpu")
 
 
-@pytest.mark.parametrize("name", ["cpu", "neuron"])
+@pytest.mark.parametrize("name", ["cpu", "neuron", "torchneuron"])
 def test_the_functions_of_an_entry_exist(name: str) -> None:
     target = TARGETS[name]
     for function in (target.compile_graph, target.expected_bytes, target.build_engines):

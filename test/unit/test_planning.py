@@ -36,6 +36,7 @@ def test_a_plan_extends_where_its_targets_engines_do() -> None:
     assert {name: plan_of(MODEL, RELEASED, name).extends for name in TARGETS} == {
         "cpu": True,
         "neuron": False,
+        "torchneuron": True,
     }
     assert CPU.limits.extends == CpuThinker.extends == Slots.extends
     assert NEURON.limits.extends == NeuronThinker.extends == NxdiSlots.extends
@@ -110,7 +111,7 @@ def test_a_checkpoint_that_cannot_speak_has_no_talker_to_plan(config: OmniConfig
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"target": "gpu"}, "target is one of cpu, neuron, got 'gpu'"),
+        ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
         ({"tp": 3}, "tp is 8 or 4 or 2 or 1 for target neuron, got 3"),
         ({"target": "cpu", "tp": 8}, "tp is 1 for target cpu, got 8"),
         ({"lnc": 4}, "lnc is 2 or 1 for target neuron, got 4"),

@@ -26,13 +26,9 @@ from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
-from qwen3_omni_neuron.neuron.nxdi.traced import (
-    TracedPart,
-    part_shard_bytes,
-    weight_name,
-    write_part_shards,
-)
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
+from qwen3_omni_neuron.neuron.shards import part_shard_bytes, weight_name, write_part_shards
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.graph_cases import with_weights
 from testing.models import load_models
@@ -265,7 +261,7 @@ from testing.peak_memory import watched
 from testing.part_cases import plain_spec
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.neuron.nxdi.traced import write_part_shards
+from qwen3_omni_neuron.neuron.shards import write_part_shards
 
 small, tiny, out = map(Path, sys.argv[1:])
 (out / "warm").mkdir()  # what the libraries themselves take

@@ -20,8 +20,9 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart
+from qwen3_omni_neuron.neuron.shards import read_part_shard, write_part_shards
 from testing.graph_cases import with_weights
 from testing.models import load_models
 from testing.neuron.join_ranks import join_ranks

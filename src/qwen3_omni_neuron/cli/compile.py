@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import GraphRecord
     from qwen3_omni_neuron.compilation.plan import CompilePlan
 
-DRY_RUN_TARGET = "neuron"
+DRY_RUN_TARGETS = ("neuron", "torchneuron")  # the first is the default
 REDRAW_S, REDRAW_IN_A_LOG_S = 0.1, 30.0
 _SIZES = {
     "prompt_buckets": "rows of a prompt",
@@ -50,7 +50,7 @@ def add_compile(parser: argparse.ArgumentParser) -> None:
     limits = [target.limits for target in TARGETS.values()]
     parser.add_argument(
         "--target",
-        help=f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {DRY_RUN_TARGET} for a "
+        help=f"{' or '.join(TARGETS)}; default: {DEFAULT_TARGET}, and {DRY_RUN_TARGETS[0]} for a "
         "--dry-run",
     )
     degrees = ", ".join(f"{limit.target}: {limit.degrees[0]}" for limit in limits)
@@ -120,12 +120,13 @@ def _compile(parsed: argparse.Namespace) -> int:
 
     model = resolve_checkpoint(chosen_model(parsed))
     if parsed.dry_run:
-        if parsed.target not in (None, DRY_RUN_TARGET):
+        if parsed.target not in (None, *DRY_RUN_TARGETS):
             raise OptionError(
                 "--dry-run counts what graphs take on a trn2, which is no machine of target "
-                f"{parsed.target}. Give --target {DRY_RUN_TARGET}, or leave --target out."
+                f"{parsed.target}. Give --target {' or '.join(DRY_RUN_TARGETS)}, or leave --target "
+                "out."
             )
-        plan = _plan(parsed, model, DRY_RUN_TARGET)
+        plan = _plan(parsed, model, parsed.target or DRY_RUN_TARGETS[0])
         return _dry_run(plan, None if parsed.tp is None else (parsed.tp,))
     if parsed.out is None:
         raise OptionError("no folder for the tree: give --out DIR, or --dry-run.")

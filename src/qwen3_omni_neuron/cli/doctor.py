@@ -4,6 +4,7 @@ import argparse
 import os
 import platform
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from qwen3_omni_neuron.compilation.versions import (
@@ -12,7 +13,15 @@ from qwen3_omni_neuron.compilation.versions import (
     PACKAGE_VERSION,
     installed_version,
 )
-from qwen3_omni_neuron.neuron.versions import NEURON_SDK, is_supported, supported_neuron
+from qwen3_omni_neuron.neuron.torchneuron.environment import SETTINGS, SHOWN
+from qwen3_omni_neuron.neuron.versions import (
+    NEURON_SDK,
+    TORCHNEURON_SDK,
+    is_supported,
+    neuron_target,
+    supported_neuron,
+    supported_torchneuron,
+)
 from qwen3_omni_neuron.targets import TARGETS
 
 NEURON_VARIABLES = (
@@ -31,7 +40,8 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 
 def _doctor(parsed: argparse.Namespace) -> int:
     """Print the report. Returns the exit status."""
-    print("\n".join([*_versions(), "", *_neuron(), "", *_prompts(), "", *_machine()]))
+    neuron = [*_torchneuron(), "", *_neuron(), "", *_neuron_target()]
+    print("\n".join([*_versions(), "", *neuron, "", *_prompts(), "", *_machine()]))
     return 0
 
 
@@ -41,23 +51,42 @@ def _versions() -> list[str]:
     return ["| package | version |", "| --- | --- |", *(f"| {n} | {v} |" for n, v in rows)]
 
 
-def _neuron() -> list[str]:
-    lines = [
-        f"| for Neuron (SDK {NEURON_SDK}) | supported | installed | |",
-        "| --- | --- | --- | --- |",
-    ]
-    unknown = False
-    for name, supported in supported_neuron().items():
+def _torchneuron() -> list[str]:
+    """List the versions for target torchneuron, and its settings."""
+    lines = _supported(f"target torchneuron (SDK {TORCHNEURON_SDK})", supported_torchneuron())
+    lines += ["", "| setting | here | in the processes of its ranks |", "| --- | --- | --- |"]
+    for name in SHOWN:
+        lines.append(f"| {name} | {os.environ.get(name, 'not set')} | {SETTINGS.get(name, '')} |")
+    return lines
+
+
+def _neuron_target() -> list[str]:
+    version = installed_version("torch-neuronx")
+    target = neuron_target(version)
+    if target is None:
+        return ["Neither Neuron target can run here: torch-neuronx is not installed."]
+    return [f"Of the Neuron targets this environment is for {target}: torch-neuronx is {version}."]
+
+
+def _supported(title: str, packages: Mapping[str, str | None]) -> list[str]:
+    lines = [f"| for {title} | supported | installed | |", "| --- | --- | --- | --- |"]
+    for name, supported in packages.items():
         version = installed_version(name)
         if supported is None:
-            unknown = True
             lines.append(f"| {name} | unknown | {version or 'not installed'} | |")
         elif version is None:
             lines.append(f"| {name} | {supported} | not installed | |")
         else:
             verdict = "ok" if is_supported(version, supported) else "not supported"
             lines.append(f"| {name} | {supported} | {version} | {verdict} |")
-    if unknown:
+    return lines
+
+
+def _neuron() -> list[str]:
+    """List the versions for target neuron."""
+    packages = supported_neuron()
+    lines = _supported(f"target neuron (SDK {NEURON_SDK})", packages)
+    if None in packages.values():
         lines += [
             "",
             f"Unknown: the metadata of {PACKAGE} says which versions are supported, and it runs "

@@ -27,7 +27,8 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     for name, value in (("instance", request.instance), ("cores", request.cores)):
         if value is not None:
             raise OptionError(
-                f"{name} is for target neuron, and this is for target {plan.target}. Leave it out."
+                f"{name} is for the targets on Neuron, and this is for target {plan.target}. Leave "
+                "it out."
             )
     return {stage: {} for stage in request.stages}
 

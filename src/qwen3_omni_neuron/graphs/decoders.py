@@ -166,7 +166,8 @@ def _extend(
 
 def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
     source, target = inputs
-    return (), tuple(held.index_copy(0, target, held.index_select(0, source)) for held in state)
+    row = target.long()  # index_copy takes no other type
+    return (), tuple(held.index_copy(0, row, held.index_select(0, source)) for held in state)
 
 
 def _decode(

@@ -186,10 +186,11 @@ def _update_slots(state: State, slots: Tensor, new: State) -> State:
     position is not changed.
     """
     position, *held = state
-    every_slot = torch.arange(len(position), device=slots.device)
+    every_slot = torch.arange(len(position), dtype=slots.dtype, device=slots.device)
     # [streams, slots]. By comparison: the compiler scatters no integers.
     named = (slots[:, None] == every_slot) & (every_slot < len(position) - 1)
     given = torch.where(named, new[0][:, None], 0).amax(0)
     position = torch.where(named.any(0), given, position)
-    renewed = (old.index_copy(0, slots, n) for old, n in zip(held, new[1:], strict=True))
+    rows = slots.long()  # index_copy takes no other type
+    renewed = (old.index_copy(0, rows, n) for old, n in zip(held, new[1:], strict=True))
     return (position, *renewed)

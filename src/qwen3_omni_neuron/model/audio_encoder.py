@@ -77,7 +77,8 @@ class AudioEncoder(nn.Module):
 def _zero_from(x: Tensor, width: int | Tensor) -> Tensor:
     """Return x [..., T] with zeros from column `width` on."""
     if isinstance(width, Tensor):
-        return x.masked_fill(torch.arange(x.shape[-1], device=x.device) >= width, 0)
+        columns = torch.arange(x.shape[-1], dtype=width.dtype, device=x.device)
+        return x.masked_fill(columns >= width, 0)
     return F.pad(x[..., :width], (0, x.shape[-1] - width)) if width < x.shape[-1] else x
 
 

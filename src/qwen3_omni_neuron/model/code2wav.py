@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import Code2WavConfig
-from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, widen
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.rotary import Rotary, Rotation, apply_rotary
 from qwen3_omni_neuron.model.streaming_conv import CausalConv, History, TransposedConv
 
@@ -90,7 +90,8 @@ class Code2Wav(nn.Module):
         """
         frames = codes.shape[2]
         x = self.embedding(codes + self.offsets).mean(1)  # [streams, T, hidden]
-        positions = position[:, None] + torch.arange(frames, device=codes.device)
+        frame = torch.arange(frames, dtype=position.dtype, device=codes.device)
+        positions = position[:, None] + frame
         rotation = self.rotary.at(positions.float())
         mask = window_mask(position, frames, self.config.sliding_window)
         for layer in self.layers:
@@ -119,7 +120,7 @@ def window_mask(position: Tensor, frames: int, window: int) -> Tensor:
     own. At position p only the last p of the keys before it are filled: with a window of 72 and
     p = 2, keys 69 and 70.
     """
-    key = torch.arange(window - 1 + frames, device=position.device)
+    key = torch.arange(window - 1 + frames, dtype=position.dtype, device=position.device)
     first = key[:frames, None]  # [T, 1]
     filled = (window - 1 - position)[:, None, None, None]  # index of the first filled key
     return (key >= torch.maximum(first, filled)) & (key < first + window)
@@ -150,9 +151,9 @@ class VocoderLayer(nn.Module):
         rotation: [streams, T, 1, head_dim]; mask: see window_mask.
         """
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (-1, self.head_dim))
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 2)
+        qk, v = cut(qkv, 2, self.heads + self.kv_heads)
         qk = apply_rotary(widen(qk), rotation).to(x.dtype)
-        q, k = qk.split((self.heads, self.kv_heads), 2)
+        q, k = cut(qk, 2, self.heads)
         # [streams, T, heads, head_dim] -> [streams, heads, T, head_dim]
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         k, v = history.extend(k, self.reach), history.extend(v, self.reach)

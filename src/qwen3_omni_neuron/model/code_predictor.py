@@ -52,11 +52,12 @@ def sample_top(
     k = min(top_k, logits.shape[-1]) if top_k > 0 else logits.shape[-1]
     values, ids = logits.float().topk(k)
     if limits is not None:
-        places = torch.arange(k, device=limits.device)
+        places = torch.arange(k, dtype=limits.dtype, device=limits.device)
         values = values.masked_fill(places >= limits[:, None], float("-inf"))
     cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
     # The total is that of the kept ids: those that top-p drops add 0.
-    rank = (cumulative <= uniforms[:, None] * cumulative[:, -1:]).sum(-1, keepdim=True)
+    below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
+    rank = below.sum(-1, keepdim=True, dtype=torch.int32).long()
     return ids.gather(1, rank).squeeze(1)
 
 
@@ -131,6 +132,7 @@ class CodePredictor(nn.Module):
             else:
                 draws = uniforms[:, step]
                 code = sample_top(logits, draws, top_k, top_p, running_sum, top_k_limits)
+            code = code.to(code0.dtype)
             rows = F.embedding(code, self.embedding[step])
             codes.append(code)
             embedded.append(rows)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import Appendable
-from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, widen
+from qwen3_omni_neuron.model.layers import FeedForward, RmsNorm, cut, widen
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
@@ -52,9 +52,9 @@ class Attention(nn.Module):
         layer: index of the layer in the cache.
         """
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        qk, v = cut(qkv, 1, self.heads + self.kv_heads)
         qk = apply_rotary(widen(self.qk_norm(qk)), rotation).to(x.dtype)
-        q, k = qk.split((self.heads, self.kv_heads), 1)
+        q, k = cut(qk, 1, self.heads)
         # [slots * span, heads, head_dim] -> [slots, heads, span, head_dim]
         q, k, v = (t.unflatten(0, layout).transpose(1, 2) for t in (q, k, v))
         keys, values = cache.append(layer, k, v)

@@ -155,7 +155,7 @@ class PromptState:
         """Fill the slot; see Appendable.append. keys, values: [1, kv_heads, rows, head_dim]."""
         for held, new in zip(self._state[2 * layer :], (keys, values), strict=False):
             filled = F.pad(new, (0, 0, 0, held.shape[2] - new.shape[2]))
-            self.new_state.append(held.index_copy(0, self._slot, filled))
+            self.new_state.append(held.index_copy(0, self._slot.long(), filled))
         return keys, values
 
 
@@ -173,7 +173,8 @@ class ExtendState:
         self, state: KvTensors, slot: Tensor, length: Tensor, last: Tensor, rows: int, window: int
     ):
         self._state, self._slot, self._window = state, slot, window
-        row, positions = (torch.arange(n, device=length.device) for n in (rows, window))
+        kind, device = length.dtype, length.device
+        row, positions = (torch.arange(n, dtype=kind, device=device) for n in (rows, window))
         # A call writes `rows` positions in a line. Where padding would lie beyond the cache's end
         # the line begins earlier: 8 rows at length 60 of 64 positions write 56 to 63, of which 56
         # to 59 keep their values.
@@ -195,7 +196,7 @@ class ExtendState:
 
         Returns [1, kv_heads, window, head_dim] of the slot.
         """
-        head = torch.arange(held.shape[1], device=held.device)[:, None]
+        head = torch.arange(held.shape[1], dtype=self._at.dtype, device=held.device)[:, None]
         where = self._slot[:, None], head, self._at[None]
         new = torch.where(self._is_new, rows[0].index_select(1, self._row), held[where])
         written = held.index_put(where, new)
@@ -218,7 +219,7 @@ class StepState:
         self._state, self._slots, self._window = state, slots, window
         self._idle = (lengths < 0)[:, None, None]
         self._at = lengths.clamp(min=0)
-        positions = torch.arange(window, device=lengths.device)
+        positions = torch.arange(window, dtype=lengths.dtype, device=lengths.device)
         self.mask = (positions > self._at[:, None])[:, None, None, :]
         self.new_state: list[Tensor] = []
 
@@ -232,7 +233,7 @@ class StepState:
 
         Returns [n, kv_heads, window, head_dim] of the slots.
         """
-        head = torch.arange(held.shape[1], device=held.device)[None]
+        head = torch.arange(held.shape[1], dtype=self._at.dtype, device=held.device)[None]
         where = self._slots[:, None], head, self._at[:, None]
         new = torch.where(self._idle, held[where], rows.squeeze(2))
         written = held.index_put(where, new)

@@ -10,6 +10,14 @@ def widen(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
+    """Return the first `length` entries along an axis, and the rest.
+
+    As two slices: a compiler may take torch's split for views with strides, and gather the entries.
+    """
+    return x.narrow(axis, 0, length), x.narrow(axis, length, x.shape[axis] - length)
+
+
 class RmsNorm(nn.Module):
     """Root mean square norm: x / rms(x) in float32, cast back, times the weight.
 
@@ -33,7 +41,7 @@ class RmsNorm(nn.Module):
 
 def gated(gate_up: Tensor) -> Tensor:
     """Return silu(gate) * up, [..., width]. gate_up: [..., 2 width], gate first."""
-    gate, up = gate_up.chunk(2, -1)
+    gate, up = cut(gate_up, -1, gate_up.shape[-1] // 2)
     return F.silu(gate) * up
 
 

@@ -88,11 +88,11 @@ class MoeFeedForward(nn.Module):
         With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. Their number has
         an upper bound, and which expert a block belongs to is data. Counts are taken in float32
         (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a product of
-        integers.
+        integers. Integers here are int32, but for indices: what top-k gives, and index_copy takes.
         """
         (rows, k), size = chosen.shape, self.block_rows
-        numbers = torch.arange(self.experts, device=x.device)
-        taken = (chosen.unsqueeze(2) == numbers).any(1).float()  # [rows, experts]
+        numbers = torch.arange(self.experts, dtype=torch.int32, device=x.device)
+        taken = (chosen.unsqueeze(2).int() == numbers).any(1).float()  # [rows, experts]
         before = torch.ones(rows, rows, device=x.device).tril(-1)
         earlier = torch.mm(before, taken)  # how many earlier rows chose the expert too
         used = torch.ceil(taken.sum(0) / size)  # blocks of each expert
@@ -100,7 +100,8 @@ class MoeFeedForward(nn.Module):
         place = ((ends - used) * size + earlier).gather(1, chosen).flatten().long()
         # A chosen expert's padding is at most size - 1 rows.
         blocks = (rows * k + min(rows * k, self.experts) * (size - 1)) // size
-        expert = (torch.arange(blocks, device=x.device)[:, None] >= ends).sum(1)
+        block = torch.arange(blocks, dtype=ends.dtype, device=x.device)
+        expert = (block[:, None] >= ends).sum(1, dtype=torch.int32)
         expert = expert.clamp(max=self.experts - 1)  # unused blocks
         copies = x.unsqueeze(1).expand(-1, k, -1).flatten(0, 1)
         inputs = x.new_zeros(blocks * size, x.shape[1]).index_copy(0, place, copies)

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import RopeConfig
+from qwen3_omni_neuron.model.layers import cut
 
 Rotation = tuple[Tensor, Tensor]
 """Cos and sin, float32 [..., 1, head_dim]; sin has the sign of the swapped half."""
@@ -73,7 +74,7 @@ def apply_rotary(x: Tensor, rotation: Rotation) -> Tensor:
     x: [..., rows, heads, head_dim]. The first half of `sin` has the sign of the rotation.
     """
     cos, sin = rotation
-    first, second = x.chunk(2, -1)
+    first, second = cut(x, -1, x.shape[-1] // 2)
     return x * cos + torch.cat((second, first), -1) * sin
 
 

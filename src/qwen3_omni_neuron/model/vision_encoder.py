@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.model.config import VisionEncoderConfig
-from qwen3_omni_neuron.model.layers import widen
+from qwen3_omni_neuron.model.layers import cut, widen
 from qwen3_omni_neuron.model.rotary import Rotation, apply_rotary
 
 NORM_EPS = 1e-6
@@ -74,9 +74,11 @@ class VisionEncoder(nn.Module):
         exact = places.float() * (side - 1) / last  # [2, P]
         low = exact.floor()
         share = exact - low  # of the higher neighbour
-        nearest = torch.stack((low, low + 1)).long().clamp(max=side - 1)  # [2 (low, high), 2, P]
+        nearest = (
+            torch.stack((low, low + 1)).to(places.dtype).clamp(max=side - 1)
+        )  # [2 (low, high), 2, P]
         weights = torch.stack((1 - share, share))
-        rows, columns = nearest.unbind(1)
+        rows, columns = nearest[:, 0], nearest[:, 1]
         # [row neighbour, column neighbour, P]
         index = rows[:, None] * side + columns[None]
         weight = (weights[:, None, 0] * weights[None, :, 1]).unsqueeze(-1)
@@ -108,9 +110,9 @@ class VisionLayer(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, mask: Tensor) -> Tensor:
         """Apply the layer to x [frames, P, hidden]. mask: bool [1, 1, 1, P], real patches."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(2, (3 * self.heads, -1))
-        qk, v = qkv.split((2 * self.heads, self.heads), 2)  # [frames, P, heads, head_dim]
+        qk, v = cut(qkv, 2, 2 * self.heads)  # [frames, P, heads, head_dim]
         qk = apply_rotary(widen(qk), rotation).to(x.dtype)
-        q, k = qk.split((self.heads, self.heads), 2)
+        q, k = cut(qk, 2, self.heads)
         mixed = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), mask
         )

@@ -17,6 +17,10 @@ NEURON_PACKAGES = (
 )
 # No extra pins these: nki comes with neuronx-cc, and the extra's markers name the oldest Python.
 _UNPINNED = {"nki": "0.5.0", "python": "3.11, 3.12, 3.13"}
+# The SDK of target torchneuron. Its torch-neuronx has torch's version in its own, and no torch_xla.
+TORCHNEURON_SDK = "2.33"
+TORCHNEURON_VERSIONS = "2.13.3.*, 2.14.3.*"
+TORCHNEURON_PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "python")
 _SDK_MODULES = (
     "torch_neuronx",
     "libneuronxla",
@@ -65,6 +69,29 @@ def is_supported(version: str, supported: str) -> bool:
     # "2.9.0.2.15.3+abc": the part after + names a build.
     plain = version.split("+", maxsplit=1)[0]
     return any(fnmatchcase(plain, w) or plain.startswith(f"{w}.") for w in wanted)
+
+
+def supported_torchneuron() -> dict[str, str]:
+    """Return the supported versions for target torchneuron, as `is_supported` takes them."""
+    return {
+        "torch": "2.13, 2.14",
+        "torch-neuronx": TORCHNEURON_VERSIONS,
+        "python": "3.12, 3.13, 3.14",
+    }
+
+
+def neuron_target(torch_neuronx: str | None) -> str | None:
+    """Return the target that an installed version of torch-neuronx runs; None for neither."""
+    if torch_neuronx is None:
+        return None
+    return "torchneuron" if is_torchneuron(torch_neuronx) else "neuron"
+
+
+def is_torchneuron(version: str) -> bool:
+    """Tell whether a version of torch-neuronx is TorchNeuron's, supported or not."""
+    from packaging.version import Version
+
+    return Version(version) >= Version("2.10")  # 2.9 is the last one on torch_xla
 
 
 def require_sdk() -> None:

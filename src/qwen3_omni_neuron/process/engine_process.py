@@ -8,6 +8,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
@@ -38,13 +40,16 @@ class EngineProcess:
         factory: Callable[[], Any],
         env: Mapping[str, str] | None = None,
         threads: int | None = None,
+        requests: SharedBlock | None = None,
     ) -> None:
         """Start the process.
 
         name: the engine's, for messages. factory: makes the engine; it is pickled, so it must be a
         function of a module or a functools.partial of one, and neither from the main script.
         env: environment variables to add to this process's; they are set before the new process
-        imports anything. threads: number of threads of torch's operations in it.
+        imports anything. threads: number of threads of torch's operations in it. requests: the
+        block of what is sent to it, where several processes are sent the same; see
+        process.engine_group.
         Raises OSError where it can't be started, and what pickling the factory raises.
         """
         self._name = name
@@ -55,7 +60,7 @@ class EngineProcess:
         self._ready = False
         self._started = time.monotonic()
         self._output = OutputTail()
-        self._mailbox, self._process = _start(self._output, env or {})
+        self._mailbox, self._process = _start(self._output, env or {}, requests)
         self._poll = select.poll()
         self._poll.register(self._mailbox.fileno(), select.POLLIN)
         # Also ends the process when this object is garbage, and at exit.
@@ -87,7 +92,7 @@ class EngineProcess:
                     self._exchange(None, timeout_s)
                     self._ready = True
                     seconds = time.monotonic() - self._started
-                    logger.info("%s is ready after %.1f s", self._label, seconds)
+                    logger.info("%s is ready after %.1f s", self.label, seconds)
         except BaseException:
             self.close()
             raise
@@ -109,12 +114,53 @@ class EngineProcess:
             self._refuse_where_ended()
             return self._exchange((attribute, None))
 
+    def pack(self, method: str, *arguments: object) -> bytes:
+        """Prepare a call for every process that shares the block of requests; see `post`."""
+        return self._mailbox.pack((method, arguments))
+
+    def post(self, packed: bytes) -> None:
+        """Send a call that was packed, whose answer is to be taken. One thread at a time.
+
+        Raises ClosedError after `close`. Where the process has ended, taking the answer says so.
+        """
+        self._refuse_where_ended()
+        with suppress(DisconnectedError):
+            self._mailbox.post(packed)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable when an answer can be taken."""
+        return self._mailbox.fileno()
+
+    def take(self) -> tuple[bool, Any]:
+        """Take the answer of a call that was posted, or to the building of the engine.
+
+        Returns whether it is a result, and the result or the exception. Raises EngineDiedError.
+        """
+        try:
+            done, value = self._mailbox.receive()
+        except DisconnectedError:
+            raise self._died() from None
+        return done, value if done else value.exception()
+
+    def check(self) -> None:
+        """Raise EngineDiedError where the process has ended or was stopped, which ends it."""
+        if self._process.poll() is not None:
+            raise self._died()
+        if _is_stopped(self.pid):
+            self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
+            raise self._died()
+
+    def end(self, reason: str) -> None:
+        """Kill the process at once. Later calls raise EngineDiedError with the reason."""
+        self._refuse(EngineDiedError, reason)
+        self._process.kill()
+
     def close(self) -> None:
         """End the process within seconds: close its connection, then terminate it, then kill it.
 
         Any thread may call it, also while another one is in a call. A second call does nothing.
         """
-        self._refuse(ClosedError, f"{self._label} was closed. Load the model again.")
+        self._refuse(ClosedError, f"{self.label} was closed. Load the model again.")
         with self._closing:
             self._end()
             with self._calling:  # a call that was running has been woken by the disconnection
@@ -122,7 +168,8 @@ class EngineProcess:
                 self._output.close()
 
     @property
-    def _label(self) -> str:
+    def label(self) -> str:
+        """The engine's name and the process's id, for messages."""
         return f"The {self._name} engine (process {self.pid})"
 
     def _exchange(self, request: object | None, timeout_s: float | None = None) -> Any:
@@ -138,7 +185,7 @@ class EngineProcess:
             raise
         except BaseException:
             # A KeyboardInterrupt: the next call would receive the answer of this one.
-            self._refuse(ClosedError, f"A call of {self._label} was interrupted, which ended it.")
+            self._refuse(ClosedError, f"A call of {self.label} was interrupted, which ended it.")
             self._process.kill()
             raise
         if not done:
@@ -153,7 +200,7 @@ class EngineProcess:
             if deadline is not None:
                 wait_s = min(LIVENESS_S, deadline - time.monotonic())
                 if wait_s <= 0:
-                    problem = f"{self._label} was not ready within {timeout_s:g} s, and was ended."
+                    problem = f"{self.label} was not ready within {timeout_s:g} s, and was ended."
                     raise EngineDiedError(problem + self._quoted_output())
             if self._poll.poll(1000 * wait_s):
                 return
@@ -169,7 +216,7 @@ class EngineProcess:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 status = None
-            problem = f"{self._label} {describe_exit(status)}. Load the model again."
+            problem = f"{self.label} {describe_exit(status)}. Load the model again."
             self._refuse(EngineDiedError, problem + self._quoted_output())
         assert self._refusal is not None
         kind, message = self._refusal
@@ -191,10 +238,12 @@ class EngineProcess:
             raise kind(message)
 
 
-def _start(output: OutputTail, env: Mapping[str, str]) -> "tuple[Mailbox, subprocess.Popen[bytes]]":
+def _start(
+    output: OutputTail, env: Mapping[str, str], requests: SharedBlock | None
+) -> "tuple[Mailbox, subprocess.Popen[bytes]]":
     """Start a process that serves. Returns this end of its mailbox, and the process."""
     ours, theirs = socket.socketpair()
-    requests, answers = SharedBlock.create(), SharedBlock.create()
+    requests, answers = requests or SharedBlock.create(), SharedBlock.create()
     mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
     descriptors = (theirs.fileno(), requests.fileno(), answers.fileno())
     server = "qwen3_omni_neuron.process.server"
@@ -207,6 +256,15 @@ def _start(output: OutputTail, env: Mapping[str, str]) -> "tuple[Mailbox, subpro
     finally:
         theirs.close()
     return mailbox, process
+
+
+def _is_stopped(pid: int) -> bool:
+    """Tell whether a process was stopped, as by SIGSTOP. False where the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] in ("T", "t")
 
 
 def _end(mailbox: Mailbox, process: subprocess.Popen) -> None:

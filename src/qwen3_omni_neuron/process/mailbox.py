@@ -59,6 +59,13 @@ class Mailbox:
 
         Raises DisconnectedError, and before anything is sent what pickling the message raises.
         """
+        self.post(self.pack(message))
+
+    def pack(self, message: object) -> bytes:
+        """Put a message's buffers into the outgoing block, and return what to post.
+
+        It may be posted to every mailbox that shares the block. Raises what pickling raises.
+        """
         pickled, buffers = _pickle(message)
         sizes = [buffer.nbytes for buffer in buffers]
         offsets, total = _layout(sizes)
@@ -67,8 +74,12 @@ class Mailbox:
             block[offset : offset + buffer.nbytes] = np.frombuffer(buffer, np.uint8)
         size_table = struct.pack(f"<{len(sizes)}Q", *sizes)
         header = HEADER.pack(len(size_table) + len(pickled), len(sizes))
+        return b"".join((header, size_table, pickled))
+
+    def post(self, packed: bytes) -> None:
+        """Send a message that was packed. Raises DisconnectedError."""
         try:
-            self._socket.sendall(b"".join((header, size_table, pickled)))
+            self._socket.sendall(packed)
         except ConnectionError:
             raise DisconnectedError from None
 

@@ -1,6 +1,6 @@
 """code2wav on Neuron, with the states of its streams on the device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 import numpy as np
@@ -26,9 +26,14 @@ class NeuronVocoder:
     graph, so a call that raises has changed no slot's state, if a graph that fails changes none.
     """
 
-    def __init__(self, part: LoadedPart, config: Code2WavConfig):
-        """Raises ArtifactError where graphs are missing."""
-        self._part = part
+    def __init__(
+        self,
+        part: LoadedPart,
+        config: Code2WavConfig,
+        release: Callable[[], None] = lambda: None,
+    ):
+        """release: called by `close`. Raises ArtifactError where graphs are missing."""
+        self._part, self._release = part, release
         self._starts = graphs_by_size(part, "code2wav_start", "streams", "frames")
         self._steps = graphs_by_size(part, "code2wav_step", "streams", "frames")
         # The last row of the state is for padding.
@@ -69,6 +74,7 @@ class NeuronVocoder:
         """Release graphs, weights and states."""
         self._live.clear()
         self._part.close()
+        self._release()
 
     def _decode(
         self, graphs: GraphsBySize, slots: Sequence[int], codes: Sequence[Tensor], late: int

@@ -1,6 +1,5 @@
 """Engines over the graphs of a compiled tree, of all stages or of some."""
 
-import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,9 +21,7 @@ from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Toolchain
-from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
-
-logger = logging.getLogger(__name__)
+from qwen3_omni_neuron.neuron.part import LoadedPart, log_warm_up, part_spec
 
 
 def build_engines(
@@ -63,20 +60,7 @@ def warm_up_decoder(spec: DecoderSpec, graphs: DecoderGraphs) -> None:
         call = graphs.prefill if kind == "prefill" else graphs.decode
         call(inputs)
         count += 1
-    _log_warm_up(spec.part, count, started)
-
-
-def _warm_up_part(name: str, part: LoadedPart) -> None:
-    """Call every graph of a part once, with inputs that change no slot's state."""
-    started = time.monotonic()
-    for label, graph in part.graphs.items():
-        part.call(label, *[spec.idle_input() for spec in graph.inputs])
-    _log_warm_up(name, len(part.graphs), started)
-
-
-def _log_warm_up(name: str, graphs: int, started: float) -> None:
-    seconds = time.monotonic() - started
-    logger.info("%s: called each of %d graphs once, in %.1f s", name, graphs, seconds)
+    log_warm_up(spec.part, count, started)
 
 
 class _Loader:
@@ -91,7 +75,7 @@ class _Loader:
         spec = part_spec(self._spec.config, self._spec.plan, name)
         part = self._toolchain.load_part(spec, self._folder(name))
         loaded.callback(part.close)
-        _warm_up_part(name, part)
+        part.warm_up()
         return part
 
     def decoder(self, name: str, loaded: ExitStack) -> DecoderGraphs:

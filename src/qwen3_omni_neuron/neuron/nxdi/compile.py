@@ -25,8 +25,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
-from qwen3_omni_neuron.neuron.nxdi.traced import part_shard_bytes
 from qwen3_omni_neuron.neuron.part import part_spec
+from qwen3_omni_neuron.neuron.shards import part_shard_bytes
 
 
 def compile_graph(

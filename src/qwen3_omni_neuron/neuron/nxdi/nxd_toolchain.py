@@ -22,8 +22,9 @@ from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
-from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart, read_part_shard, write_part_shards
+from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import EXECUTABLE_FILE, LoadedPart, PartSpec
+from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard, write_part_shards
 from qwen3_omni_neuron.neuron.versions import require_sdk
 
 WORK_FOLDER = "compiler"
@@ -58,7 +59,7 @@ class NxdToolchain:
 
     def load_part(self, spec: PartSpec, folder: Path) -> LoadedPart:
         """Load a part; see Toolchain.load_part."""
-        wanted = TracedPart(spec, Alone()).weights
+        wanted = PartShare(spec, Alone()).weights
         shards = [read_part_shard(folder, rank, wanted) for rank in range(spec.tp)]
         model = self._loaded(folder / EXECUTABLE_FILE)
         compiled, labels = model.get_available_keys(), {graph.label for graph in spec.graphs}

@@ -1,0 +1,206 @@
+"""A decoder over the graphs of graphs.decoders: its slots, and the thinker's engine over them."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.buckets import bucket_of
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.errors import BucketError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.talker import media_mask
+from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
+from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+
+IDLE = -1  # the length of a decode graph's row that has no slot
+
+
+class GraphSlots:
+    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
+
+    name: "thinker" or "talker", of its graphs. extends: whether it has graphs that append rows.
+    """
+
+    def __init__(self, part: LoadedPart, name: str, extends: bool):
+        self.extends = extends
+        self._part, self._name = part, name
+        self._prompts = sorted(rows for (rows,) in graphs_by_size(part, f"{name}_prefill", "rows"))
+        self._steps = graphs_by_size(part, f"{name}_decode", "slots", "window")
+        self._batches = sorted({slots for slots, _ in self._steps})
+        self._windows = sorted({window for _, window in self._steps})
+        self._extends: list[tuple[int, int]] = []  # (window, rows), ascending
+        if extends:
+            sizes = graphs_by_size(part, f"{name}_extend", "window", "rows")
+            self._extends = [(window, rows) for window, rows in sizes]
+        state = next(iter(self._steps.values())).state[0].lengths
+        self.slots, self.context_length = state[0], state[2]
+        self._dtype = next(iter(self._steps.values())).outputs[0].dtype
+        self._lengths = [0] * self.slots
+        self._next_positions = [0.0] * self.slots
+
+    def prefill(
+        self,
+        slot: int,
+        rows: Tensor,
+        positions: Tensor,
+        *,
+        start: int = 0,
+        visual: Tensor | None = None,
+        deepstack: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Append rows to the first `start` of a slot; see DecoderSlots.prefill.
+
+        visual: int64 [V], indices of the rows that images and video fill; deepstack: [layers, V,
+        hidden], what is added there. Returns what the graph does, of the rows alone: for the
+        thinker the accept layer's hidden states [S, hidden].
+        Raises BucketError for more rows than a graph takes or than the slot has positions left.
+        """
+        held = self._lengths[slot]
+        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        self._lengths[slot] = start  # while the call runs, and after one that raises
+        rows, positions = rows.to(self._dtype), positions.float()
+        logits, seen, begin = torch.empty(0), list[Tensor](), 0
+        while begin < len(rows):
+            size, window = self._prompt_size(start + begin, len(rows) - begin)
+            stop = min(begin + size, len(rows))
+            inputs = [
+                pad_rows(rows[begin:stop], size),
+                F.pad(positions[:, begin:stop], (0, size - (stop - begin))),
+                torch.tensor([stop - begin - 1]),
+                torch.tensor([slot]),
+            ]
+            kind, sizes = "prefill", f"rows={size}"
+            if window:
+                kind, sizes = "extend", f"rows={size},window={window}"
+                inputs.append(torch.tensor([start + begin]))
+            if visual is not None and deepstack is not None:
+                kind += "_visual"
+                inputs += _visual_inputs(visual, deepstack.to(self._dtype), begin, stop, size)
+            logits, hidden = self._part.call(f"{self._name}_{kind}[{sizes}]", *inputs)
+            # The talker's graphs return the last row's, the thinker's every row's.
+            seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
+            begin = stop
+        self._lengths[slot] = start + len(rows)
+        self._next_positions[slot] = float(positions.max()) + 1
+        return logits, torch.cat(seen)
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see DecoderSlots.copy.
+
+        All of the slot is copied; the target can't take a step before its next prefill.
+        """
+        held = self._lengths[source]
+        assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
+        self._part.call(f"{self._name}_copy", torch.tensor([source]), torch.tensor([target]))
+        self._lengths[target] = rows
+
+    def step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Append one row to each slot of the talker; see DecoderSlots.step."""
+        logits, hidden = self._step(slots, rows.to(self._dtype))
+        return logits, hidden
+
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot of the thinker. Returns logits [n, vocab]."""
+        (logits,) = self._step(slots, torch.tensor(token_ids))
+        return logits
+
+    def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
+        lengths = [self._lengths[slot] for slot in slots]
+        longest = max(lengths)
+        if longest >= self.context_length:
+            raise BucketError(
+                f"a slot holds {longest} positions, as many as its KV cache has. Shorten the "
+                "conversation, or compile with a longer context."
+            )
+        batch = bucket_of(len(slots), self._batches, "slots")
+        window = bucket_of(longest + 1, self._windows, "positions of a slot")
+        positions = torch.tensor([self._next_positions[slot] for slot in slots])
+        outputs = self._part.call(
+            self._steps[batch, window].label,
+            pad_rows(rows, batch),
+            pad_rows(positions, batch),
+            pad_rows(torch.tensor(slots), batch),
+            pad_rows(torch.tensor(lengths), batch, IDLE),
+        )
+        for slot in slots:
+            self._lengths[slot] += 1
+            self._next_positions[slot] += 1
+        return tuple(output[: len(slots)] for output in outputs)
+
+    def _prompt_size(self, start: int, rows: int) -> tuple[int, int]:
+        """Return rows and window of the graph for the next rows; window 0: a whole prompt's."""
+        if not start:
+            return bucket_of(rows, self._prompts, "prompt rows"), 0
+        fitting = [
+            (window, size) for window, size in self._extends if start + min(size, rows) <= window
+        ]
+        if not fitting:
+            raise BucketError(
+                f"{rows} rows follow {start} of a slot, and its KV cache has "
+                f"{self.context_length} positions. Shorten the conversation."
+            )
+        whole = [(window, size) for window, size in fitting if size >= rows]
+        # In one call if any graph does it; else as many rows as a graph takes.
+        window, size = whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
+        return size, window
+
+
+class GraphThinker:
+    """The thinker's engine (see engines.protocols.Thinker).
+
+    embedding: the token embedding [vocab, hidden], on the host: a prompt's rows are looked up here.
+    release: called at `close`, to release graphs and weights.
+    """
+
+    def __init__(
+        self,
+        config: OmniConfig,
+        decoder: GraphSlots,
+        media: MediaEncoders,
+        embedding: Tensor,
+        release: Callable[[], None],
+    ):
+        self.slots, self.context_length = decoder.slots, decoder.context_length
+        self.extends = decoder.extends
+        self._config, self._decoder, self._media = config, decoder, media
+        self._embedding, self._release = embedding, release
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Compute a prompt's rows from `start` on; see Thinker.prefill."""
+        ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
+        rows = self._embedding.index_select(0, ids)
+        media, visual = self._media.encode(prompt, start), {}
+        if media is not None:
+            rows[media.filled] = media.rows
+            if len(media.visual):
+                visual = {"visual": media.visual, "deepstack": media.deepstack}
+        logits, accepted = self._decoder.prefill(slot, rows, positions, start=start, **visual)
+        return logits, accepted[media_mask(ids, self._config)]
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        self._decoder.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see Thinker.step."""
+        return self._decoder.step_tokens(slots, token_ids)
+
+    def close(self) -> None:
+        """Release graphs and weights."""
+        self._release()
+
+
+def _visual_inputs(
+    visual: Tensor, deepstack: Tensor, begin: int, stop: int, size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the indices and the deepstack rows of the rows from `begin` up to `stop`."""
+    here = (visual >= begin) & (visual < stop)
+    indices = pad_rows(visual[here] - begin, size)
+    added = deepstack[:, here]
+    return indices, F.pad(added, (0, 0, 0, size - added.shape[1]))

@@ -1,0 +1,118 @@
+"""The weights of a part as its ranks have them: each rank's share, and the files that hold it."""
+
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import fill
+from qwen3_omni_neuron.checkpoint.parameters import compare_names, converted
+from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
+from qwen3_omni_neuron.errors import ArtifactError
+from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard
+from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, PartSpec, rank_file, to_device_type
+
+_OWNER = "owner"  # of every name in the files: that of the module in what a tracer traces
+
+
+class PartShare:
+    """One rank's share of a part: its module with parallel layers, on the meta device at first.
+
+    owner: the module. Its buffers, which are constants, have the device's types.
+    """
+
+    def __init__(self, spec: PartSpec, group: Group):
+        owner = spec.make().eval()
+        self.cuts: Mapping[str, Cut] = parallelize(owner, spec.tp, group)
+        """How each parameter is cut, by its name in the plain module."""
+        fill(owner, [(name, to_device_type(buffer)) for name, buffer in owner.named_buffers()])
+        self.owner = owner
+
+    @property
+    def weights(self) -> Layout:
+        """The shape and type of every tensor in a rank's file, by its name there.
+
+        They are the parameters, and the constants, which a tracer may take for weights, too.
+        """
+        tensors = (*self.owner.named_parameters(), *self.owner.named_buffers())
+        return {weight_name(name): (tuple(t.shape), t.dtype) for name, t in tensors}
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """The owner's buffers, by their names in it."""
+        return dict(self.owner.named_buffers())
+
+    def allocate(self, device: str | torch.device = "cpu") -> None:
+        """Give the parameters memory, uninitialized: a tracer reads their shapes only."""
+        parameters = list(self.owner.named_parameters())
+        fill(self.owner, ((name, torch.empty_like(t, device=device)) for name, t in parameters))
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Take the tensors of a rank's file. weights: all those of the property `weights`."""
+        owned = {name.removeprefix(f"{_OWNER}."): tensor for name, tensor in weights.items()}
+        fill(self.owner, owned.items())
+
+
+def weight_name(name: str) -> str:
+    """Return the name in a file of a parameter or constant of the part's own module."""
+    return f"{_OWNER}.{name}"
+
+
+def write_part_shards(spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
+    """Write the weights of every rank into a part's folder, which has none yet.
+
+    Memory: one parameter, its stored tensors and the ranks' shares of it.
+    Raises CheckpointError where the checkpoint lacks a tensor or has it in another shape, OSError.
+    """
+    stored = set(checkpoint.names)
+    compare_names({p.name for _, pieces in spec.weights.pieces for p in pieces}, set(), stored)
+    part = PartShare(spec, Alone())
+    (folder / WEIGHTS_FOLDER).mkdir()
+    in_order = [*(name for name, _ in spec.weights.pieces), *part.constants]
+    layout = {weight_name(name): part.weights[weight_name(name)] for name in in_order}
+
+    def shards() -> Iterator[tuple[str, list[Tensor]]]:
+        whole = converted(spec.weights, checkpoint, spec.dtype)
+        for name, tensor in chain(whole, part.constants.items()):
+            cut = part.cuts.get(name)
+            yield weight_name(name), [shard(tensor, cut, rank) for rank in range(spec.tp)]
+
+    write_tensor_files([folder / rank_file(rank) for rank in range(spec.tp)], layout, shards())
+
+
+def read_part_shard(folder: Path, rank: int, wanted: Layout) -> dict[str, Tensor]:
+    """Map a rank's weights into memory. wanted: PartShare.weights.
+
+    Raises ArtifactError where the file can't be read or has other tensors.
+    """
+    path = folder / rank_file(rank)
+    again = f"Delete {folder} and compile again: only it will be."
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ArtifactError(f"{path} can't be read ({error}). {again}") from error
+    if different := sorted(tensors.keys() ^ wanted.keys()):
+        raise ArtifactError(
+            f"{path} does not have the tensors of this version's module ({len(different)} differ, "
+            f"{different[0]} first). {again}"
+        )
+    for name, (shape, dtype) in wanted.items():
+        tensor = tensors[name]
+        if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+            raise ArtifactError(
+                f"{name} in {path} is {tensor.dtype} {list(tensor.shape)}, and {dtype} "
+                f"{list(shape)} was expected. {again}"
+            )
+    return tensors
+
+
+def part_shard_bytes(spec: PartSpec) -> int:
+    """Return the size in bytes of all ranks' files, without headers."""
+    return spec.tp * layout_bytes(PartShare(spec, Alone()).weights)

@@ -1,0 +1,1 @@
+"""TorchNeuron, the way to the device through torch.compile: today's SDK, with nothing of NxDI."""

@@ -1,0 +1,177 @@
+"""Engines over the graphs of a compiled tree, which run in a process for each rank."""
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from torch import Tensor
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.protocols import StageEngines
+from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinker
+from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
+from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
+from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_settings
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeuron
+from qwen3_omni_neuron.process.engine_group import EngineGroup
+
+logger = logging.getLogger(__name__)
+
+READY_TIMEOUT_S = 600.0  # importing torch and joining the others
+CALL_TIMEOUT_S = 60.0  # of one graph that has been called before: far longer than any takes
+
+
+def build_engines(
+    spec: EngineSpec, stages: Sequence[str] = STAGES, runtime: Runtime | None = None
+) -> StageEngines:
+    """Start a process for each rank, load the parts of some stages, and call every graph once.
+
+    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: of
+    checkpoint.modules.STAGES; their engines share the ranks. runtime: None for TorchNeuron's.
+    Raises NotInstalledError without TorchNeuron, ArtifactError for a tree that doesn't fit or of
+    which a graph was compiled anew, CheckpointError, EngineDiedError that names a rank, and the
+    error of a graph's first call. Where it raises, everything that was loaded is closed.
+    """
+    built, config = StageEngines(), spec.config
+    with ExitStack() as loaded:
+        ranks = ModelRanks(spec, runtime or TorchNeuron())
+        loaded.callback(ranks.close)
+        if "thinker" in stages:
+            built["thinker"] = _thinker(spec, ranks)
+        if "talker" in stages and config.talker is not None:
+            built["talker"] = _talker(spec, ranks)
+        if "vocoder" in stages and config.code2wav is not None:
+            part = ranks.part("code2wav")
+            built["vocoder"] = NeuronVocoder(part, config.code2wav, ranks.opened())
+        loaded.pop_all()
+    return built
+
+
+class ModelRanks:
+    """The ranks of a model, each a process. They end with the last engine that is closed.
+
+    late_compilations: of graphs that were called before, each logged as the bug that it is.
+    """
+
+    def __init__(self, spec: EngineSpec, runtime: Runtime):
+        """Start the processes and wait for them. Raises what EngineGroup.wait_ready raises."""
+        self._spec, self._engines = spec, 0
+        self._settled: set[str] = set()
+        self.late_compilations = 0
+        self._work = tempfile.TemporaryDirectory(prefix="qwen3-omni-neuron-")
+        tp = spec.plan.tp
+        cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
+        factories, environments = [], []
+        for rank in range(tp):
+            seat = Seat(rank, tp, Path(self._work.name) / "store")
+            work = Path(self._work.name) / f"rank{rank}"
+            factories.append(partial(Rank, spec, runtime, seat, work))
+            environments.append(
+                {
+                    **rank_settings(work),
+                    **seat.environment(cores),
+                    "NEURON_LOGICAL_NC_CONFIG": str(spec.plan.lnc),
+                }
+            )
+        names = [f"rank {rank} of {tp}" for rank in range(tp)]
+        self._group = EngineGroup(names, factories, environments, threads=1)
+        try:
+            self._group.wait_ready(READY_TIMEOUT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The process ids, by rank."""
+        return self._group.pids
+
+    def part(self, name: str) -> LoadedPart:
+        """Load a part at every rank, call each graph once, and check that none was compiled.
+
+        Raises ArtifactError, and the error of a graph that fails.
+        """
+        spec = part_spec(self._spec.config, self._spec.plan, name)
+        self._group.call("load", name)
+        part = LoadedPart(spec.graphs, partial(self._run, name))
+        part.warm_up()
+        self._group.call("settle", name)
+        self._settled.add(name)
+        return part
+
+    def unload(self, name: str) -> None:
+        """Release a part's memory at every rank."""
+        self._group.call("unload", name)
+
+    def opened(self) -> Callable[[], None]:
+        """Count an engine. Returns what its `close` calls, once."""
+        self._engines += 1
+        return self._release
+
+    def close(self) -> None:
+        """End the processes."""
+        self._group.close()
+        self._work.cleanup()
+
+    def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
+        # A first call captures the graph, which may take minutes.
+        limit = CALL_TIMEOUT_S if name in self._settled else None
+        outputs, late = self._group.call("run", name, label, inputs, timeout_s=limit)
+        for again in late[self.late_compilations :]:
+            self.late_compilations += 1
+            logger.error(
+                "%s was compiled again after the model was loaded (%d so far). This is a bug of "
+                "this package: please report it with the graph's name.",
+                again,
+                self.late_compilations,
+            )
+        return outputs
+
+    def _release(self) -> None:
+        self._engines -= 1
+        if self._engines == 0:
+            self.close()
+
+
+def _thinker(spec: EngineSpec, ranks: ModelRanks) -> GraphThinker:
+    config, dtype = spec.config, spec.dtype
+    tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
+    assert tables.embedding is not None
+    slots = GraphSlots(ranks.part("thinker"), "thinker", spec.plan.extends)
+    audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
+    vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
+    media = MediaEncoders(config, audio, vision, dtype)
+    table = tables.embedding.weight.detach()
+    return GraphThinker(config, slots, media, table, ranks.opened())
+
+
+def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
+    config = spec.config
+    assert config.talker is not None
+    tables = load_tables(Checkpoint(spec.plan.model), config, spec.dtype)
+    assert tables.embedding is not None and tables.codec_embedding is not None
+    project_text = NeuronProjection(ranks.part("text_projection"), "text_projection")
+    width = config.talker.text.hidden_size
+    table = tables.embedding.weight.detach()
+    text_rows = TextRows(table, project_text, width, spec.dtype).fill()
+    ranks.unload("text_projection")
+    return TalkerEngine(
+        config,
+        GraphSlots(ranks.part("talker"), "talker", spec.plan.extends),
+        NeuronPredictor(ranks.part("code_predictor"), config.talker.predictor.vocab_size),
+        tables.codec_embedding.weight,
+        text_rows,
+        NeuronProjection(ranks.part("hidden_projection"), "hidden_projection"),
+        spec.newline_id,
+        ranks.opened(),
+    )

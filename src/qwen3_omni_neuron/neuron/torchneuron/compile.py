@@ -1,0 +1,30 @@
+"""Compiles one graph of a plan for TorchNeuron, whose settings it makes before torch is imported.
+
+Where TorchNeuron is installed, torch imports it by itself.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
+from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
+from qwen3_omni_neuron.neuron.torchneuron.environment import compiling
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime
+
+
+def compile_graph(
+    plan: CompilePlan, graph: str, folder: Path, runtime: "Runtime | None" = None
+) -> GraphRecord:
+    """Compile a graph into `folder`, which exists and is empty, in a process of its own.
+
+    See neuron.torchneuron.graph_folder.fill_folder. Raises OptionError for settings that contradict
+    TorchNeuron's, and what that raises.
+    """
+    (folder / NEFF_FOLDER).mkdir()
+    with compiling(folder / NEFF_FOLDER, plan.lnc):
+        from qwen3_omni_neuron.neuron.torchneuron.graph_folder import fill_folder
+
+        return fill_folder(plan, graph, folder, runtime)

@@ -1,0 +1,75 @@
+"""The environment variables that TorchNeuron must have before it is imported.
+
+Source: aws-neuron/torch-neuronx v2.33.0, its page of environment variables, and its backend,
+executor and NEFF cache, which read them.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from qwen3_omni_neuron.errors import OptionError
+
+# A graph that fails must fail: by default it would run on the CPU, and be a wrong benchmark.
+SETTINGS: Mapping[str, str] = {
+    "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+    # An operation outside of the graphs that fails raises, and is not repeated on the CPU.
+    "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1",
+    # A tensor that was left on the CPU is an error, and is not copied at every call.
+    "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
+    # State that is renewed in place is not copied back to the CPU.
+    "TORCH_NEURONX_RETAIN_DEVICE_MODE": "0",
+    # NEFFs come from the tree.
+    "TORCH_NEURONX_DISABLE_NEFF_CACHE": "0",
+    "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
+}
+CACHE_FOLDER = "TORCH_NEURONX_NEFF_CACHE_DIR"
+LOCAL_CACHE_FOLDER = "TORCH_NEURONX_NEFF_LOCAL_CACHE_DIR"
+COMPILE_ONLY: Mapping[str, str] = {
+    "TORCH_NEURONX_COMPILE_ONLY": "1",
+    "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
+}
+SHOWN = (*SETTINGS, CACHE_FOLDER, LOCAL_CACHE_FOLDER, *COMPILE_ONLY)
+"""What `doctor` shows."""
+
+
+def settings(neffs: Path, local: Path) -> dict[str, str]:
+    """Return the variables of a process. neffs: the cache folder; local: its folder for copies."""
+    return {**SETTINGS, CACHE_FOLDER: str(neffs), LOCAL_CACHE_FOLDER: str(local)}
+
+
+def set_before_import(variables: Mapping[str, str]) -> None:
+    """Put variables into this process's environment.
+
+    Raises OptionError where one has another value, and where torch_neuronx was imported without
+    them: it may have read them by then.
+    """
+    different = {name: os.environ.get(name) for name in variables}
+    different = {name: now for name, now in different.items() if now != variables[name]}
+    for name, now in different.items():
+        if now is not None:
+            raise OptionError(
+                f"{name} is {now!r}, and target torchneuron needs {variables[name]!r}. Unset it."
+            )
+    if different and "torch_neuronx" in sys.modules:
+        wanted = " ".join(f"{name}={variables[name]}" for name in different)
+        raise OptionError(
+            "torch_neuronx was imported before its settings were made. Start the process with "
+            f"{wanted}."
+        )
+    os.environ.update(variables)
+
+
+@contextmanager
+def compiling(neffs: Path, lnc: int) -> Iterator[None]:
+    """Have the variables of a compile without a device, which writes its NEFFs to a folder.
+
+    lnc: physical cores of a logical one. Raises OptionError as set_before_import.
+    """
+    with tempfile.TemporaryDirectory() as local:
+        cores = {"NEURON_LOGICAL_NC_CONFIG": str(lnc)}
+        set_before_import({**settings(neffs, Path(local)), **COMPILE_ONLY, **cores})
+        yield

@@ -1,0 +1,126 @@
+"""One graph of graphs/ through torch.compile, with its state in buffers that it renews in place.
+
+TorchNeuron compiles what Dynamo captured at a graph's first call. A buffer that is renewed in place
+is an input of the compiled graph and the output that aliases it, so nothing is copied back. Weights
+are inputs, too, and no part of what is compiled: graphs of one part share them.
+Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import lookup_backend
+
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.part import device_type, to_device_type
+
+BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends
+DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
+
+
+class Compilations:
+    """Counts of the graphs that were compiled by this process.
+
+    labels: of all, in order. late: those that were compiled after `settle`, each of which is a bug:
+    a request waited for it.
+    """
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+        self.late: list[str] = []
+        self._settled: set[str] = set()
+
+    def settle(self, labels: Sequence[str]) -> None:
+        """Declare that these graphs have been called, and are not to be compiled again."""
+        self._settled |= set(labels)
+
+    def add(self, label: str) -> None:
+        """Count a compilation."""
+        self.labels.append(label)
+        if label in self._settled:
+            self.late.append(label)
+
+
+class CompiledGraph:
+    """A graph over its part's module and state, compiled at its first call.
+
+    It has input tensors of its own on the device, into which each call copies what it is given.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        owner: nn.Module,
+        state: Sequence[Tensor],
+        device: torch.device,
+        compilations: Compilations,
+    ):
+        kinds = {device_type(s.dtype) for s in (*graph.inputs, *graph.outputs, *graph.state)}
+        assert kinds <= set(DEVICE_TYPES), f"{graph.label} has tensors of {kinds}"
+        self._inputs = {
+            spec.name: torch.zeros(spec.lengths, dtype=device_type(spec.dtype), device=device)
+            for spec in graph.inputs
+        }
+
+        def backend(module: Any, inputs: list[Tensor], **options: Any) -> Any:
+            compilations.add(graph.label)
+            return lookup_backend(BACKEND)(module, inputs, **options)
+
+        renewing = _Renewing(graph, owner, state)
+        self._run = torch.compile(
+            _with_own_code(lambda *inputs: renewing(*inputs)),  # noqa: PLW0108, for its code
+            backend=backend,
+            fullgraph=True,
+            dynamic=False,
+        )
+
+    def __call__(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run the graph and renew the state.
+
+        given: the inputs by name, in the device's types. Returns the outputs on the host.
+        """
+        # The same mode at every call: Dynamo compiles anew for another one.
+        with torch.inference_mode(False), torch.no_grad():
+            for name, held in self._inputs.items():
+                held.copy_(given[name])
+            outputs = self._run(*self._inputs.values())
+            return tuple(output.to("cpu", copy=True) for output in outputs)
+
+
+class _Renewing(nn.Module):
+    """Module of a graph that takes its inputs alone, and renews its state in place."""
+
+    def __init__(self, graph: Graph, owner: nn.Module, state: Sequence[Tensor]):
+        super().__init__()
+        self.traced = graph.module(owner)
+        self._outputs = len(graph.outputs)
+        self._names = [f"state_{index}" for index in range(len(graph.state))]
+        for name, tensor in zip(self._names, state if graph.state else (), strict=True):
+            self.register_buffer(name, tensor, persistent=False)
+
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Run the graph once. Returns its outputs in the device's types."""
+        held = [getattr(self, name) for name in self._names]
+        results = self.traced(*inputs, *held)
+        for old, new in zip(held, results[self._outputs :], strict=True):
+            old.copy_(new)
+        return tuple(map(to_device_type, results[: self._outputs]))
+
+
+def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a copy of a function with a code object of its own.
+
+    Dynamo keeps what it compiled by code object, and at most a few for each: graphs that shared one
+    would be searched at every call, and soon refused.
+    """
+    assert isinstance(function, FunctionType)
+    return FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )

@@ -1,0 +1,66 @@
+"""The folder of one compiled graph of a plan: weights by rank, and NEFFs."""
+
+import time
+from pathlib import Path
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.modules import lay_out
+from qwen3_omni_neuron.checkpoint.parameters import check_names
+from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.errors import CompileError
+from qwen3_omni_neuron.graphs.all import graph_calls
+from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
+from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
+from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, TorchNeuron
+
+
+def fill_folder(
+    plan: CompilePlan, graph: str, folder: Path, runtime: Runtime | None = None
+) -> GraphRecord:
+    """Compile a graph's parts into `folder`, which exists and has an empty folder for NEFFs.
+
+    neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
+    PART/weights     a file for each rank, as for target neuron
+
+    All ranks run the same graphs, so those of rank 0 are compiled, and no device is needed. It
+    makes torch.distributed's group. runtime: None for TorchNeuron's.
+    Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
+    """
+    started = time.monotonic()
+    config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
+    # Before hours of compiling, not after.
+    check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
+    device = (runtime or TorchNeuron()).start_compiling(plan.tp)
+    for name in GRAPH_PARTS[graph]:
+        spec = part_spec(config, plan, name)
+        (folder / name).mkdir()
+        write_part_shards(spec, checkpoint, folder / name)
+        _compile_part(spec, PartGraphs(spec, device, Compilations()))
+    seconds = round(time.monotonic() - started, 3)
+    return GraphRecord(graph_calls(config, plan, graph), record_files(folder), seconds)
+
+
+def expected_bytes(plan: CompilePlan, graph: str) -> int:
+    """Return the size in bytes of the weights of a graph's parts, as the ranks hold them.
+
+    The size of the NEFFs is not known in advance.
+    """
+    config = read_config(plan.model)
+    return sum(part_shard_bytes(part_spec(config, plan, name)) for name in GRAPH_PARTS[graph])
+
+
+def _compile_part(spec: PartSpec, part: PartGraphs) -> None:
+    """Call each graph once. Raises CompileError that names the graph."""
+    for graph in spec.graphs:
+        inputs = {tensor.name: to_device_type(tensor.idle_input()) for tensor in graph.inputs}
+        try:
+            part.run(graph.label, inputs)
+        except Exception as error:
+            raise CompileError(
+                f"{graph.label} was not compiled: {error}. Set TORCH_NEURONX_DEBUG_DIR and "
+                "TORCH_NEURONX_PRESERVE_COMPILATION_ARTIFACTS=1 to keep what it was made of."
+            ) from error

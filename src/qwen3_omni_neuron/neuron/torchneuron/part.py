@@ -1,0 +1,80 @@
+"""One rank's graphs of a part, over its share of the weights and its state."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed import _functional_collectives as collectives
+
+from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.neuron.part import PartSpec, device_type
+from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
+
+
+class Collectives:
+    """The ranks as a graphs.parallel.layers.Group: functional collectives inside the graphs.
+
+    torch.distributed's default group has to be initialized where a graph is called.
+    """
+
+    def __init__(self, ranks: int):
+        self._ranks = list(range(ranks))
+
+    def sum(self, x: Tensor) -> Tensor:
+        """Add up the ranks' tensors; see Group.sum."""
+        return collectives.all_reduce(x, "sum", self._ranks)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Concatenate the ranks' tensors along the last axis; see Group.gather."""
+        # Along axis 0, which moves nothing: along another one torch would split the result, and a
+        # split becomes a gather of every number on the device.
+        ranks = collectives.all_gather_tensor(x, 0, self._ranks).unflatten(0, (-1, len(x)))
+        return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
+
+
+def group_of(ranks: int) -> Group:
+    """Return the group of a part's ranks."""
+    return Alone() if ranks == 1 else Collectives(ranks)
+
+
+class PartGraphs:
+    """The compiled graphs of one part at one rank."""
+
+    def __init__(
+        self,
+        spec: PartSpec,
+        device: torch.device,
+        compilations: Compilations,
+        folder: Path | None = None,
+        rank: int = 0,
+    ):
+        """Put weights and state on the device; nothing is compiled yet.
+
+        folder: has the part's weights, of which this rank's file is read; None: weights of any
+        value, for a compile. Raises ArtifactError for a file that does not fit the spec.
+        """
+        share = PartShare(spec, group_of(spec.tp))
+        if folder is None:
+            share.allocate(device)
+        else:
+            share.load(read_part_shard(folder, rank, share.weights))
+        owner = share.owner.to(device)
+        state = [
+            torch.zeros(tensor.lengths, dtype=device_type(tensor.dtype), device=device)
+            for tensor in spec.state
+        ]
+        self._graphs = {
+            graph.label: CompiledGraph(graph, owner, state, device, compilations)
+            for graph in spec.graphs
+        }
+
+    def run(self, label: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """Run one graph, as neuron.part.Run does."""
+        return self._graphs[label](inputs)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of the graphs."""
+        return tuple(self._graphs)

@@ -1,0 +1,112 @@
+"""The device as TorchNeuron gives it to a process: one core for each rank.
+
+Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/distributed/backend.py: a process of a group
+sees one core, its rank is read from the environment, and the group is made before the device is
+used.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import distributed
+
+from qwen3_omni_neuron.compilation.versions import installed_version
+from qwen3_omni_neuron.errors import NotInstalledError
+from qwen3_omni_neuron.neuron.versions import (
+    TORCHNEURON_SDK,
+    TORCHNEURON_VERSIONS,
+    is_torchneuron,
+)
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A rank's place among the ranks. store: a file through which they find each other."""
+
+    rank: int
+    ranks: int
+    store: Path
+
+    def environment(self, visible_cores: str | None) -> dict[str, str]:
+        """Return the variables of the rank's process, torchrun's among them.
+
+        visible_cores: those of all ranks, such as "8-15"; None: not planned.
+        """
+        variables = {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_RANK": str(self.rank),
+            "LOCAL_WORLD_SIZE": str(self.ranks),
+            "MASTER_ADDR": "127.0.0.1",  # of Neuron's own store, at a port that rank 0 chooses
+        }
+        if visible_cores is not None:
+            first = int(visible_cores.split("-")[0])
+            variables["NEURON_RT_VISIBLE_CORES"] = str(first + self.rank)
+        return variables
+
+    def join(self, backend: str) -> None:
+        """Make torch.distributed's default group of the ranks, where there are several."""
+        if self.ranks > 1:
+            store = distributed.FileStore(str(self.store), self.ranks)
+            distributed.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.ranks
+            )
+
+
+class Runtime(Protocol):
+    """The way to a device. Tests replace it, and nothing else. It can be sent to a process."""
+
+    def start(self, seat: Seat) -> torch.device:
+        """Begin to use the rank's core in this process, which has the settings. Returns it."""
+        ...
+
+    def start_compiling(self, ranks: int) -> torch.device:
+        """Begin to compile for rank 0 of several in this process, without a device."""
+        ...
+
+
+class TorchNeuron:
+    """The runtime of a machine with TorchNeuron."""
+
+    def start(self, seat: Seat) -> torch.device:
+        """Join the ranks over Neuron's collectives, and take the core; see Runtime.start."""
+        require_torchneuron()
+        import torch_neuronx  # noqa: F401, registers device and backend
+
+        seat.join("neuron")
+        # With several ranks a process sees one core, whose number is that of the rank.
+        torch.neuron.set_device(seat.rank)  # type: ignore[attr-defined]
+        return torch.device("neuron", seat.rank)
+
+    def start_compiling(self, ranks: int) -> torch.device:
+        """Stand in for the ranks, and return the device; see Runtime.start_compiling."""
+        require_torchneuron()
+        import torch_neuronx  # noqa: F401, registers device and backend
+
+        join_nobody(ranks)
+        return torch.device("neuron", 0)
+
+
+def join_nobody(ranks: int) -> None:
+    """Make a default group of several ranks of which only rank 0 is there.
+
+    Its collectives can be captured, and do nothing: all ranks have the same graphs.
+    """
+    if ranks > 1:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+
+
+def require_torchneuron() -> None:
+    """Check that TorchNeuron is installed. Raises NotInstalledError."""
+    version = installed_version("torch-neuronx")
+    if version is None or not is_torchneuron(version):
+        found = "none" if version is None else f"torch-neuronx {version}"
+        raise NotInstalledError(
+            f"target torchneuron needs TorchNeuron, torch-neuronx {TORCHNEURON_VERSIONS}, and here "
+            f"is {found}. It comes with the Neuron SDK {TORCHNEURON_SDK}: see docs/trn2.md, and "
+            "run `qwen3-omni-neuron doctor` to list what is installed."
+        )

@@ -1,0 +1,28 @@
+"""The entry of TorchNeuron in the table of targets: SDK 2.33, with torch.compile."""
+
+from dataclasses import replace
+
+from qwen3_omni_neuron.compilation.target import LazyFunction, Target
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.neuron.target import LIMITS, environments
+from qwen3_omni_neuron.neuron.versions import TORCHNEURON_PACKAGES
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch, TorchNeuron and the compiler."""
+    return decisive_versions(TORCHNEURON_PACKAGES)
+
+
+TORCHNEURON = Target(
+    # The sizes are those of target neuron; the extend graphs are compiled, too.
+    replace(LIMITS, target="torchneuron", profiles={"safe": (2, 1)}, extends=True),
+    versions,
+    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_graph"),
+    expected_bytes=LazyFunction(
+        "qwen3_omni_neuron.neuron.torchneuron.graph_folder", "expected_bytes"
+    ),
+    build_engines=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.build", "build_engines"),
+    environments=environments,
+    needs_tree=True,
+    keeps_failed=True,
+)

@@ -1,0 +1,299 @@
+"""The engines of target torchneuron over the stand-in, one rank: replies are transformers'."""
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from packaging.version import Version
+from torch import Tensor
+
+from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.compilation.manifest import read_manifest, verify_files
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.compilation.versions import installed_version
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.errors import (
+    ArtifactError,
+    BucketError,
+    EngineDiedError,
+    NotInstalledError,
+    OptionError,
+)
+from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
+from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
+from qwen3_omni_neuron.neuron.torchneuron.graph_folder import expected_bytes
+from testing.media_cases import CASES, text, user
+from testing.oracle import Reference
+from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.specs import cpu_engines
+from testing.torchneuron.leaner import write_leaner_checkpoint
+from testing.torchneuron.runtime import (
+    StandIn,
+    compile_for_stand_in,
+    omni_over,
+)
+
+TEXT = [user(text("What colour is the sky?"))]
+LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def spec(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    folder = tmp_path_factory.mktemp("torchneuron") / "tree"
+    return compile_for_stand_in(checkpoint, folder, max_concurrency=3, batches=(1,))
+
+
+@pytest.fixture(scope="module")
+def tree(spec: EngineSpec) -> Path:
+    assert spec.compiled is not None
+    return spec.compiled
+
+
+@pytest.fixture(scope="module")
+def engines(spec: EngineSpec) -> Engines:
+    return Engines.of(build_engines(spec, runtime=StandIn()))
+
+
+@pytest.fixture(scope="module")
+def ours(engines: Engines, spec: EngineSpec) -> Iterator[Qwen3Omni]:
+    with omni_over(engines, spec) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def cpu(spec: EngineSpec) -> Iterator[Qwen3Omni]:
+    with omni_over(cpu_engines(replace(spec, compiled=None)), spec) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["text", "image-and-audio", "two-clips", "video"])
+def test_a_reply_is_transformers(ours: Qwen3Omni, reference: Reference, name: str) -> None:
+    """Token for token and code for code, in float32, greedy."""
+    if name in ("image-and-audio", "video") and Version(transformers.__version__) < Version("5"):
+        pytest.skip("4.57 chooses another code for these pictures, also beside the CPU's engines")
+    messages: Any = TEXT if name == "text" else CASES[name].messages
+    more = {"video_second_per_grid": CASES[name].seconds_per_grid} if name == "video" else {}
+    mine, theirs = reply_to_the_limit(
+        ours, reference, messages, tokens=6, talker_max_new_tokens=12, **more
+    )
+    assert_same(mine, theirs, reference)
+
+
+REQUESTS: list[tuple[Any, dict[str, Any]]] = [
+    (TEXT, {"seed": 1, "predictor_top_p": 0.3}),
+    (CASES["image-and-audio"].messages, {"seed": 3, "predictor_top_k": 10}),
+    (TEXT, GREEDY),
+    (CASES["two-clips"].messages, {"seed": 4, "predictor_do_sample": False}),
+    (TEXT, {"seed": 5, "thinker_do_sample": True}),
+    (CASES["video"].messages, {"seed": 6, "predictor_top_k": 1}),
+    (TEXT, {"seed": 7}),
+    (CASES["two-clips"].messages, {"seed": 8}),
+]
+
+
+def test_eight_at_once_are_the_cpus_alone_and_seeds_hold(ours: Qwen3Omni, cpu: Qwen3Omni) -> None:
+    """Over three slots: batches of one and of three, with idle rows, and slots used before."""
+    streams = [ours.stream(messages, **LIMITS, **options) for messages, options in REQUESTS]
+    for stream, (messages, options) in zip(streams, REQUESTS, strict=True):
+        events = list(stream)
+        theirs = cpu.generate_audio(messages, **LIMITS, **options)
+        mine = events[-1].result
+        assert mine.token_ids == theirs.token_ids
+        assert mine.codes.tolist() == theirs.codes.tolist()
+        assert np.abs(mine.audio - theirs.audio).max() < 1e-5
+        streamed = np.concatenate([e.samples for e in events if isinstance(e, AudioChunk)])
+        assert np.array_equal(streamed, mine.audio)
+
+
+def test_rows_of_earlier_prompts_are_reused(
+    ours: Qwen3Omni, cpu: Qwen3Omni, engines: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that follows extends its slot; the same prompt twice at once copies it."""
+    starts: list[int] = []
+    copies: list[int] = []
+    prefill, copy = engines.thinker.prefill, engines.thinker.copy
+
+    def watched_prefill(slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        starts.append(start)
+        return prefill(slot, prompt, start)
+
+    def watched_copy(source: int, target: int, rows: int) -> None:
+        copies.append(rows)
+        copy(source, target, rows)
+
+    monkeypatch.setattr(engines.thinker, "prefill", watched_prefill)
+    monkeypatch.setattr(engines.thinker, "copy", watched_copy)
+    first = [user(text("Name a river."))]
+    answer = ours.generate_audio(first, **LIMITS, **GREEDY)
+    spoken = {"role": "assistant", "content": answer.text}
+    later = [*first, spoken, user(text("And the one after it?"))]
+    mine = ours.generate_audio(later, **LIMITS, **GREEDY)
+    theirs = cpu.generate_audio(later, **LIMITS, **GREEDY)
+    assert starts[0] < 5, "the rows that every prompt begins with"
+    assert starts[1] > starts[0] + 5, "rows of the first turn"
+    assert mine.token_ids == theirs.token_ids
+    assert mine.codes.tolist() == theirs.codes.tolist()
+    streams = [ours.stream(later, **LIMITS, **GREEDY) for _ in range(3)]
+    for stream in streams:
+        *_, finished = stream
+        assert finished.result.codes.tolist() == theirs.codes.tolist()
+    assert copies, "two slots have what one has computed"
+
+
+def test_rows_in_any_pieces_are_the_whole(engines: Engines, ours: Qwen3Omni) -> None:
+    """With media, in calls of up to 16 rows: pieces that fit one call and that take several."""
+    case = CASES["image-and-audio"]
+    prompt = ours.conversation.prompt(case.messages, case.use_audio_in_video)
+    logits, accepted = engines.thinker.prefill(0, prompt)
+    for start in (len(prompt) - 1, len(prompt) - 16, len(prompt) - 17, 3):
+        seen = engines.thinker.prefill(0, prompt, start)
+        torch.testing.assert_close(seen[0], logits, atol=2e-5, rtol=0)
+        rest = accepted[len(accepted) - len(seen[1]) :]
+        torch.testing.assert_close(seen[1], rest, atol=2e-5, rtol=0)
+
+
+def test_a_slot_that_is_full_is_refused(engines: Engines, ours: Qwen3Omni) -> None:
+    prompt = ours.conversation.prompt([user(text("so " * 150))])
+    with pytest.raises(BucketError, match=r"prompt rows, and the longest .* holds 128"):
+        engines.thinker.prefill(0, prompt)
+
+
+def test_every_graph_was_compiled_once_and_none_while_loading(tree: Path) -> None:
+    manifest = read_manifest(tree)
+    assert tuple(manifest.graphs) == GRAPHS
+    for graph, record in manifest.graphs.items():
+        neffs = [name for name in record.files if name.startswith(NEFF_FOLDER)]
+        # The two projections are one graph: weights are its inputs.
+        assert len(neffs) == len(record.calls) - (graph == "talker"), graph
+        for part in GRAPH_PARTS[graph]:
+            assert f"{part}/weights/tp0_sharded_checkpoint.safetensors" in record.files
+    assert {"thinker_extend", "thinker_copy"} < {c.name for c in manifest.graphs["thinker"].calls}
+    verify_files(tree, manifest)
+
+
+def test_the_expected_bytes_are_those_of_the_weights(spec: EngineSpec, tree: Path) -> None:
+    for graph, record in read_manifest(tree).graphs.items():
+        weights = sum(f.bytes for n, f in record.files.items() if not n.startswith(NEFF_FOLDER))
+        expected = expected_bytes(spec.plan, graph)
+        assert expected <= weights <= expected + 100_000, graph
+
+
+def test_a_graph_that_has_to_be_compiled_anew_fails_the_load(
+    spec: EngineSpec, tree: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tree, tmp_path / "tree"))
+    neffs = sorted((copy / "code2wav" / NEFF_FOLDER).rglob("*.neff"))
+    before = [path.read_bytes() for path in neffs]
+    neffs[0].rename(neffs[0].with_name("0000.neff"))
+    with pytest.raises(ArtifactError, match="1 graphs of code2wav were compiled anew"):
+        build_engines(replace(spec, compiled=copy), ["vocoder"], StandIn())
+    after = sorted((copy / "code2wav" / NEFF_FOLDER).rglob("*.neff"))
+    assert sorted(path.read_bytes() for path in after) == sorted(before), "the tree is as it was"
+
+
+@pytest.mark.skipif(
+    installed_version("torch-neuronx") is not None,
+    reason="the Neuron SDK, or its sources, are here",
+)
+def test_without_torchneuron_it_says_what_is_not_there(
+    checkpoint: Path,
+    tree: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    with pytest.raises(NotInstalledError, match=r"needs TorchNeuron, torch-neuronx 2\.13\.3"):
+        Qwen3Omni.load(checkpoint, compiled_path=tree, instance="trn2.48xlarge")
+    with pytest.raises(OptionError, match=r"trn2\.3xlarge has 4 logical cores"):
+        Qwen3Omni.load(
+            checkpoint,
+            compiled_path=tree,
+            instance="trn2.3xlarge",
+            placement="split",
+            cores={"thinker": "0", "talker": "1", "vocoder": "4"},
+        )
+    assert cli.main(["inspect", str(tree), "--verify"]) == 0
+    shown = capsys.readouterr().out
+    assert "target: torchneuron" in shown
+    assert "thinker_extend_visual[rows=16,window=128]" in shown
+
+
+def test_a_tree_without_neffs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    with pytest.raises(ArtifactError, match="has no compiled graph"):
+        NeffCache(tmp_path / "cache").restore([tmp_path / "nothing"])
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_closing_the_engines_ends_the_rank_and_a_late_compilation_is_logged(
+    spec: EngineSpec, caplog: pytest.LogCaptureFixture
+) -> None:
+    ranks = ModelRanks(spec, StandIn())
+    part = ranks.part("hidden_projection")
+    x = torch.zeros(32, 64)
+    part.call("hidden_projection[rows=32]", x)
+    assert ranks.late_compilations == 0
+    call = ranks._group.call
+
+    def late(*arguments: Any, **options: Any) -> Any:
+        outputs, _ = call(*arguments, **options)
+        return outputs, ["hidden_projection[rows=32]"]
+
+    ranks._group.call = late  # type: ignore[method-assign]
+    for _ in range(2):
+        part.call("hidden_projection[rows=32]", x)
+    assert ranks.late_compilations == 1
+    assert "hidden_projection[rows=32] was compiled again after the model was loaded (1" in (
+        caplog.text
+    )
+    (pid,) = ranks.pids
+    assert alive(pid)
+    first, second = ranks.opened(), ranks.opened()
+    first()
+    assert alive(pid)
+    second()
+    assert not alive(pid)
+
+
+def test_a_rank_that_is_killed_ends_its_calls_within_a_second(spec: EngineSpec) -> None:
+    ranks = ModelRanks(spec, StandIn())
+    part = ranks.part("hidden_projection")
+    os.kill(ranks.pids[0], signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EngineDiedError, match=r"rank 0 of 1 .*SIGKILL"):
+        part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
+    assert time.monotonic() - started < 1
+    with pytest.raises(EngineDiedError, match="SIGKILL"):
+        part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
+    ranks.close()

@@ -1,0 +1,156 @@
+"""Every graph passes the stand-in for TorchNeuron's backend, and gives what the module gives."""
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
+from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
+from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from testing.graph_cases import TINY_PLAN, with_weights
+from testing.models import load_models
+from testing.torchneuron import backend
+from testing.torchneuron.backend import Refused
+from testing.torchneuron.process import standing_in
+from testing.torchneuron.supported import SUPPORTED
+
+CPU = torch.device("cpu")
+LABELS = {"thinker": 11, "talker": 8, "code_predictor": 4, "code2wav": 8, "audio_encoder": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in() -> Iterator[None]:
+    with standing_in():
+        yield
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
+    part: str, checkpoint: Any, config: OmniConfig, tmp_path: Any
+) -> None:
+    """At every bucket, and with the state that the graphs of a part share and renew."""
+    spec = part_spec(config, TINY_PLAN, part)
+    write_part_shards(spec, Checkpoint(checkpoint), tmp_path)
+    compilations = Compilations()
+    compiled = PartGraphs(spec, CPU, compilations, tmp_path)
+    weights = load_models(Checkpoint(checkpoint), config, torch.float32)
+    plain = getattr(with_weights(static_models(config, torch.float32), weights), part)
+    state = tuple(torch.zeros(s.lengths, dtype=s.dtype) for s in spec.state)
+    for turn in range(2):
+        for seed, graph in enumerate(spec.graphs):
+            given = graph.example(seed)[: len(graph.inputs)]
+            with torch.no_grad():
+                expected = graph.module(plain)(*given, *(state if graph.state else ()))
+            if graph.state:
+                state = expected[len(graph.outputs) :]
+            named = {s.name: to_device_type(x) for s, x in zip(graph.inputs, given, strict=True)}
+            outputs = compiled.run(graph.label, named)
+            for spec_of, ours, theirs in zip(graph.outputs, outputs, expected, strict=False):
+                assert ours.dtype == to_device_type(theirs).dtype, spec_of.name
+                torch.testing.assert_close(
+                    ours.to(theirs.dtype), theirs, atol=2e-5, rtol=0, msg=graph.label
+                )
+        assert len(compilations.labels) == len(spec.graphs), f"turn {turn}"
+    assert sorted(compilations.labels) == sorted(compiled.labels)
+    assert len(spec.graphs) == LABELS.get(part, len(spec.graphs))
+
+
+def test_the_graphs_use_the_listed_operations_alone() -> None:
+    assert backend.SEEN.keys() <= SUPPORTED
+    unused = SUPPORTED - backend.SEEN.keys()
+    assert not [name for name in unused if "_c10d" not in name], "drop them from the list"
+
+
+def test_a_graph_that_is_compiled_after_loading_is_counted(config: OmniConfig) -> None:
+    compilations = Compilations()
+    spec = part_spec(config, TINY_PLAN, "text_projection")
+    part = PartGraphs(spec, CPU, compilations)
+    (graph,) = spec.graphs
+    given = {"x": torch.zeros(8, 64)}
+    part.run(graph.label, given)
+    compilations.settle(part.labels)
+    part.run(graph.label, given)
+    assert compilations.late == []
+    torch.compiler.reset()
+    part.run(graph.label, given)
+    assert compilations.late == ["text_projection[rows=8]"]
+
+
+def compiled_like(function: Callable[..., Any], *inputs: Tensor) -> None:
+    with torch.no_grad():
+        torch.compile(function, backend="neuron", fullgraph=True, dynamic=False)(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "said"),
+    [
+        (lambda x: x.double() + 1, (torch.ones(3),), "float64"),
+        (lambda x: x + 1, (torch.ones(3, dtype=torch.int64),), "add computes with int64"),
+        (lambda x: x > 1, (torch.ones(3, dtype=torch.int64),), "gt computes with int64"),
+        (lambda x: torch.arange(3) * x, (torch.ones(3),), "arange computes with int64"),
+        (lambda x: x * torch.fft.fft(x).real, (torch.ones(4),), "complex64"),
+        (lambda x: x.cumsum(0), (torch.ones(3),), "aten.cumsum.default is left"),
+        (lambda x: x.sort().values, (torch.ones(3),), "aten.sort.default is left"),
+        (lambda x: x.as_strided((2,), (2,)) + 1, (torch.ones(4),), "as_strided.default is left"),
+        (lambda x: x.split((1, 2))[1] + 1, (torch.ones(3),), "as_strided.default is left"),
+        (lambda x: x[x >= 0], (torch.ones(3),), "nonzero|data"),
+        (lambda x: x + 1 if x.sum() > 0 else x, (torch.ones(3),), "[Dd]ata-dependent"),
+        (lambda x: x.new_zeros(int(x[0])), (torch.ones(3),), "[Dd]ata|[Uu]nbacked|is left"),
+        (lambda x: logging.getLogger().handlers.append(x) or x, (torch.ones(3),), "raph break"),
+    ],
+)
+def test_the_stand_in_refuses(function: Any, inputs: tuple[Tensor, ...], said: str) -> None:
+    with pytest.raises(Exception, match=said) as caught:
+        compiled_like(function, *inputs)
+    assert isinstance(caught.value, Refused) or "torch._dynamo" in type(caught.value).__module__
+
+
+def renews(x: Tensor, held: Tensor) -> Tensor:
+    held.copy_(x)
+    return x + 1
+
+
+def test_the_stand_in_refuses_what_is_copied_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def copying(**options: Any) -> Any:
+        return aot_autograd(**(options | {"keep_inference_input_mutations": False}))
+
+    held = torch.zeros(3)
+    compiled_like(renews, torch.ones(3), held)
+    assert held.tolist() == [1, 1, 1]
+    torch.compiler.reset()
+    monkeypatch.setattr(backend, "aot_autograd", copying)
+    with pytest.raises(Exception, match=r"inputs \[0\] would be copied back after every call"):
+        compiled_like(renews, torch.ones(3), torch.zeros(3))
+
+
+def test_the_stand_in_refuses_sizes_that_are_not_fixed() -> None:
+    function = torch.compile(lambda x: x + 1, backend="neuron", fullgraph=True, dynamic=True)
+    with pytest.raises(Exception, match="a symbolic size"):
+        function(torch.ones(3))
+
+
+def test_the_stand_in_needs_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION", "0")
+    with pytest.raises(Exception, match="TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION is '0'"):
+        compiled_like(lambda x: x + 1, torch.ones(3))
+
+
+def test_types_that_the_device_lacks_are_refused_before_anything_is_compiled(
+    config: OmniConfig,
+) -> None:
+    from dataclasses import replace
+
+    wide = next(iter(all_graphs(config, replace(TINY_PLAN, dtype="float64"))))
+    with pytest.raises(AssertionError, match="float64"):
+        CompiledGraph(wide, torch.nn.Identity(), (), CPU, Compilations())
+    assert isinstance(wide, Graph)

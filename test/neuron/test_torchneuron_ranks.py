@@ -1,0 +1,146 @@
+"""Target torchneuron over two and four ranks, real processes over gloo, shared and split."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from packaging.version import Version
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
+from qwen3_omni_neuron.placement import load_engines
+from testing.media_cases import CASES, text, user
+from testing.oracle import Reference
+from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.torchneuron.leaner import write_leaner_checkpoint
+from testing.torchneuron.runtime import (
+    StandIn,
+    omni_over,
+    stand_in_target,
+    weights_for_stand_in,
+)
+
+TEXT = [user(text("What colour is the sky?"))]
+# 4.57 chooses another code for the picture, also beside the CPU's engines.
+MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
+LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), tp=2)
+
+
+@pytest.fixture(scope="module")
+def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
+    """Each stage in a process with two ranks, and what each rank was given."""
+    seen = tmp_path_factory.mktemp("seen")
+    target = stand_in_target(StandIn(seen, caches=False))
+    engines = load_engines(target, two, "split", "trn2.48xlarge")
+    with omni_over(engines, two) as omni:
+        yield omni, seen
+
+
+def assert_replies(omni: Qwen3Omni, reference: Reference, name: str) -> None:
+    messages: Any = TEXT if name == "text" else CASES[name].messages
+    mine, theirs = reply_to_the_limit(omni, reference, messages, tokens=6, talker_max_new_tokens=12)
+    assert_same(mine, theirs, reference)
+
+
+@pytest.mark.parametrize("name", ["text", MEDIA])
+def test_replies_of_two_ranks_a_stage_are_transformers(
+    split: tuple[Qwen3Omni, Path], reference: Reference, name: str
+) -> None:
+    assert_replies(split[0], reference, name)
+
+
+def test_each_rank_has_a_core_of_its_own(split: tuple[Qwen3Omni, Path]) -> None:
+    said = sorted(path.read_text(encoding="utf-8") for path in split[1].iterdir())
+    assert said == ["0 2 0", "1 2 1", "2 2 0", "3 2 1", "4 2 0", "5 2 1"]
+
+
+def ranks_of(split: tuple[Qwen3Omni, Path], core: int) -> int:
+    """The id of the process that has a core."""
+    for path in split[1].iterdir():
+        if path.read_text(encoding="utf-8").startswith(f"{core} "):
+            return int(path.name)
+    raise AssertionError(core)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
+    split: tuple[Qwen3Omni, Path], reference: Reference
+) -> None:
+    """Last in this file over these engines: vocoder first, then the talker, then the thinker."""
+    omni, seen = split
+    pids = [int(path.name) for path in seen.iterdir()]
+    for core, how, stage in ((5, signal.SIGKILL, "vocoder"), (3, signal.SIGSTOP, "talker")):
+        stream = omni.stream(TEXT, thinker_max_new_tokens=40, talker_max_new_tokens=80, **GREEDY)
+        next(iter(stream))
+        os.kill(ranks_of(split, core), how)
+        started = time.monotonic()
+        with pytest.raises(EngineDiedError, match=r"rank 1 of 2 .*(SIGKILL|was stopped)"):
+            for _ in stream:
+                pass
+        assert time.monotonic() - started < 1.0, stage
+        written = omni.generate_text(TEXT, thinker_max_new_tokens=4, **GREEDY)
+        assert len(written.token_ids) == 4, "the thinker goes on"
+    os.kill(ranks_of(split, 0), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(EngineDiedError, match=r"rank 0 of 2 .*SIGKILL"):
+        omni.generate_text(TEXT, thinker_max_new_tokens=4, **GREEDY)
+    assert time.monotonic() - started < 1.0
+    deadline = time.monotonic() + 5
+    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if alive(pid)], "no rank is left"
+
+
+def test_replies_of_four_ranks_are_transformers(
+    checkpoint: Path, reference: Reference, tmp_path: Path
+) -> None:
+    """More ranks than KV heads; all stages on the same four."""
+    spec = weights_for_stand_in(checkpoint, tmp_path, tp=4)
+    target = stand_in_target(StandIn(caches=False))
+    engines = load_engines(target, spec, "shared", "trn2.48xlarge")
+    with omni_over(engines, spec) as omni:
+        assert_replies(omni, reference, "text")
+        assert_replies(omni, reference, MEDIA)
+
+
+def test_what_one_process_has_compiled_for_two_ranks_both_find(
+    two: EngineSpec, tmp_path: Path
+) -> None:
+    """Compiled at rank 0 of a group that is not there; captured by both over gloo."""
+    target = stand_in_target(extends=False)
+    compile_tree(two.plan, tmp_path, target, only=("audio",))
+    ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn())
+    (graph,) = ranks.part("audio_encoder").graphs.values()
+    assert graph.label == "audio_encoder[windows=1]"
+    ranks.close()

@@ -1,0 +1,84 @@
+"""The settings that TorchNeuron needs: the list, and that nothing contradicts it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.neuron.torchneuron.environment import (
+    SETTINGS,
+    SHOWN,
+    set_before_import,
+    settings,
+)
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SHOWN:
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+
+
+def test_nothing_may_run_on_the_cpu_in_silence() -> None:
+    assert dict(SETTINGS) == {
+        "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
+        "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1",
+        "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
+        "TORCH_NEURONX_RETAIN_DEVICE_MODE": "0",
+        "TORCH_NEURONX_DISABLE_NEFF_CACHE": "0",
+        "TORCH_NEURONX_NEFF_DISABLE_CACHE": "0",
+    }
+    variables = settings(Path("/neffs"), Path("/local"))
+    assert variables.items() >= SETTINGS.items()
+    assert variables["TORCH_NEURONX_NEFF_CACHE_DIR"] == "/neffs"
+    assert set(variables) < set(SHOWN)
+
+
+def test_they_are_set() -> None:
+    set_before_import(SETTINGS)
+    assert os.environ.items() >= SETTINGS.items()
+
+
+def test_another_value_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_NEURONX_RETAIN_DEVICE_MODE", "1")
+    with pytest.raises(OptionError, match=r"RETAIN_DEVICE_MODE is '1', and .* needs '0'. Unset it"):
+        set_before_import(SETTINGS)
+    assert "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION" not in os.environ
+
+
+def test_settings_that_come_after_the_import_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_neuronx", ModuleType("torch_neuronx"))
+    with pytest.raises(OptionError, match=r"imported before .* TORCH_NEURONX_DISABLE_FALLBACK"):
+        set_before_import(SETTINGS)
+    for name, value in SETTINGS.items():
+        monkeypatch.setenv(name, value)
+    set_before_import(SETTINGS)
+
+
+def test_the_settings_are_made_before_torch_is_imported(tmp_path: Path) -> None:
+    """torch imports TorchNeuron by itself where it is installed."""
+    script = """
+import os, sys
+from pathlib import Path
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION"))
+            raise SystemExit
+
+assert "torch" not in sys.modules
+sys.meta_path.insert(0, Finder())
+plan = type("Plan", (), {"lnc": 2})
+compile_graph(plan, "audio", Path(sys.argv[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "1\n", done.stderr

@@ -1,0 +1,127 @@
+"""TorchNeuron's runtime made of the stand-in for its backend, gloo, and a CPU."""
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
+from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, make_plan
+from qwen3_omni_neuron.compilation.runner import compile_tree
+from qwen3_omni_neuron.compilation.target import EngineSpec, Target
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.neuron.part import part_spec
+from qwen3_omni_neuron.neuron.shards import write_part_shards
+from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
+from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
+from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
+from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
+from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+
+CPU = torch.device("cpu")
+# One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
+SETTINGS: dict[str, Any] = {
+    "tp": 1,
+    "dtype": "float32",
+    "max_concurrency": 2,
+    "context_length": 128,
+    "talker_context_length": 128,
+    "prompt_buckets": (128,),
+    "decode_buckets": (128,),
+    "patch_buckets": (256,),
+    "audio_windows": (1,),
+    "projection_rows": (32,),
+    "batches": (2,),
+    "chunk_frames": (4,),
+}
+
+
+@dataclass(frozen=True)
+class StandIn:
+    """A neuron.torchneuron.runtime.Runtime.
+
+    seen: a folder that takes each rank's variables. caches: False for a tree of weights alone:
+    what is compiled is kept nowhere, so that nobody sees that it was.
+    """
+
+    seen: Path | None = None
+    caches: bool = True
+    names: tuple[str, ...] = field(
+        default=("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG", "LOCAL_RANK")
+    )
+
+    def start(self, seat: Seat) -> torch.device:
+        if self.seen is not None:
+            values = " ".join(os.environ.get(name, "none") for name in self.names)
+            (self.seen / str(os.getpid())).write_text(values, encoding="utf-8")
+        self._register()
+        if not self.caches:
+            del os.environ[CACHE_FOLDER]
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        seat.join("gloo")
+        return CPU
+
+    def start_compiling(self, ranks: int) -> torch.device:
+        self._register()
+        join_nobody(ranks)
+        return CPU
+
+    def _register(self) -> None:
+        from testing.torchneuron.backend import register
+
+        register()
+
+
+def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
+    """The target torchneuron over the stand-in. It can be sent to another process.
+
+    extends: False leaves the graphs out that reuse rows, where a test needs few of them.
+    """
+    runtime = runtime or StandIn()
+    return replace(
+        TORCHNEURON,
+        limits=replace(TORCHNEURON.limits, extends=extends),
+        compile_graph=partial(compile_graph, runtime=runtime),
+        build_engines=partial(build_engines, runtime=runtime),
+    )
+
+
+def compile_for_stand_in(
+    checkpoint: Path, tree: Path, extends: bool = True, **settings: Any
+) -> EngineSpec:
+    """Compile a checkpoint into a tree, and open it. settings: in the place of SETTINGS."""
+    target, config = stand_in_target(extends=extends), read_config(checkpoint)
+    plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
+    outcome = compile_tree(plan, tree, target)
+    assert not outcome.missing
+    plan = open_tree(tree, checkpoint, config, {"torchneuron": target}, {})
+    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
+
+
+def weights_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> EngineSpec:
+    """Write the weights of a tree without NEFFs; see StandIn.caches."""
+    config, limits = read_config(checkpoint), stand_in_target(extends=False).limits
+    plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
+    for graph, parts in GRAPH_PARTS.items():
+        (tree / graph / NEFF_FOLDER).mkdir(parents=True)
+        (tree / graph / NEFF_FOLDER / "none").touch()
+        for part in parts:
+            (tree / graph / part).mkdir()
+            spec = part_spec(config, plan, part)
+            write_part_shards(spec, Checkpoint(checkpoint), tree / graph / part)
+    return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
+
+
+def omni_over(engines: Engines, spec: EngineSpec) -> Qwen3Omni:
+    """Put a model over engines."""
+    conversation = Conversation(spec.plan.model, spec.config)
+    defaults = read_generation_defaults(spec.plan.model)
+    return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)

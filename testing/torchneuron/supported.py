@@ -1,0 +1,129 @@
+"""Operations that TorchNeuron decomposes and lowers, as far as the graphs here use them.
+
+Source: aws-neuron/torch-neuronx v2.33.0, torch_neuronx/neuron_dynamo_backend/decompositions.py
+(the names, and that index_put and index_copy become scatters and attention plain products), and
+llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp and
+lib/Conversion/TorchToStablehlo/. Decompositions here are our own.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# Decomposed by torch's own rules before anything else sees them.
+DECOMPOSED = (
+    *(aten.logsumexp, aten.squeeze.dims, aten.addr, aten._unsafe_index, aten._unsafe_index_put),
+    *(aten.split, aten.split_with_sizes, aten.unbind, aten.embedding, aten.clamp_min),
+    *(aten.clamp_max, aten.fill.Scalar, aten.fill.Tensor, aten.index_add, aten.lerp, aten.elu),
+    aten.silu,
+)
+
+
+def _index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
+    shape = [1] * source.ndim
+    shape[dim] = len(index)
+    return torch.scatter(x, dim, index.view(shape).expand(source.shape), source)
+
+
+def _index_put(
+    x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """Scatter into the flattened tensor. The first axes are those that are indexed."""
+    assert all(index is not None and index.dtype != torch.bool for index in indices)
+    count = len(indices)
+    inner = math.prod(x.shape[count:])
+    place = torch.zeros((), dtype=torch.int64, device=x.device)
+    for index, size in zip(indices, x.shape, strict=False):
+        assert index is not None
+        place = place * size + torch.where(index < 0, index + size, index)
+    columns = torch.arange(inner, device=x.device)
+    flat = (place.unsqueeze(-1) * inner + columns).flatten()
+    given = values.expand(*place.shape, *x.shape[count:]).flatten()
+    scatter = torch.scatter_add if accumulate else torch.scatter
+    return scatter(x.flatten(), 0, flat, given).reshape(x.shape)
+
+
+def _scalar_tensor(value: float, dtype: Any = None, device: Any = None, **_: Any) -> Tensor:
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Attend by plain products, as the device does wherever there is a mask.
+
+    The CPU's operation of this name stands where the device has
+    _scaled_dot_product_fused_attention_overrideable. Without a mask and with lengths that are
+    multiples of 512 the device takes a kernel instead.
+    """
+    assert not dropout_p
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = (t.repeat_interleave(repeats, 1) for t in (key, value))
+    scores = query @ key.transpose(-2, -1) * (scale or query.shape[-1] ** -0.5)
+    if is_causal:
+        rows, columns = scores.shape[-2:]
+        hidden = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
+        scores = scores.masked_fill(hidden.triu(columns - rows + 1), float("-inf"))
+    if attn_mask is not None:
+        scores = scores + attn_mask
+    highest = scores.amax(-1, keepdim=True)
+    weights = torch.exp(scores - highest)
+    total = weights.sum(-1, keepdim=True)
+    return weights / total @ value, (highest + total.log()).squeeze(-1)
+
+
+WRITTEN_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
+    aten.index_copy.default: _index_copy,
+    aten.index_put.default: _index_put,
+    aten.scalar_tensor.default: _scalar_tensor,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
+}
+# What Dynamo captures: torch has no other integers for these results, which only index.
+INDEX_SOURCES = frozenset({"topk", "argmax"})
+# Casts, and what moves numbers without computing any.
+MOVES = frozenset({"to", "int", "long", "squeeze", "unsqueeze", "getitem", "gather"})
+# What is left after the decompositions above, by where a lowering of it is.
+_DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp
+    *("_softmax.default", "_to_copy.default", "_unsafe_view.default", "addmm.default"),
+    *("alias.default", "arange.default", "clone.default", "copy.default", "floor_divide.default"),
+    *("full.default", "masked_fill.Scalar", "mean.dim", "mv.default", "new_zeros.default"),
+    *("repeat.default", "select.int", "stack.default", "t.default", "zeros_like.default"),
+)
+_LOWERED = (  # llvm/torch-mlir, lib/Conversion/TorchToStablehlo/
+    *("add.Tensor", "bitwise_and.Tensor", "cat.default", "ceil.default", "clamp.default"),
+    *("constant_pad_nd.default", "cos.default", "div.Tensor", "eq.Tensor", "exp.default"),
+    *("expand.default", "floor.default", "ge.Scalar", "ge.Tensor", "gelu.default", "gt.Tensor"),
+    *("le.Tensor", "logical_not.default", "lt.Scalar", "lt.Tensor"),
+    *("maximum.default", "mul.Tensor", "native_layer_norm.default", "neg.default"),
+    *("ones.default", "permute.default", "pow.Tensor_Scalar", "rsqrt.default", "rsub.Scalar"),
+    *("sigmoid.default", "sin.default", "sub.Tensor", "transpose.int", "tril.default"),
+    *("triu.default", "where.self", "zeros.default"),
+    *("gather.default", "index.Tensor", "index_select.default", "scatter.src"),
+    "scatter_add.default",
+    *("bmm.default", "convolution.default", "mm.default"),
+    *("amax.default", "any.dim", "argmax.default", "sum.dim_IntList"),
+    *("slice.Tensor", "squeeze.dim", "unsqueeze.default", "view.default"),
+)
+_LOWERED_BY_NEURON = (  # torch-neuronx: a custom call of its compiler, and its collectives' pass
+    "aten.topk.default",
+    "_c10d_functional.all_reduce.default",
+    "_c10d_functional.all_gather_into_tensor.default",
+    "_c10d_functional.wait_tensor.default",
+    "aten.copy_.default",  # to an input, at the end: an alias
+)
+SUPPORTED = frozenset(
+    (*(f"aten.{name}" for name in (*_DECOMPOSED_LATER, *_LOWERED)), *_LOWERED_BY_NEURON)
+)
