@@ -67,7 +67,8 @@ def learn_turns(
             for _ in range(TURNS_BATCH)
         ]
         batch = batch_of(questions, conversation, tokenizer, model.config.im_end_token_id)
-        return {"reply": _reply_loss(model, batch, encoded_audio(model, batch.mels))}
+        audio = encoded_audio(model, batch.mels) if batch.mels else None
+        return {"reply": _reply_loss(model, batch, audio)}
 
     fit("thinker-turns", model.thinker.to(device()), losses_of, TURNS_STEPS, TURNS_RATE, folder)
 

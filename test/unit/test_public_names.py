@@ -33,7 +33,10 @@ METHODS = [
     *("close", "generate_audio", "generate_text", "info", "load", "say", "session", "status"),
     *("stream", "stream_speech", "stream_text", "transcription_instruction"),
 ]
-SESSION = ["append", "append_audio", "close", "heard", "messages", "respond"]
+SESSION = [
+    *("append", "append_audio", "clear", "close", "commit", "heard", "insert", "messages"),
+    *("prepare", "read", "remove", "respond", "set_options", "system", "turns"),
+]
 LOAD = [
     "model_path",
     "target",
@@ -136,11 +139,13 @@ VERBS = {
         --instruction --json --max-new-tokens --model --placement --threads -h files
     """,
     "serve": """
-        --allow-media-host --api-keys --body-timeout-s --compiled --context-length --cores
+        --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
+        --context-length --cores
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
         --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
-        --max-pixels --max-queued --media-timeout-s --model --model-name --placement --port
+        --max-pixels --max-queued --max-realtime-bytes --max-realtime-s --max-realtime-sessions
+        --media-timeout-s --model --model-name --placement --port
         --request-timeout-s --requests-per-minute --send-timeout-s --threads --tls-cert
         --tls-key -h
     """,

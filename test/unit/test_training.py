@@ -186,6 +186,7 @@ def test_all_of_it_runs_and_what_it_writes_is_a_checkpoint(
     """A step of each kind, and again, when everything is done already."""
     monkeypatch.setattr(learn_code2wav, "STEPS", 1)
     monkeypatch.setattr(learn_thinker, "PHASES", ((1, 1e-3, 0.2), (1, 1e-3, 0.5)))
+    monkeypatch.setattr(learn_thinker, "TURNS_STEPS", 1)
     monkeypatch.setattr(learn_talker, "STEPS", 1)
     monkeypatch.setattr(learn_talker, "USERS", 10)
     arguments = ["--work", str(tmp_path / "work"), "--out"]
