@@ -456,7 +456,7 @@ def test_there_is_a_script_for_every_graph() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--target", "gpu"], "target is one of cpu, neuron, got .gpu."),
+        (["--target", "gpu"], "target is one of cpu, neuron, torchneuron, got .gpu."),
         (["--tp", "8"], "tp is 1 for target cpu"),
         (["--lnc", "2"], "lnc is 1 for target cpu"),
         (["--buckets", "96,48"], "prompt_buckets is a list of ascending sizes.* got 96, 48"),

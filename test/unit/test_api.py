@@ -60,7 +60,7 @@ def test_a_wrong_option_is_refused_at_once(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "gpu"}, "target is one of cpu, neuron, got 'gpu'"),
+        ({"target": "gpu"}, "target is one of cpu, neuron, torchneuron, got 'gpu'"),
         ({"dtype": "int4"}, "dtype is auto or one of"),
         ({"max_concurrency": 0}, "max_concurrency is 1 or more"),
         ({"max_queued": -1}, "max_queued is 0 or more"),

@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from qwen3_omni_neuron.conversation.row_keys import NO_KEYS
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
@@ -24,7 +25,7 @@ def written(
 ) -> Request:
     request = simulation.request(tokens, frames)
     assert request.keys is not None
-    keys = replace(request.keys, thinker=request.keys.thinker.first(0))
+    keys = replace(request.keys, thinker=NO_KEYS)
     return replace(request, keys=keys, written=WrittenReply(tuple(tokens), before))
 
 
