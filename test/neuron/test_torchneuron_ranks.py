@@ -123,9 +123,12 @@ def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
 
 
 def test_replies_of_four_ranks_are_transformers(
-    checkpoint: Path, reference: Reference, tmp_path: Path
+    checkpoint: Path, reference: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More ranks than KV heads; all stages on the same four."""
+    for name in ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG"):
+        monkeypatch.setenv(name, "")  # what a load sets here is gone after this test
+        monkeypatch.delenv(name)
     spec = weights_for_stand_in(checkpoint, tmp_path, tp=4)
     target = stand_in_target(StandIn(caches=False))
     engines = load_engines(target, spec, "shared", "trn2.48xlarge")

@@ -83,8 +83,8 @@ class EngineGroup:
             except BaseException as error:
                 self._end(error)
                 raise
-            for failure in failures.values():
-                raise failure
+            for index in sorted(failures):
+                raise failures[index]
             return results[0]
 
     def close(self) -> None:
