@@ -150,12 +150,12 @@ $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 # Not $(INSTALLED_FROM): what runs in C has no part in it.
 $(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
 	$(PYTHON) -m venv $(HLO_VENV)
-	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest
+	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest hypothesis
 	touch $@
 
 $(IMPORT_VENV)/installed: pyproject.toml requirements/import.txt
 	$(PYTHON) -m venv $(IMPORT_VENV)
-	$(IMPORT_VENV)/bin/pip install --quiet -c requirements/import.txt --editable . iree-base-compiler transformers pytest
+	$(IMPORT_VENV)/bin/pip install --quiet -c requirements/import.txt --editable . iree-base-compiler transformers pytest hypothesis
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace
