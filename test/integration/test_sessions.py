@@ -202,16 +202,17 @@ def words(judge: Judge, samples: np.ndarray) -> str:
 def test_three_turns_with_a_barge_in_say_the_right_words(
     speaking: Qwen3Omni, judge: Judge, question: str
 ) -> None:
-    """The second reply is interrupted by a question that is spoken piece by piece.
-
-    Earlier turns are text: its training had none in speech (see its model card).
-    """
+    """All turns are spoken piece by piece; the third interrupts the second reply."""
     dice = random.Random(1)
+
+    def ask(session: Session, said: str) -> None:
+        say(session, spoken_clip(said, MEASURING, dice), RATE, cuts(dice))
+
     with speaking.session(seed=0, talker_max_new_tokens=100) as session:
-        session.append("what is one plus two")
+        ask(session, "what is one plus two")
         result = last(session.respond())
         assert result.text == words(judge, result.audio) == "three"
-        session.append("say three five seven blue")
+        ask(session, "say three five seven blue")
         spoken = []
         with session.respond(chunk_frames=[4]) as stream:
             for event in stream:
@@ -223,7 +224,7 @@ def test_three_turns_with_a_barge_in_say_the_right_words(
         interrupted = session.messages[-1]["content"]
         assert "three five seven blue".startswith(interrupted)
         assert interrupted not in ("", "three five seven blue")
-        say(session, spoken_clip(question, MEASURING, dice), RATE, cuts(dice))
+        ask(session, question)
         result = last(session.respond())
         expected = {"say red green": "red green"}.get(question, "six")
         assert result.text == words(judge, result.audio) == expected
