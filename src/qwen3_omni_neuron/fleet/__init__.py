@@ -1,0 +1,1 @@
+"""Many replicas of the server, run by Ray Serve."""
