@@ -4,13 +4,11 @@ A fleet's day has more engine calls than can be replayed. So one replica is repl
 at a few loads once, and a simulation of many replicas takes its times from these curves.
 """
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bench.common.metrics import percentiles
 from bench.replaying.device import Behaviour
 from bench.replaying.load import RequestLengths
 from bench.replaying.profiles import MEAN_PROMPT_ROWS, StageProfile
@@ -19,6 +17,7 @@ from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
 
 EXTENDS = Behaviour("ours, adaptive", extends=True)
 FEWEST_ROWS = 64
+FRAME_S = 0.08
 RANKS = np.linspace(0, 1, 11)
 
 
@@ -26,9 +25,9 @@ RANKS = np.linspace(0, 1, 11)
 class ServiceCurves:
     """Times of one replica, at each pair of `rows` to prefill and requests `at_once`, ascending.
 
-    first_audio_s: quantiles at RANKS, from getting a slot to the first sample [rows, at_once, rank].
-    frame_s: from one frame of a request to its next [rows, at_once]. cores: of a CPU that the
-    requests keep busy together [at_once]; 0 where a replica has cores of its own.
+    first_audio_s: from getting a slot to the first sample, quantiles at RANKS [rows, at_once,
+    rank]. frame_s: from one frame of a request to its next [rows, at_once]. cores: of a CPU that
+    the requests keep busy together [at_once]; 0 where a replica has cores of its own.
     """
 
     rows: tuple[int, ...]
@@ -63,25 +62,29 @@ def _weigh(table: np.ndarray, points: Sequence[int], at: float) -> np.ndarray:
 
 
 def replayed_curves(
-    profile: StageProfile, placement: str, at_once: Sequence[int], load: Sequence[RequestLengths]
+    profile: StageProfile, placement: str, slots: int, load: Sequence[RequestLengths]
 ) -> ServiceCurves:
-    """Replay a load at each number of requests at once, with each number of rows to prefill."""
+    """Replay a load with each number of rows to prefill, at 1, 2, 4, ... requests at once.
+
+    It ends at the number of slots, or where speech can't keep up with playback.
+    """
     rows = rows_of(profile)
-    first = np.zeros((len(rows), len(at_once), len(RANKS)))
-    frame = np.zeros((len(rows), len(at_once)))
-    for i, count in enumerate(rows):
-        same = [
-            replace(r, prompt_rows=count, talker_rows=max(count // 2, ASSISTANT_ROWS + 1))
-            for r in load
-        ]
-        for j, clients in enumerate(at_once):
-            found = replay(profile, EXTENDS, placement, clients, same).replies
+    at_once, first, frame = list[int](), list[list[np.ndarray]](), list[list[float]]()
+    while not at_once or (at_once[-1] < slots and min(frame[-1]) < FRAME_S):
+        at_once.append(min(2 * at_once[-1], slots) if at_once else 1)
+        first.append([])
+        frame.append([])
+        for count in rows:
+            talker_rows = max(count // 2, ASSISTANT_ROWS + 1)
+            same = [replace(r, prompt_rows=count, talker_rows=talker_rows) for r in load]
+            found = replay(profile, EXTENDS, placement, at_once[-1], same).replies
             timings = [reply.result.timings for reply in found]
             ttfb_s = [t.ttfb_s for t in timings if t.ttfb_s is not None]
-            first[i, j] = np.quantile(ttfb_s, RANKS)
-            frame[i, j] = sum(t.total_s for t in timings) - sum(ttfb_s)
-            frame[i, j] /= sum(t.frames for t in timings)
-    return ServiceCurves(rows, tuple(at_once), first, frame, np.zeros(len(at_once)))
+            first[-1].append(np.quantile(ttfb_s, RANKS))
+            speech_s = sum(t.total_s for t in timings) - sum(ttfb_s)
+            frame[-1].append(speech_s / sum(t.frames for t in timings))
+    by_rows = np.array(first).swapaxes(0, 1), np.array(frame).T
+    return ServiceCurves(rows, tuple(at_once), *by_rows, np.zeros(len(at_once)))
 
 
 def rows_of(profile: StageProfile) -> tuple[int, ...]:

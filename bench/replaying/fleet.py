@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from bench.replaying.curves import RANKS, ServiceCurves
+from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from qwen3_omni_neuron.fleet.scaling import (
     AT_ONCE,
@@ -33,7 +33,6 @@ from qwen3_omni_neuron.fleet.scaling import (
     FirstAudioPolicy,
 )
 
-FRAME_S = 0.08
 AUDIO_ROWS_A_S, TEMPLATE_ROWS = 13, 16
 # Ray's router asks again after these waits, where each replica that may take a request is busy.
 BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5
@@ -76,8 +75,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Talk:
-    """How people talk: mean turns of a conversation, and mean time between a reply's last sample
-    and the next question."""
+    """How people talk.
+
+    turns: mean of a conversation. think_s: mean time from a reply's last sample to the next
+    question. context_rows: a conversation ends where its prompt is longer.
+    """
 
     lengths: Sequence[RequestLengths]
     turns: float = 5.0
