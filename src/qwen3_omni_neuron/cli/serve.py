@@ -124,7 +124,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
         from qwen3_omni_neuron.fleet.command import run_config
 
-        return run_config(parsed.ray)
+        run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
     from qwen3_omni_neuron.serving.model import load_and_answer
     from qwen3_omni_neuron.serving.server import Server

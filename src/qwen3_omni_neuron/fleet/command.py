@@ -1,10 +1,9 @@
 """`serve --ray CONFIG`: Ray's own `serve run CONFIG`, after its settings were checked."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.fleet.settings import FleetSettings
@@ -12,15 +11,15 @@ from qwen3_omni_neuron.fleet.settings import FleetSettings
 IMPORT_PATH = "qwen3_omni_neuron.fleet.application:build"
 
 
-def run_config(config: Path) -> int:
-    """Run the applications of a Serve YAML until a signal comes. Returns the exit status.
+def run_config(config: Path) -> NoReturn:
+    """Become the process of Ray's that runs the applications of a Serve YAML.
 
-    A Ray cluster is started for it, unless RAY_ADDRESS names one. Raises OptionError where the file
-    can't be read, or has settings that can't be used.
+    It starts a Ray cluster, unless RAY_ADDRESS names one, and ends with a signal. Raises
+    OptionError where the file can't be read, or has settings that can't be used.
     """
     check_config(config)
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(config)]
-    return subprocess.run(command, env=environment(), check=False).returncode
+    os.execve(sys.executable, command, environment())
 
 
 def check_config(config: Path) -> None:

@@ -54,7 +54,7 @@ class Replica:
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         """Return the application that Ray sends requests to."""
-        return _BehindProxy(make_app(self._service))
+        return _BehindProxy(make_app(self._service), serve.get_replica_context().replica_tag)
 
     async def check_health(self) -> None:
         """Raise ReplicaError where this replica has to be started anew. Ray calls it."""
@@ -94,10 +94,13 @@ class Replica:
 
 
 class _BehindProxy:
-    """Application behind a proxy of Ray's: without the route's prefix, with the proxy's id."""
+    """Application behind a proxy of Ray's: without the route's prefix, with the proxy's id.
 
-    def __init__(self, app: ASGIApp):
-        self._app = app
+    Answers have the replica's name in the header x-replica.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str):
+        self._app, self._replica = app, replica.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -110,14 +113,14 @@ class _BehindProxy:
         if found:
             inner["request_id"] = found[-1].decode("latin-1")
 
-        async def without_id(message: Message) -> None:
-            """Send a message; the proxy adds the id's header itself."""
-            if found and message["type"].endswith("http.response.start"):
+        async def named(message: Message) -> None:
+            if message["type"].endswith("http.response.start"):
+                # The proxy adds the id itself.
                 kept = [pair for pair in message["headers"] if pair[0] != _REQUEST_ID]
-                message = {**message, "headers": kept}
+                message = {**message, "headers": [*kept, (b"x-replica", self._replica)]}
             await send(message)
 
-        return await self._app(inner, receive, without_id)
+        return await self._app(inner, receive, named)
 
 
 async def _lifespan(receive: Receive, send: Send) -> None:

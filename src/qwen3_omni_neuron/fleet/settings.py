@@ -104,5 +104,5 @@ class FleetSettings:
             "max_concurrency": slots,
             "max_queued": self.max_queued,
             "context_length": self.context_length,
-            "cores": cores,
+            "cores": cores if self.compiled else None,  # what is not compiled runs on the CPU
         }
