@@ -1,6 +1,7 @@
 """A Ray cluster of this process's own on the loopback, and applications of Serve YAMLs in it."""
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -133,7 +134,9 @@ def cluster() -> Iterator[Cluster]:
     before = dict(os.environ)
     os.environ |= environment()
     os.environ |= {
+        "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
     }
@@ -147,6 +150,7 @@ def cluster() -> Iterator[Cluster]:
             object_store_memory=_MEMORY_BYTES,
             namespace="serve",
             log_to_driver=False,
+            _node_ip_address="127.0.0.1",
             _temp_dir=str(Path(folder)),
             _metrics_export_port=made.figures_port,
         )
