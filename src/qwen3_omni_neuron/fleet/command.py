@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
 IMPORT_PATH = "qwen3_omni_neuron.fleet.application:build"
 
 
@@ -47,4 +49,4 @@ def check_config(config: Path) -> None:
 
 def environment() -> dict[str, str]:
     """Return the environment of a Ray cluster whose proxies route by conversation."""
-    return dict(os.environ)
+    return {CALLBACK_VARIABLE: CALLBACK, **os.environ}

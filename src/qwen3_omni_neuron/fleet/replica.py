@@ -15,6 +15,7 @@ from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.fleet import draining
 from qwen3_omni_neuron.fleet.cores import RESOURCE, stage_cores
 from qwen3_omni_neuron.fleet.figures import Figures
+from qwen3_omni_neuron.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
@@ -42,6 +43,7 @@ class Replica:
         logs.log_to_stderr("info")
         self._loop = asyncio.get_running_loop()
         self._service = Service.of(settings.server_settings())
+        self._load = ReplicaFigures(self._service.metrics.registry)
         load = settings.load_arguments(self._cores(settings))
         model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
         self._service.model.loaded(model)
@@ -61,6 +63,10 @@ class Replica:
         fault = self._service.model.fault
         if fault is not None:
             raise ReplicaError(fault)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the figures of `fleet.scaling`. Ray calls it."""
+        return self._load.read()
 
     async def __del__(self) -> None:
         """End the model. Ray calls it once no request runs."""
