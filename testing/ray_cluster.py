@@ -1,0 +1,169 @@
+"""A Ray cluster of this process's own on the loopback, and applications of Serve YAMLs in it."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import yaml
+from openai import OpenAI
+from ray import serve
+
+from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
+from testing.http_server import wait_until
+
+START_S, END_S = 90.0, 60.0
+CPUS, CORES = 8, 24
+_MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
+
+
+class Cluster:
+    """A running cluster. port: of its HTTP proxy."""
+
+    def __init__(self) -> None:
+        self.port = _free_port()
+        self.figures_port = _free_port()
+        self._applications: dict[str, dict[str, Any]] = {}
+
+    def deploy(self, name: str, replicas: int, prefix: str = "/", **args: Any) -> None:
+        """Deploy an application, or update it, as `serve run` does. `args`: of its YAML.
+
+        Raises AssertionError with Ray's message where it fails.
+        """
+        options = args.pop("deployment", {})
+        self._applications[name] = {
+            "name": name,
+            "route_prefix": prefix,
+            "import_path": IMPORT_PATH,
+            "args": {"threads": 1, **args},
+            "deployments": [{"name": "replica", "num_replicas": replicas, **options}],
+        }
+        config = {
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+            "applications": list(self._applications.values()),
+        }
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(config, file)
+            file.flush()
+            address = ray.get_runtime_context().gcs_address
+            command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking"]
+            done = subprocess.run(
+                [*command, "--address", address, file.name],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=START_S,
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+
+    def remove(self, name: str) -> None:
+        """End an application."""
+        del self._applications[name]
+        serve.delete(name)
+
+    def wait_for(self, name: str, replicas: int, seconds: float = START_S) -> None:
+        """Wait until an application runs with so many replicas and no others."""
+
+        def runs() -> bool:
+            state = self.state(name)
+            assert state.status != "DEPLOY_FAILED", state.message
+            deployment = state.deployments.get("replica")
+            return (
+                state.status == "RUNNING"
+                and deployment is not None
+                and dict(deployment.replica_states) == {"RUNNING": replicas}
+            )
+
+        wait_until(runs, seconds)
+
+    def state(self, name: str) -> Any:
+        """Return Ray's state of an application."""
+        return serve.status().applications[name]
+
+    def replicas(self, name: str) -> dict[str, int]:
+        """Return the replicas' names, and the ids of their processes."""
+        return {
+            replica: ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))
+            for replica, handle in self._actors(name).items()
+        }
+
+    def _actors(self, name: str) -> dict[str, Any]:
+        return {
+            actor["name"].rpartition("#")[2]: ray.get_actor(actor["name"], actor["namespace"])
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["name"].startswith(f"SERVE_REPLICA::{name}#")
+        }
+
+    def cores(self, name: str) -> list[set[str]]:
+        """Return the cores of each replica, as Ray gave them."""
+
+        def own(_: Any) -> list[str]:
+            return ray.get_runtime_context().get_accelerator_ids()["neuron_cores"]
+
+        return [
+            set(ray.get(handle.__ray_call__.remote(own))) for handle in self._actors(name).values()
+        ]
+
+    def kill(self, pid: int) -> None:
+        """End a replica's process, as the system would that has no memory left."""
+        os.kill(pid, signal.SIGKILL)
+
+    def client(self, prefix: str = "", retries: int = 0) -> OpenAI:
+        """Return OpenAI's client of an application."""
+        url = f"http://127.0.0.1:{self.port}{prefix}/v1"
+        return OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=60)
+
+    def server(self, model_name: str) -> Any:
+        """Return what the tests of `serve` know of a server: its port, and its model's name."""
+        return SimpleNamespace(port=self.port, settings=SimpleNamespace(model_name=model_name))
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Start a cluster with cores that are none, and end it."""
+    made = Cluster()
+    before = dict(os.environ)
+    os.environ |= environment()
+    os.environ |= {
+        "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
+    # A socket's path has at most 107 bytes: pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        ray.init(
+            address="local",
+            num_cpus=CPUS,
+            resources={"neuron_cores": CORES},
+            include_dashboard=False,
+            object_store_memory=_MEMORY_BYTES,
+            namespace="serve",
+            log_to_driver=False,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=str(Path(folder)),
+            _metrics_export_port=made.figures_port,
+        )
+        try:
+            yield made
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
+
