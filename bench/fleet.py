@@ -2,7 +2,7 @@
 
     python -m bench.fleet                                  # 1 to 1,000 replicas, and a day
     python -m bench.fleet --profile roofline --placement shared --price-per-hour 12.5
-    python -m bench.fleet --compare 1,6,12 --json fleet.json   # against a local cluster, measured
+    python -m bench.fleet_compare                          # the same simulation, beside a cluster
 
 One replica is replayed at a few loads (see bench/replay.py), which gives service curves: time to
 first audio and time a frame, by rows to prefill and by requests at once. Many replicas take their
@@ -15,8 +15,7 @@ and without. Day: load that rises and falls, with bursts, on a fleet that the po
 shrinks. A replica's memory of conversations is its slots (--slots); it runs at once as many
 requests as still play without a pause, or --at-once.
 
-Needs the extra `ray`. --compare also needs the extra `serve`, and is described in
-bench/replaying/local_fleet.py.
+Needs the extra `ray`.
 """
 
 import argparse

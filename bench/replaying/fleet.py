@@ -53,15 +53,18 @@ class Ring(Protocol):
 class Plan:
     """How a fleet is run.
 
-    at_once: requests that a replica takes (`max_ongoing_requests`). slots: whose rows it holds.
-    affinity: a turn goes where the ring says; otherwise to the emptier of two replicas, drawn anew
-    for each try, as Ray's default router does. replicas: at the start. policy: None for a fleet
-    that stays as it is; most: replicas that it may have. settle: applies Ray's delays to what the
-    policy wants: (wanted, target, now). load_s: of a replica. cores: of a CPU that all replicas
-    share; 0: each has its own. patience_s: after which a request that nobody takes is refused.
+    at_once, queued: requests that a replica runs, and that wait in it (`max_ongoing_requests` is
+    both together). slots: whose rows it holds. affinity: a turn goes where the ring says, or where
+    all there are busy, to the emptier of any two replicas, as AffinityRouter has it; otherwise
+    always to the emptier of two, as Ray's default router has it. replicas: at the start. policy:
+    None for a fleet that stays as it is; most: replicas that it may have. settle: applies Ray's
+    delays to what the policy wants: (wanted, target, now). load_s: of a replica. cores: of a CPU
+    that all replicas share; 0: each has its own. patience_s: after which a request that nobody
+    takes is refused.
     """
 
     at_once: int
+    queued: int = 0
     slots: int = 8
     affinity: bool = True
     replicas: int = 1
@@ -154,9 +157,15 @@ class Replica:
         self.ready = self.leaving = False
         self.frames, self.pace, self.at_s = 0.0, 0.0, began_s
         self.running: list[tuple[float, int, Question]] = []
+        self.waiting: deque[Question] = deque()
         self.rows = 0
         self.held: OrderedDict[str, int] = OrderedDict()
         self.version = 0
+
+    @property
+    def requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self.running) + len(self.waiting)
 
     def advance(self, now: float) -> None:
         """Let its requests have the frames that came until now."""
@@ -243,7 +252,10 @@ class Fleet:
     def _route(self, question: Question) -> None:
         replica = self._choose(question)
         if replica is not None:
-            self._start(replica, question)
+            if len(replica.running) < self._plan.at_once:
+                self._start(replica, question)
+            else:
+                replica.waiting.append(question)
             return
         counts = question.asked_s >= self.outcome.since_s
         if self.now - question.asked_s > self._plan.patience_s:
@@ -256,15 +268,14 @@ class Fleet:
         self._after(wait_s, self._route, question)
 
     def _choose(self, question: Question) -> Replica | None:
-        at_once, ready = self._plan.at_once, self._ready
-        if self._plan.affinity:
-            for name in self._ring.rank(question.conversation.key) if ready else ():
-                if len(self._replicas[name].running) < at_once:
+        most, ready = self._plan.at_once + self._plan.queued, self._ready
+        if self._plan.affinity and ready:
+            for name in self._ring.rank(question.conversation.key):
+                if self._replicas[name].requests < most:
                     return self._replicas[name]
-            return None
         pair = self._dice.sample(ready, min(2, len(ready)))
-        best = min(pair, key=lambda replica: len(replica.running), default=None)
-        return best if best is not None and len(best.running) < at_once else None
+        best = min(pair, key=lambda replica: replica.requests, default=None)
+        return best if best is not None and best.requests < most else None
 
     # Replies
 
@@ -324,12 +335,16 @@ class Fleet:
         replica.advance(self.now)
         _, _, question = heapq.heappop(replica.running)
         replica.rows -= question.rows
-        self._pace(replica)
+        at_once = 1 + len(replica.running)
+        if replica.waiting:
+            self._start(replica, replica.waiting.popleft())
+        else:
+            self._pace(replica)
         if replica.leaving and not replica.running:
             self._stop(replica)
         self._count_requests(-1)
         service_s = self.now - question.began_s
-        self._recent.append((self.now, service_s, question.first_s, 1 + len(replica.running)))
+        self._recent.append((self.now, service_s, question.first_s, at_once))
         conversation = question.conversation
         conversation.questions -= 1
         if self._closed:

@@ -10,7 +10,8 @@ try:
     from ray.serve._private.common import DeploymentID, ReplicaID
     from ray.serve.autoscaling_policy import _apply_delay_logic
     from ray.serve.config import AutoscalingConfig
-    from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+    from qwen3_omni_neuron.fleet.router import AffinityRouter
 except ImportError as error:
     raise InputError(
         f"the ring and the delays are Ray's, which can't be imported: {error}. "
@@ -21,11 +22,11 @@ _DEPLOYMENT = DeploymentID("fleet", "simulated")
 
 
 class RayRing:
-    """The ring of Ray's ConsistentHashRouter, which needs no cluster for its ranking."""
+    """The ring of `fleet.router`, which is Ray's and needs no cluster for its ranking."""
 
     def __init__(self, **settings: Any):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # a line for each change
-        self._router = ConsistentHashRouter.__new__(ConsistentHashRouter)
+        self._router = AffinityRouter.__new__(AffinityRouter)
         self._router._deployment_id = _DEPLOYMENT
         self._router.initialize_state(**settings)
 
