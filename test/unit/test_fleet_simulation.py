@@ -186,7 +186,7 @@ def test_no_reply_is_lost_when_replicas_go() -> None:
         load_s=20.0,
     )
     fleet = Fleet(plan, curves_of(), TALK, HashRing(), 0)
-    changing = fleet.closed(4, 2000.0)
+    changing = fleet.closed(12, 2000.0)
     assert changing.refused == 0 and changing.loads == 3 + 5 + 2
     assert changing.replica_s < 6 * 2000
 
