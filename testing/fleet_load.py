@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import openai
 import soundfile
@@ -80,7 +80,7 @@ class Load:
                 answer = Answer(draw.random() < 0.5, wanted, time.monotonic())
                 try:
                     _hear(client, model, words, answer)
-                except (openai.APIError, httpx.HTTPError) as error:
+                except (openai.APIError, httpx2.HTTPError) as error:
                     answer.error = f"{type(error).__name__}: {error}"
                 answer.ended_s = time.monotonic()
                 self.answers.append(answer)
