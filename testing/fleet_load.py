@@ -66,6 +66,12 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def between(self, moment: str) -> list[Answer]:
+        """Return the answers that ended after a moment, and before the next one."""
+        start_s = next(at_s for name, at_s in self.moments if name == moment)
+        end_s = min((at_s for _, at_s in self.moments if at_s > start_s), default=float("inf"))
+        return [one for one in self.answers if start_s <= one.ended_s < end_s]
+
     def note(self, moment: str) -> float:
         """Note what is done to the fleet now; return the time."""
         self.moments.append((moment, time.monotonic()))

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ from ray import serve
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
-START_S, END_S = 90.0, 60.0
+START_S = 240.0  # for replicas to start, on a machine that has much else to do
 CPUS, CORES = 8, 24
 ATTEMPTS = 3  # to start a node on a machine that has much else to do
 _MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
@@ -113,9 +113,15 @@ class Cluster:
             set(ray.get(handle.__ray_call__.remote(own))) for handle in self._actors(name).values()
         ]
 
-    def kill(self, pid: int) -> None:
-        """End a replica's process, as the system would that has no memory left."""
-        os.kill(pid, signal.SIGKILL)
+    def kill(self, name: str, replica: str | None = None) -> None:
+        """End a replica's process, as the system does where no memory is left."""
+        running = self.replicas(name)
+        os.kill(running[replica or min(running)], signal.SIGKILL)
+
+    def wait_for_others(self, name: str, before: Collection[str]) -> None:
+        """Wait until none of these replicas is left, and as many others run."""
+        wait_until(lambda: not set(self.replicas(name)) & set(before), START_S)
+        self.wait_for(name, len(before))
 
     def client(self, prefix: str = "", retries: int = 0) -> OpenAI:
         """Return OpenAI's client of an application."""
@@ -164,7 +170,6 @@ def _start(folder: str, figures_port: int) -> None:
                 object_store_memory=_MEMORY_BYTES,
                 namespace="serve",
                 log_to_driver=False,
-                _node_ip_address="127.0.0.1",
                 _temp_dir=folder,
                 _metrics_export_port=figures_port,
             )

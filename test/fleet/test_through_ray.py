@@ -65,7 +65,7 @@ from test_serving_audio import (  # noqa: E402, F401
 
 from testing.fleet_load import RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
-from testing.ray_cluster import Cluster, cluster  # noqa: E402
+from testing.ray_cluster import START_S, Cluster, cluster  # noqa: E402
 from testing.realtime import calling  # noqa: E402
 
 NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
@@ -110,18 +110,10 @@ def scale(fleet: Cluster, replicas: int, **args: Any) -> None:
     fleet.deploy()
 
 
-def after(load: Load, moment: str) -> list[Any]:
-    """The answers that ended between a moment and the next one."""
-    names = [name for name, _ in load.moments]
-    start_s = load.moments[names.index(moment)][1]
-    later = [at_s for _, at_s in load.moments if at_s > start_s]
-    return [a for a in load.answers if start_s <= a.ended_s < min(later, default=1e12)]
-
-
 def more(load: Load, count: int = ANSWERS) -> None:
     """Wait until the load has so many more answers."""
     wanted = len(load.answers) + count
-    wait_until(lambda: len(load.answers) >= wanted, 60)
+    wait_until(lambda: len(load.answers) >= wanted, START_S)
 
 
 def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
@@ -157,7 +149,7 @@ def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluste
             homes[session], turns_of[session], rows[session] = found[0][1], turns, found[1][0]
         assert len(set(homes.values())) > 1  # they are spread
         dying = homes["session 0"]
-        fleet.kill(fleet.replicas(NAME)[dying])
+        fleet.kill(NAME, dying)
         for session, turns in turns_of.items():
             turns.append({"role": "user", "content": "say three five"})
             text, cached, replica = ask(client, session, turns)
@@ -192,12 +184,13 @@ def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
 def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
     fleet: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The same for minutes: bench/fleet_soak.py."""
     with Load(lambda: fleet.client(PREFIX, retries=RETRIES), 16) as load:
         more(load)
-        before = fleet.replicas(NAME)
+        before = set(fleet.replicas(NAME))
         killed_s = load.note("killed")
-        fleet.kill(next(iter(before.values())))
-        wait_until(lambda: set(fleet.replicas(NAME)) - set(before), 60)
+        fleet.kill(NAME)
+        wait_until(lambda: set(fleet.replicas(NAME)) - before, START_S)
         fleet.wait_for(NAME, 3)
         recovery_s = load.note("recovered") - killed_s
         more(load)
@@ -205,21 +198,20 @@ def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
         scale(fleet, 2)
         fleet.wait_for(NAME, 2)
         more(load)
-        before = fleet.replicas(NAME)
+        before = set(fleet.replicas(NAME))
         updated_s = load.note("updated")
         scale(fleet, 2, max_media=3)
-        wait_until(lambda: not set(fleet.replicas(NAME)) & set(before), 90)
-        fleet.wait_for(NAME, 2)
+        fleet.wait_for_others(NAME, before)
         update_s = load.note("over") - updated_s
         more(load)
     assert not failed(load.answers)
-    dead = cut(after(load, "killed"))
+    dead = cut(load.between("killed"))
     assert cut(load.answers) == dead  # a drain and an update end no stream
-    assert all(one.ended_s - killed_s < CUT_S for one in dead)
+    last_s = max((one.ended_s - killed_s for one in dead), default=0.0)
+    assert last_s < CUT_S
     assert not wrong(load.answers, Judge(), sample=24)
-    last = max((one.ended_s - killed_s for one in dead), default=0.0)
     figures = f"""
-{len(load.answers)} answers; {len(dead)} streams cut by the death, the last after {last:.2f} s
+{len(load.answers)} answers; {len(dead)} streams cut by a death, the last after {last_s:.2f} s
 a new replica after {recovery_s:.1f} s, under load; two replaced in {update_s:.1f} s
 """
     with capsys.disabled():
@@ -233,7 +225,7 @@ def test_two_applications_have_cores_of_their_own_and_one_that_fits_no_node_says
     fleet.plan("two", 2, "/two", **ARGS, neuron_cores=6)
     fleet.plan("large", 1, "/large", **ARGS, neuron_cores=64)
     fleet.deploy()
-    wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", 60)
+    wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", START_S)
     reason = "asks for 64 neuron_cores, and the largest of 1 nodes has 24"
     assert reason in fleet.state("large").message
     fleet.wait_for("one", 1)
