@@ -100,9 +100,10 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer) -> None:
         "seed": 0,
         "extra_body": {"talker_max_new_tokens": 100},
     }
+    create: Any = client.chat.completions.create
     if not answer.streamed:
         sound = {"voice": "Ethan", "format": "wav"}
-        whole = client.chat.completions.create(**asked, audio=sound).choices[0].message
+        whole = create(**asked, audio=sound).choices[0].message
         answer.began_s = time.monotonic()
         answer.text = whole.audio.transcript
         data = io.BytesIO(base64.b64decode(whole.audio.data))
@@ -110,12 +111,12 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer) -> None:
         return
     sound = {"voice": "Ethan", "format": "pcm16"}
     parts: list[bytes] = []
-    for piece in client.chat.completions.create(**asked, audio=sound, stream=True):
+    for piece in create(**asked, audio=sound, stream=True):
         answer.began_s = answer.began_s or time.monotonic()
         audio = piece.choices[0].delta.audio
         answer.text += (audio and audio.transcript) or ""
         parts.append(base64.b64decode((audio and audio.data) or ""))
-    answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / 32768
+    answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / np.float32(32768)
 
 
 def failed(answers: Sequence[Answer]) -> list[Answer]:

@@ -38,7 +38,8 @@ class Replica:
     taken and the open ones end, while requests, also late ones, are answered to their end.
     """
 
-    async def __init__(self, settings: FleetSettings):
+    # Ray awaits it.
+    async def __init__(self, settings: FleetSettings):  # type: ignore[misc]
         """Load the model. Raises its errors, and OptionError for cores that don't fit."""
         logs.log_to_stderr("info")
         self._loop = asyncio.get_running_loop()
