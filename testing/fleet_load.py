@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import openai
 import soundfile
@@ -66,6 +66,12 @@ class Load:
         for thread in self._threads:
             thread.join()
 
+    def between(self, moment: str) -> list[Answer]:
+        """Return the answers that ended after a moment, and before the next one."""
+        start_s = next(at_s for name, at_s in self.moments if name == moment)
+        end_s = min((at_s for _, at_s in self.moments if at_s > start_s), default=float("inf"))
+        return [one for one in self.answers if start_s <= one.ended_s < end_s]
+
     def note(self, moment: str) -> float:
         """Note what is done to the fleet now; return the time."""
         self.moments.append((moment, time.monotonic()))
@@ -80,7 +86,7 @@ class Load:
                 answer = Answer(draw.random() < 0.5, wanted, time.monotonic())
                 try:
                     _hear(client, model, words, answer)
-                except (openai.APIError, httpx.HTTPError) as error:
+                except (openai.APIError, httpx2.HTTPError) as error:
                     answer.error = f"{type(error).__name__}: {error}"
                 answer.ended_s = time.monotonic()
                 self.answers.append(answer)
@@ -94,9 +100,10 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer) -> None:
         "seed": 0,
         "extra_body": {"talker_max_new_tokens": 100},
     }
+    create: Any = client.chat.completions.create
     if not answer.streamed:
         sound = {"voice": "Ethan", "format": "wav"}
-        whole = client.chat.completions.create(**asked, audio=sound).choices[0].message
+        whole = create(**asked, audio=sound).choices[0].message
         answer.began_s = time.monotonic()
         answer.text = whole.audio.transcript
         data = io.BytesIO(base64.b64decode(whole.audio.data))
@@ -104,12 +111,12 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer) -> None:
         return
     sound = {"voice": "Ethan", "format": "pcm16"}
     parts: list[bytes] = []
-    for piece in client.chat.completions.create(**asked, audio=sound, stream=True):
+    for piece in create(**asked, audio=sound, stream=True):
         answer.began_s = answer.began_s or time.monotonic()
         audio = piece.choices[0].delta.audio
         answer.text += (audio and audio.transcript) or ""
         parts.append(base64.b64decode((audio and audio.data) or ""))
-    answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / 32768
+    answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / np.float32(32768)
 
 
 def failed(answers: Sequence[Answer]) -> list[Answer]:

@@ -1,4 +1,4 @@
-"""Replicas in a Ray cluster, as far as it goes without Ray: settings, cores, health, draining."""
+"""Replicas in a Ray cluster, as far as it goes without Ray: settings, cores, health, presence."""
 
 import time
 from dataclasses import replace
@@ -10,9 +10,9 @@ import yaml
 
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.errors import EngineDiedError, OptionError
-from qwen3_omni_neuron.fleet import draining
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
 from qwen3_omni_neuron.fleet.cores import check_nodes, stage_cores
+from qwen3_omni_neuron.fleet.draining import Presence
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.status import StageTime, Status
@@ -197,21 +197,15 @@ def test_sessions_have_as_long_as_the_first_call_said() -> None:
 # Draining, as Ray's router tells of it.
 
 
-@pytest.fixture(autouse=True)
-def _no_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draining, "_watching", None)
-    monkeypatch.setattr(draining, "_listed", False)
-
-
 def test_a_replica_that_leaves_the_list_is_told_once() -> None:
-    told: list[bool] = []
-    assert not draining.tell({"a"})  # a proxy
-    draining.watch("a", lambda: told.append(True))
-    assert draining.tell(set())  # it starts: nobody lists it yet
-    draining.tell({"b"})
+    told, presence = list[bool](), Presence()
+    assert not presence.tell({"a"})  # a proxy
+    presence.watch("a", lambda: told.append(True))
+    assert presence.tell(set())  # it starts: nobody lists it yet
+    presence.tell({"b"})
     assert not told
-    draining.tell({"a", "b"})
+    presence.tell({"a", "b"})
     assert not told
-    draining.tell({"b"})
-    draining.tell({"b"})
+    presence.tell({"b"})
+    presence.tell({"b"})
     assert told == [True]

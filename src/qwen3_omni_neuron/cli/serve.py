@@ -49,7 +49,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--ray",
         type=Path,
         metavar="CONFIG",
-        help="run the replicas of a Serve YAML in a Ray cluster, see docs/fleet.md; it has all else",
+        help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
     )
     add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")

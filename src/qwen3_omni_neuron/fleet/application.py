@@ -1,4 +1,4 @@
-"""The application that a Serve YAML names: `import_path: qwen3_omni_neuron.fleet.application:build`."""
+"""The application that a Serve YAML names as its `import_path`."""
 
 from typing import Any
 

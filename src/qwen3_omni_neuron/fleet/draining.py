@@ -8,26 +8,32 @@ its own deployment has a router, and that router's list loses the replica when i
 
 from collections.abc import Callable
 
-_watching: tuple[str, Callable[[], None]] | None = None
-_listed = False
+
+class Presence:
+    """The presence of this process's replica on Ray's list of running replicas."""
+
+    def __init__(self) -> None:
+        self._replica: str | None = None
+        self._on_leaving: Callable[[], None] | None = None
+        self._listed = False
+
+    def watch(self, replica: str, on_leaving: Callable[[], None]) -> None:
+        """Call a function when a replica that has been on the list is on it no more.
+
+        on_leaving: called in a thread of Ray's.
+        """
+        self._replica, self._on_leaving, self._listed = replica, on_leaving, False
+
+    def tell(self, running: set[str]) -> bool:
+        """Take the list of now. Returns whether this process is a replica."""
+        if self._on_leaving is None:
+            return False
+        listed = self._replica in running
+        if self._listed and not listed:
+            self._on_leaving()
+        self._listed = listed
+        return True
 
 
-def watch(replica: str, on_leaving: Callable[[], None]) -> None:
-    """Call a function once a replica that has been on the list is on it no more.
-
-    on_leaving: called in a thread of Ray's. One replica a process.
-    """
-    global _watching, _listed  # noqa: PLW0603
-    _watching, _listed = (replica, on_leaving), False
-
-
-def tell(running: set[str]) -> bool:
-    """Take the list of replicas that run now. Returns whether this process is a replica."""
-    global _listed  # noqa: PLW0603
-    if _watching is None:
-        return False
-    replica, on_leaving = _watching
-    if _listed and replica not in running:
-        on_leaving()
-    _listed = replica in running
-    return True
+PRESENCE = Presence()
+"""Presence of the one replica that a process of Ray's may be."""

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
-from qwen3_omni_neuron.fleet import draining
 from qwen3_omni_neuron.fleet.cores import RESOURCE, stage_cores
+from qwen3_omni_neuron.fleet.draining import PRESENCE
 from qwen3_omni_neuron.fleet.figures import Figures
 from qwen3_omni_neuron.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.fleet.settings import FleetSettings
@@ -38,7 +38,8 @@ class Replica:
     taken and the open ones end, while requests, also late ones, are answered to their end.
     """
 
-    async def __init__(self, settings: FleetSettings):
+    # Ray awaits it.
+    async def __init__(self, settings: FleetSettings):  # type: ignore[misc]
         """Load the model. Raises its errors, and OptionError for cores that don't fit."""
         logs.log_to_stderr("info")
         self._loop = asyncio.get_running_loop()
@@ -48,7 +49,7 @@ class Replica:
         model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
         self._service.model.loaded(model)
         context = serve.get_replica_context()
-        draining.watch(context.replica_tag, self._on_leaving)
+        PRESENCE.watch(context.replica_tag, self._on_leaving)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # makes its router
         self._copying = asyncio.create_task(self._copy_figures())

@@ -34,9 +34,9 @@ class AffinityRouter(ConsistentHashRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Take the replicas that run now."""
         # Here, since Ray may copy this class by value: a global of this module would not be shared.
-        from qwen3_omni_neuron.fleet import draining
+        from qwen3_omni_neuron.fleet.draining import PRESENCE
 
-        if draining.tell({replica.replica_id.unique_id for replica in replicas}):
+        if PRESENCE.tell({replica.replica_id.unique_id for replica in replicas}):
             # This process sends no requests, and need not ask each replica for its queue.
             self._replicas = {replica.replica_id: replica for replica in replicas}
         else:

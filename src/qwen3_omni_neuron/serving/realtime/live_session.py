@@ -365,8 +365,8 @@ class LiveSession:
                 "conversation_already_has_active_response",
             )
         if self._draining:
-            message = "the server ends: no response is made any more. Open another session."
-            raise ApiError(503, message, "server_draining")
+            refusal = "the server ends: no response is made any more. Open another session."
+            raise ApiError(503, refusal, "server_draining")
         self._service.rates.count(self._context.owner)
         spoken = speaks(asked if asked.output_modalities else self._config)
         self._voices.check(None, spoken, "session")
