@@ -39,7 +39,7 @@ class ServedModel:
 
     @property
     def state(self) -> State:
-        """How far the model is.
+        """State of the model.
 
         "loading" until `loaded`; "stalled" while a stage is in one call of its engine for too long;
         "draining" once no new request is taken; "failed" where a process of the model has died,
