@@ -92,6 +92,11 @@ class ServedModel:
         if self._sessions_until_s is None:
             self._sessions_until_s = time.monotonic() + within_s
 
+    def keep_sessions(self) -> None:
+        """Take realtime sessions again after `end_sessions`, unless the process ends."""
+        if self._state == "ready":
+            self._sessions_until_s = None
+
     @property
     def sessions_end_in_s(self) -> float | None:
         """Time that realtime sessions have left, None where they may go on."""
