@@ -28,8 +28,11 @@ OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
-# Two processes, a file of tests at a time: models are loaded once a process.
-PYTEST := pytest --numprocesses 2 --dist loadfile
+# Only what is imported is compiled to bytecode, by its first import: a third of the files.
+INSTALL := pip install --quiet --no-compile
+# Two processes, a file of tests at a time: models are loaded once a process. In the order of their
+# names: pytest-xdist's own keeps the files of few long tests for the end, where one process waits.
+PYTEST := python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
@@ -85,7 +88,7 @@ test-oracle: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST) $(WITH_TRANSFORMERS)
 
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest test/neuron
 
 # torch_xla has wheels for Linux on x86-64 alone.
 test-hlo:
@@ -97,13 +100,13 @@ test-hlo:
 lower: $(HLO_VENV)/installed
 	$(HLO_VENV)/bin/python -c 'import torch_xla'
 	$(if $(NXDI_SOURCES),$(HLO_VENV)/bin/pip install --quiet tenacity boto3)
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/pytest test/unit/test_hlo.py \
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/python -m pytest test/unit/test_hlo.py \
 	    $(if $(NXDI_SOURCES),test/neuron/test_nxdi_export.py)
 
 # The import comes first, as above.
 test-import: $(IMPORT_VENV)/installed
 	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
-	$(IMPORT_VENV)/bin/pytest test/unit/test_torch_mlir.py
+	$(IMPORT_VENV)/bin/python -m pytest test/unit/test_torch_mlir.py
 
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
@@ -144,18 +147,19 @@ clean:
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
+	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt --editable '.[test,bench]'
 	touch $@
 
-# Not $(INSTALLED_FROM): what runs in C has no part in it.
-$(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
-	$(PYTHON) -m venv $(HLO_VENV)
-	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest hypothesis
-	touch $@
-
-$(IMPORT_VENV)/installed: pyproject.toml requirements/import.txt
-	$(PYTHON) -m venv $(IMPORT_VENV)
-	$(IMPORT_VENV)/bin/pip install --quiet -c requirements/import.txt --editable . iree-base-compiler transformers pytest hypothesis
+# What a file pins, before the packages of $(VENV): one torch of each version, and one build of the C.
+$(NXDI_VENV)/installed: requirements/nxdi-line.txt
+$(HLO_VENV)/installed: requirements/hlo.txt
+$(IMPORT_VENV)/installed: requirements/import.txt
+$(NXDI_VENV)/installed $(HLO_VENV)/installed $(IMPORT_VENV)/installed: $(VENV)/installed
+	$(PYTHON) -m venv $(@D)
+	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $(@D)/newest.pth
+	mv $(@D)/newest.pth $(@D)/lib/python*/site-packages
+	$(@D)/bin/$(INSTALL) -r $(filter requirements/%,$^)
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace
@@ -172,9 +176,4 @@ nxdi-sources:
 # What NxDI's sources import beside the Neuron SDK.
 $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/pip install --quiet tenacity boto3
-	touch $@
-
-$(NXDI_VENV)/installed: $(INSTALLED_FROM) requirements/nxdi-line.txt
-	$(PYTHON) -m venv $(NXDI_VENV)
-	$(NXDI_VENV)/bin/pip install --quiet -c requirements/nxdi-line.txt --editable '.[test,bench]'
 	touch $@

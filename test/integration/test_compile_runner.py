@@ -28,7 +28,7 @@ from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, O
 from testing.made_trees import DYING, FULL, SLOW
 from testing.specs import plan_of
 
-MOMENTS = 20
+MOMENTS = 10
 
 
 @pytest.fixture(scope="module")
