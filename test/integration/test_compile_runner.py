@@ -164,7 +164,7 @@ def test_two_runs_on_one_folder_refuse_each_other(plan: CompilePlan, tree: Path)
     before = content(tree)
     with (
         tree_lock(tree),
-        pytest.raises(CompileError, match=rf"process {os.getpid()}\) is compiling into {tree}"),
+        pytest.raises(CompileError, match=rf"process {os.getpid()}\) is writing into {tree}"),
     ):
         compile_tree(replace(plan, dtype="float32"), tree, SLOW)
     assert content(tree) == before
