@@ -52,7 +52,9 @@ _BLOCK_BYTES = 4 << 20
 
 def local_tree(compiled: str | Path) -> Path:
     """Return the folder of a compiled tree. compiled: that folder, or a URL, which is pulled."""
-    return pull_tree(compiled) if isinstance(compiled, str) and _is_url(compiled) else Path(compiled)
+    if isinstance(compiled, str) and "://" in compiled:
+        return pull_tree(compiled)
+    return Path(compiled)
 
 
 def tree_cache() -> Path:
@@ -308,7 +310,7 @@ def _files(manifest: Manifest) -> list[tuple[str, FileRecord]]:
     for name, _ in found:
         path = PurePosixPath(name)
         if path.is_absolute() or ".." in path.parts or str(path) != name:
-            raise ArtifactError(f"the manifest names a file {name!r}, which is in no graph's folder.")
+            raise ArtifactError(f"the manifest names a file outside of the tree: {name!r}.")
     return found
 
 
@@ -320,7 +322,3 @@ def _blocks_of(path: Path) -> Iterator[bytes]:
 
 def _hash(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _is_url(compiled: str) -> bool:
-    return "://" in compiled
