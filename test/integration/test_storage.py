@@ -116,7 +116,7 @@ def test_the_same_tree_is_pushed_once_and_another_beside_it(
 def test_killed_at_any_moment_it_goes_on(
     verb: str, tree: Path, store: Path, tmp_path: Path
 ) -> None:
-    """What has its name is whole, is not copied again, and the manifest comes last."""
+    """A file that has its name is whole and is not copied again; the manifest comes last."""
     expected, moments = content(tree), random.Random(7)
     if verb == "push":
         target = tmp_path / "elsewhere" / store.name
