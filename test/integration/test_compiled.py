@@ -23,6 +23,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
+from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
@@ -89,6 +90,20 @@ def test_a_compiled_tree_says_what_its_checkpoint_says(
 ) -> None:
     with Qwen3Omni.load(checkpoint, compiled_path=tree, placement=placement) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
+
+
+def test_pulled_from_shared_storage_it_says_the_same(
+    checkpoint: Path,
+    tree: Path,
+    expected: SpeechResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    address = push_tree(tree, "memory://trees")
+    with Qwen3Omni.load(checkpoint, compiled_path=address) as omni:
+        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
+    assert [path.name for path in tmp_path.glob("*/trees/*")] == [address.rpartition("/")[2]]
 
 
 def test_without_buckets_too(checkpoint: Path, copy: Path, expected: SpeechResult) -> None:

@@ -21,7 +21,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 # Words with capitals inside that are no class of this repository.
 WORDS = {
     *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
-    *("NxD", "ModelBuilderV2", "TorchScript"),
+    *("KubeRay", "NxD", "ModelBuilderV2", "TorchScript"),
     *("WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
@@ -33,6 +33,11 @@ ELSEWHERE = {
     "to_cpu": "a method of NxDI's applications",
     "min_frames": "an argument of transformers' video processor",
     "--extra-index-url": "an option of pip",
+    "--build-arg": "an option of docker",
+    "--entrypoint": "an option of docker",
+    "--stop-timeout": "an option of docker",
+    "gcsfs": "a package of fsspec's",
+    "s3fs": "a package of fsspec's",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
