@@ -7,6 +7,7 @@
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make test-fuzz         16,000 requests to the server, by its own document and nearly right ones
+# make test-ray         replicas in a Ray cluster of its own: the server's tests through it, failures
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
@@ -43,7 +44,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy
+.PHONY: test-deploy test-ray
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -81,6 +82,9 @@ test-nxdi-line: $(NXDI_VENV)/installed
 
 test-fuzz: $(VENV)/installed
 	FUZZ_REQUESTS=2000 $(VENV)/bin/pytest test/integration/test_serving_fuzz.py
+
+test-ray: $(VENV)/ray
+	TEST_RAY=1 $(VENV)/bin/pytest test/fleet
 
 test-wide: $(VENV)/installed
 	TEST_WIDE=1 $(VENV)/bin/pytest test/wide
@@ -147,6 +151,11 @@ bench-openvino: $(VENV)/installed $(OPENVINO_VENV)/installed
 speaking: $(VENV)/installed
 	$(VENV)/bin/python -m train.train --work $(VENV)/train --out $(VENV)/speaking_checkpoint
 	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
+
+# Into the same environment: what `serve --ray` needs beside what the tests need.
+$(VENV)/ray: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[ray]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so

@@ -19,6 +19,7 @@ LAYERS = [
     {"api"},
     {"transcription", "__init__"},
     {"serving"},
+    {"fleet"},
     {"cli"},
 ]
 

@@ -187,7 +187,7 @@ def test_a_wrong_request_for_speech_names_what_is_wrong(
     error = refused.value.body
     assert isinstance(error, dict)
     assert error["param"] == param
-    assert refused.value.request_id and refused.value.request_id.startswith("req_")
+    assert refused.value.request_id
 
 
 def test_a_checkpoint_without_a_talker_says_so() -> None:

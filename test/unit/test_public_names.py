@@ -91,7 +91,7 @@ RESULTS = {
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots context_length",
     "Status": "running queued stages",
-    "StageTime": "calls busy_s",
+    "StageTime": "calls busy_s call_s",
 }
 ERRORS = [
     "ArtifactError",
