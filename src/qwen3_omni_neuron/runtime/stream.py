@@ -83,6 +83,17 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         self._done = isinstance(event, Finished)
         return event
 
+    async def bursts(self) -> AsyncIterator[list[Event]]:
+        """Yield the events in an event loop, those that are there together, up to a chunk of audio.
+
+        For a caller whose work for several is little more than for one.
+        """
+        async for event in self:
+            events = [event]
+            if not isinstance(event, AudioChunk):
+                events += filter(None, map(self._event_of, self._items_ready()))
+            yield events
+
     @property
     def slot(self) -> int:
         """The request's row in every engine, also after its end; -1 while it is queued."""
@@ -209,6 +220,17 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 deadline.cancel()
                 with output.changed:
                     output.on_change = None
+
+    def _items_ready(self) -> list[Item]:
+        """Take the items that are there, up to a chunk. What ends them is left to the next wait."""
+        items: list[Item] = []
+        with self._live.output.changed:
+            while self._live.error is None and not (items and isinstance(items[-1], AudioChunk)):
+                item = self._live.output.take()
+                if item is None:
+                    break
+                items.append(item)
+        return items
 
     def _take(self, since_s: float) -> tuple[Item | None, float | None]:
         """Take an item where there is one; the lock is held.
