@@ -34,8 +34,8 @@ def rank_settings(work: Path) -> dict[str, str]:
 class Rank:
     """The parts of a compiled tree at one rank. All ranks get the same calls in the same order.
 
-    work: a folder of this rank's own, for the NEFFs and its progress. A step is a graph that has its
-    inputs on the device: in it the rank may wait for the others.
+    work: a folder of this rank's own, for the NEFFs and its progress. A step is a graph that has
+    its inputs on the device: in it the rank may wait for the others.
     """
 
     def __init__(self, spec: EngineSpec, runtime: Runtime, seat: Seat, work: Path):
