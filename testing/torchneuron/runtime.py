@@ -1,6 +1,7 @@
 """TorchNeuron's runtime made of the stand-in for its backend, gloo, and a CPU."""
 
 import os
+import signal
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -45,9 +46,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+HANG = signal.SIGUSR2  # has a rank hang for ever in what it is doing
+
+
 @dataclass(frozen=True)
 class StandIn:
-    """A neuron.torchneuron.runtime.Runtime.
+    """A neuron.torchneuron.runtime.Runtime, whose ranks hang at the signal HANG.
 
     seen: a folder that takes each rank's variables. caches: False for a tree of weights alone:
     what is compiled is kept nowhere, so that nobody sees that it was.
@@ -67,6 +71,7 @@ class StandIn:
         if not self.caches:
             del os.environ[CACHE_FOLDER]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        signal.signal(HANG, hang_for_ever)
         seat.join("gloo")
         return CPU
 
@@ -79,6 +84,12 @@ class StandIn:
         from testing.torchneuron.backend import register
 
         register()
+
+
+def hang_for_ever(*_: Any) -> None:
+    """Loop."""
+    while True:
+        pass
 
 
 def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
@@ -108,9 +119,11 @@ def compile_for_stand_in(
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 
-def weights_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> EngineSpec:
+def weights_for_stand_in(
+    checkpoint: Path, tree: Path, extends: bool = False, **settings: Any
+) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, limits = read_config(checkpoint), stand_in_target(extends=False).limits
+    config, limits = read_config(checkpoint), stand_in_target(extends=extends).limits
     plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
     for graph, parts in GRAPH_PARTS.items():
         (tree / graph / NEFF_FOLDER).mkdir(parents=True)
