@@ -107,6 +107,7 @@ test-import: $(IMPORT_VENV)/installed
 
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
+	$(VENV)/bin/python -m testing.recorded_session
 
 bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)
