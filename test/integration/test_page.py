@@ -300,11 +300,12 @@ def test_whoever_is_in_a_hurry_gets_one_session(visitor: Visitor) -> None:
     page = visitor.page
     click = "document.querySelector('#talk').click()"
     page.evaluate(f"() => {{ {click}; {click} }}")
-    visitor.until("streams.length && document.querySelector('#status').textContent === 'Listening'")
+    visitor.until("received.some(({ type }) => type === 'session.updated')")
+    page.locator("#status", has_text="Listening").wait_for()
     page.focus("#end")
     page.evaluate(f"() => {{ document.querySelector('#end').click(); {click} }}")
     visitor.until("received.filter(({ type }) => type === 'session.updated').length === 2")
-    visitor.until("document.querySelector('#status').textContent === 'Listening'")
+    page.locator("#status", has_text="Listening").wait_for()
     assert page.evaluate("document.activeElement.id") == "talk"
     visitor.until("sockets[0].readyState === WebSocket.CLOSED")
     page.wait_for_timeout(100)
@@ -341,7 +342,7 @@ def test_an_answer_that_is_interrupted_before_it_begins(visitor: Visitor) -> Non
     page = visitor.page
     page.check("[value=push]", force=True)
     page.click("#talk")
-    visitor.until("window.say")
+    page.get_by_text("Hold to talk").wait_for()
     page.evaluate(
         """() => {
           window.key = (kind) =>

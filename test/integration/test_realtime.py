@@ -317,7 +317,7 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
 
 
 def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
-    """As long as its eagerness says; what it is, it is shown as."""
+    """Its eagerness says how long; it is shown as it was given."""
     with calling(server) as caller:
         stopped = []
         for eagerness in ("low", "auto", "high"):
