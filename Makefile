@@ -120,6 +120,7 @@ test-deploy: $(VENV)/installed
 
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
+	$(VENV)/bin/python -m testing.recorded_session
 
 bench: $(VENV)/installed
 	mkdir -p $(BENCH_RESULTS)

@@ -38,6 +38,7 @@ from bench.common.metrics import (
 )
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import observe
+from qwen3_omni_neuron import Qwen3Omni
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
@@ -74,22 +75,12 @@ def measure(options: argparse.Namespace) -> Figures:
         server_process(checkpoint, options) as (host, port, _),
         through_ray(checkpoint, options) if options.ray else nullcontext(0) as ray_port,
     ):
-
-        @contextmanager
-        def through_api() -> Iterator[Client]:
-            def ask(seed: int) -> Heard:
-                events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
-                return lambda: events
-
-            yield ask
-
-        @contextmanager
-        def over(address: tuple[str, int]) -> Iterator[Client]:
-            with closing(socket.create_connection(address, REPLY_S)) as sock:
-                yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
-
-        ways: dict[str, Way] = {"api": through_api, "http": partial(over, (host, port))}
-        ways |= {"ray": partial(over, (LOCAL, ray_port))} if options.ray else {}
+        ways: dict[str, Way] = {
+            "api": partial(through_api, omni, options),
+            "http": partial(over_http, (host, port), options),
+        }
+        if options.ray:
+            ways["ray"] = partial(over_http, (LOCAL, ray_port), options)
         for way in ways.values():
             at_once(way, 1, 1)
         for clients in options.clients:
@@ -99,6 +90,24 @@ def measure(options: argparse.Namespace) -> Figures:
                     found[name].append(at_once(way, clients, options.requests))
             rows += [row_of(name, clients, rounds) for name, rounds in found.items()]
     return rows, {"overhead": overhead(rows)}
+
+
+@contextmanager
+def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a model in this process."""
+
+    def ask(seed: int) -> Heard:
+        events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
+        return lambda: events
+
+    yield ask
+
+
+@contextmanager
+def over_http(address: tuple[str, int], options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own."""
+    with closing(socket.create_connection(address, REPLY_S)) as sock:
+        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:

@@ -29,7 +29,8 @@ from train.speech import MEASURING, spoken_clip
 
 SUM_WAV = QUESTION_WAV.with_name("sum.wav")
 SUM = soxr.resample(*soundfile.read(SUM_WAV, dtype="float32"), 16000)
-LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
+LONG_WORDS = "seven red goodbye white"
+LONG = spoken_clip(f"say {LONG_WORDS}", MEASURING, random.Random(1))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +97,7 @@ def test_speech_interrupts_the_answer(
     assert talk([*partner, "--hands-free"], converse) == 130
     assert heard(judge, devices, second[0]) == ["eight"]
     first, last = capsys.readouterr().out.split("\n")[:2]
-    assert "seven red goodbye white".startswith(first)
+    assert LONG_WORDS.startswith(first)
     assert last == "eight"
 
 
@@ -134,6 +135,52 @@ def test_a_turn_between_two_enters(
     assert main(["talk", *partner]) == 0
     assert heard(judge, devices)[0] == "eight"
     assert heard(judge, devices, second[0])[0] == "seven"
+
+
+def test_an_answer_that_is_interrupted_before_it_begins(
+    partner: list[str],
+    judge: Judge,
+    devices: SoundDevices,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing of it is said or written, and the next turn has its own."""
+
+    def lines() -> Iterator[str]:
+        yield "\n"
+        devices.say(SUM)
+        wait_until(lambda: devices.silent)
+        yield "\n"
+        yield "\n"
+        devices.say(LONG)
+        wait_until(lambda: devices.silent)
+        yield "\n"
+        wait_until(lambda: devices.sounded_s() > 0.4, 30)
+        wait_until(lambda: devices.sounded_s(-25) == 0, 30)
+
+    monkeypatch.setattr(sys, "stdin", lines())
+    assert main(["talk", *partner]) == 0
+    assert heard(judge, devices) == LONG_WORDS.split()
+    assert capsys.readouterr().out.split("\n")[-2] == LONG_WORDS
+
+
+def test_a_server_that_ends_says_so_before_enter(
+    server: Server,
+    devices: SoundDevices,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(server.service.model.take()) as ending:
+
+        def lines() -> Iterator[str]:
+            yield "\n"
+            ending.stop()
+            wait_until(lambda: "has ended: press Enter" in capsys.readouterr().err)
+            yield "\n"
+
+        monkeypatch.setattr(sys, "stdin", lines())
+        assert main(["talk", "--url", url_of(ending)]) == 1
+    assert "the server ended the session" in capsys.readouterr().err
 
 
 def talk(arguments: list[str], converse: Callable[[], None]) -> int:

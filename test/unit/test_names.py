@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
+    *("KiB", "MiB", "GiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
     *("KubeRay", "NxD", "ModelBuilderV2", "TorchScript"),
     *("WebRTC", "WebSocket", "WebSockets"),
 }
@@ -44,6 +44,10 @@ ELSEWHERE = {
     "utils_vad.py": "a file of silero-vad",
     "speech.audio.delta": "an event of OpenAI's API",
     "speech.audio.done": "an event of OpenAI's API",
+    "AgentSession": "a class of livekit-agents",
+    **dict.fromkeys(("input_audio_format", "output_audio_format"), "fields of OpenAI's beta"),
+    **dict.fromkeys(("g711_ulaw", "g711_alaw"), "formats of OpenAI's beta"),
+    "max_response_output_tokens": "a field of OpenAI's beta",
     "manifest.jsonl": "a file that the caller of bench/asr.py writes",
 }
 # Events of OpenAI's Realtime API, and fields of its sessions.
