@@ -238,8 +238,11 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             await woken.wait()
         finally:
             deadline.cancel()
-            with live.output.changed:
-                live.output.on_change = None
+            if (
+                live.output.on_change is not None
+            ):  # no thread sets it, and `wake` has not cleared it
+                with live.output.changed:
+                    live.output.on_change = None
 
     def _items_ready(self) -> list[Item]:
         """Take the items that are there, up to a chunk. What ends them is left to the next wait."""

@@ -263,7 +263,7 @@ class ChatReply:
 
     def _event(self, delta: bytes, modality: str, finish_reason: str | None = None) -> bytes:
         """Return an event. Most of it is the same in all of them, so that it is made once."""
-        reason = json.dumps(finish_reason)
+        reason = "null" if finish_reason is None else f'"{finish_reason}"'
         end = f', "logprobs": null, "finish_reason": {reason}}}], "modality": "{modality}"}}\n\n'
         return b"".join((self._before_delta, delta, end.encode()))
 
