@@ -1,4 +1,4 @@
-"""A checkpoint whose graphs are captured in a quarter of the tiny one's time, for several ranks."""
+"""A checkpoint whose graphs are captured in a fraction of the tiny one's time."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ CODE_GROUPS = 3
 
 
 def write_leaner_checkpoint(folder: Path, seed: int = 1) -> Path:
-    """Write a tiny checkpoint of fewer layers and codes: the fewest that have one of each kind."""
+    """Write a tiny checkpoint of the fewest layers, codes and stages that have all operations."""
     changes: dict[str, Any] = {
         "thinker_config": {
             "text_config": {"num_hidden_layers": 2},

@@ -140,8 +140,8 @@ class EngineGroup:
         or was stopped, and, where none failed, for those that take longer than the limit.
         """
         # Time is counted in ticks in which nothing came: a clock goes on while a machine sleeps.
-        waited_s, compilations = 0.0, self._compilations()
-        until_s = limit.seconds
+        ticks, waited_s, until_s = 0, 0.0, limit.seconds
+        compilations = self._compilations()
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         waiting = {process.fileno(): index for index, process in enumerate(self._processes)}
@@ -159,7 +159,8 @@ class EngineGroup:
                 (results if done else failures)[index] = value
             if ready:
                 continue
-            waited_s += TICK_S
+            ticks += 1
+            waited_s = ticks * TICK_S
             for index in waiting.values():
                 self._processes[index].check()
             if not failures and self._compilations() > compilations:
