@@ -88,7 +88,8 @@ def measure(options: argparse.Namespace) -> Figures:
             over_ray = partial(over_http, (LOCAL, ray.port), options)
 
             def deployed(replicas: int) -> None:
-                ray.deploy("load", replicas, **args)
+                ray.plan("load", replicas, **args)
+                ray.deploy()
                 ray.wait_for("load", replicas)
                 at_once(over_ray, 2 * replicas, 2)  # all of them have answered
 

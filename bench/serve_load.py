@@ -218,7 +218,8 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
     args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
     args |= {"placement": options.placement, "threads": options.threads}
     with cluster() as started:
-        started.deploy("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
+        started.plan("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
+        started.deploy()
         started.wait_for("load", 1)
         yield started.port
 

@@ -47,16 +47,6 @@ def stand_in() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
-
-
-@pytest.fixture(scope="module")
-def config(checkpoint: Path) -> OmniConfig:
-    return read_config(checkpoint)
-
-
 @pytest.mark.parametrize("part", PARTS)
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
     part: str, checkpoint: Path, config: OmniConfig, tmp_path: Path

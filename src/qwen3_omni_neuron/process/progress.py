@@ -1,6 +1,7 @@
 """The progress of a process in its calls, in a file that it shares with its caller's process."""
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +15,7 @@ class Progress:
 
     def __init__(self, path: Path):
         """Open a file of counts, or make it."""
-        mode = "r+" if path.exists() else "w+"
+        mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"
         self._counts = np.memmap(path, np.int64, mode, shape=(2,))
 
     @property
