@@ -22,7 +22,7 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(tmp_path: Path) 
     )
     engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
     with omni_over(engines, spec) as omni:
-        found = replies(omni, Judge(), questions(24, seed=1), seeds=[0])
+        found = replies(omni, Judge(), questions(12, seed=1), seeds=[0])
     shares = figures(found)
     wrong = [
         (r.question.reply, r.text, r.recognised, r.speaker, r.voices) for r in found if not r.right
