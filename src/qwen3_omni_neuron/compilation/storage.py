@@ -1,6 +1,6 @@
 """Compiled trees on shared storage: pushed under the hash of their content, pulled once a machine.
 
-    URL/HASH/GRAPH/...         the files of each graph, as they are in the tree
+    URL/HASH/DIR/FILE          the files of each graph, as they are in the tree
     URL/HASH/manifest.json     written last: a tree that has one is whole
 
 HASH is the sha256 of manifest.json, which has the sha256 of every file, so that an address names
