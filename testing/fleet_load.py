@@ -25,6 +25,7 @@ QUESTIONS = (
     ("what is two plus four", "six"),
     ("say seven seven blue", "seven seven blue"),
 )
+ERRORS = (openai.APIError, httpx2.HTTPError)  # of OpenAI's client; the second in mid-stream
 RETRIES = 10  # of OpenAI's client, each after at most 8 seconds
 
 
@@ -85,20 +86,21 @@ class Load:
                 words, wanted = draw.choice(QUESTIONS)
                 answer = Answer(draw.random() < 0.5, wanted, time.monotonic())
                 try:
-                    _hear(client, model, words, answer)
-                except (openai.APIError, httpx2.HTTPError) as error:
+                    _hear(client, model, words, answer, f"client {number}")
+                except ERRORS as error:
                     answer.error = f"{type(error).__name__}: {error}"
                 answer.ended_s = time.monotonic()
                 self.answers.append(answer)
 
 
-def _hear(client: OpenAI, model: str, words: str, answer: Answer) -> None:
+def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str) -> None:
+    """Ask and take the answer. cache_key: with which clients are spread over the replicas."""
     asked: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": words}],
         "modalities": ["text", "audio"],
         "seed": 0,
-        "extra_body": {"talker_max_new_tokens": 100},
+        "extra_body": {"talker_max_new_tokens": 100, "cache_key": cache_key},
     }
     create: Any = client.chat.completions.create
     if not answer.streamed:

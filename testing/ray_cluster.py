@@ -53,10 +53,9 @@ class Cluster:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
             yaml.safe_dump(config, file)
             file.flush()
-            address = ray.get_runtime_context().gcs_address
             command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking"]
             done = subprocess.run(
-                [*command, "--address", address, file.name],
+                [*command, "--address", self.address, file.name],
                 capture_output=True,
                 text=True,
                 check=False,
@@ -83,6 +82,15 @@ class Cluster:
             )
 
         wait_until(runs, seconds)
+
+    @property
+    def address(self) -> str:
+        """The cluster's address, as Ray's commands take it."""
+        return str(ray.get_runtime_context().gcs_address)
+
+    def names(self) -> list[str]:
+        """Return the names of the applications that there are."""
+        return list(serve.status().applications)
 
     def state(self, name: str) -> Any:
         """Return Ray's state of an application."""

@@ -6,6 +6,8 @@ answers. Then sessions, failures under load, draining, and cores.
 """
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,6 +16,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+import yaml
 from openai import OpenAI
 from websockets.exceptions import ConnectionClosed
 
@@ -63,7 +66,7 @@ from test_serving_audio import (  # noqa: E402, F401
     test_what_is_said_is_transcribed,
 )
 
-from testing.fleet_load import RETRIES, Load, cut, failed, wrong  # noqa: E402
+from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
 from testing.ray_cluster import START_S, Cluster, cluster  # noqa: E402
 from testing.realtime import calling  # noqa: E402
@@ -183,6 +186,16 @@ def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
     wait_until(shown, 60)
 
 
+def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
+    """A streamed reply without an end, of which a piece has come; and its replica."""
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], stream=True, extra_body=LONG
+    )
+    stream = iter(answer.parse())
+    next(stream)
+    return stream, answer.headers["x-replica"]
+
+
 def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
     fleet: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -190,8 +203,13 @@ def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
     with Load(lambda: fleet.client(PREFIX, retries=RETRIES), 16) as load:
         more(load)
         before = set(fleet.replicas(NAME))
-        killed_s = load.note("killed")
-        fleet.kill(NAME)
+        with fleet.client(PREFIX) as client:
+            stream, replica = endless(client)
+            killed_s = load.note("killed")
+            fleet.kill(NAME, replica)
+            with pytest.raises(ERRORS):
+                list(stream)
+            assert time.monotonic() - killed_s < CUT_S
         wait_until(lambda: set(fleet.replicas(NAME)) - before, START_S)
         fleet.wait_for(NAME, 3)
         recovery_s = load.note("recovered") - killed_s
@@ -256,3 +274,28 @@ def test_a_drain_tells_open_sessions_and_ends_them_in_time(fleet: Cluster) -> No
             while True:
                 busy.next()
         assert DRAIN_S - 1 < time.monotonic() - told_s < DRAIN_S + 5
+
+
+def test_the_command_line_serves_what_a_yaml_says(fleet: Cluster, tmp_path: Path) -> None:
+    """Last: the cluster has only the applications of that YAML then, and none when it ends."""
+    config = yaml.safe_load((ROOT / "deploy" / "ray" / "cpu.yaml").read_text(encoding="utf-8"))
+    config["http_options"]["port"] = fleet.port
+    (application,) = config["applications"]
+    application["deployments"][0]["num_replicas"] = 1
+    file = tmp_path / "one.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "serve", "--ray", str(file)]
+    process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": fleet.address})
+    try:
+        wait_until(lambda: application["name"] in fleet.names(), START_S)
+        fleet.wait_for(application["name"], 1)
+        with fleet.client() as client:
+            (model,) = client.models.list()
+            asked: Any = {"model": model.id, "messages": [{"role": "user", "content": "hello"}]}
+            answer = client.chat.completions.create(**asked)
+            assert answer.choices[0].message.content == "hello"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(START_S) == 0
+    finally:
+        process.kill()
+        process.wait()

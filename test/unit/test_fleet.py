@@ -1,5 +1,6 @@
 """Replicas in a Ray cluster, as far as it goes without Ray: settings, cores, health, presence."""
 
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import EngineDiedError, OptionError
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
 from qwen3_omni_neuron.fleet.cores import check_nodes, stage_cores
@@ -16,6 +19,7 @@ from qwen3_omni_neuron.fleet.draining import Presence
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.status import StageTime, Status
+from testing.http_server import wait_until
 from testing.imports import ROOT
 
 CONFIGS = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))
@@ -23,10 +27,16 @@ CONFIGS = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))
 
 def test_settings_are_those_of_load_and_of_the_server() -> None:
     settings = FleetSettings.parse(
-        {"model": "/a/tiny", "max_concurrency": 3, "max_media": 2, "drain_timeout_s": 7}
+        {
+            "model": "/a/tiny",
+            "max_concurrency": 3,
+            "drain_timeout_s": 7,
+            "allowed_origins": ["HTTPS://A.b/"],
+        }
     )
     assert settings.server.model_name == "/a/tiny"  # no such folder: as a hub id is
-    assert (settings.server.max_media, settings.server.drain_timeout_s) == (2, 7)
+    assert settings.server.drain_timeout_s == 7
+    assert settings.server.allowed_origins == ("https://a.b",)
     assert settings.load_arguments(None)["max_concurrency"] == 3
     compiled = replace(settings, max_concurrency=None, compiled="/tree")
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
@@ -176,6 +186,51 @@ def test_a_call_that_takes_too_long_is_a_stall_and_one_that_returns_is_none() ->
     assert (model.state, model.fault) == ("ready", None)
 
 
+class Held:
+    """A thinker whose prefill waits until it may go on."""
+
+    def __init__(self, engine: Any, go: threading.Event):
+        self._engine, self._go = engine, go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def prefill(self, *given: Any) -> Any:
+        self._go.wait(20)
+        return self._engine.prefill(*given)
+
+
+def longest_call_s(omni: Qwen3Omni) -> float:
+    return max(stage.call_s for stage in omni.status().stages.values())
+
+
+def test_a_stage_says_how_long_its_call_has_taken(checkpoint: Path) -> None:
+    go = threading.Event()
+
+    def hold(engines: Engines) -> Engines:
+        return replace(engines, thinker=Held(engines.thinker, go))  # type: ignore[arg-type]
+
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=hold) as omni:
+        assert longest_call_s(omni) == 0
+        with omni.stream(messages, thinker_max_new_tokens=2, talker_max_new_tokens=4) as stream:
+            wait_until(lambda: longest_call_s(omni) > 0.1)
+            assert omni.status().stages["talker"].call_s == 0
+            go.set()
+            list(stream)
+        assert longest_call_s(omni) == 0
+
+
+def test_a_reply_that_waits_for_its_reader_is_in_no_call(omni: Qwen3Omni) -> None:
+    endless: Any = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000}
+    with omni.stream([{"role": "user", "content": "Hello"}], **endless) as stream:
+        next(stream)
+        calls = -1
+        while calls != (calls := sum(s.calls for s in omni.status().stages.values())):
+            time.sleep(0.3)
+        assert (omni.status().running, longest_call_s(omni)) == (1, 0)
+
+
 def test_a_model_that_died_needs_a_new_start() -> None:
     model = served(Stalling())
     model.noticed(EngineDiedError("the talker's process ended."))
@@ -197,15 +252,23 @@ def test_sessions_have_as_long_as_the_first_call_said() -> None:
 # Draining, as Ray's router tells of it.
 
 
-def test_a_replica_that_leaves_the_list_is_told_once() -> None:
+def test_a_replica_is_told_once_that_it_is_on_the_list_or_no_more() -> None:
     told, presence = list[bool](), Presence()
-    assert not presence.tell({"a"})  # a proxy
-    presence.watch("a", lambda: told.append(True))
+    assert not presence.tell({"a"})  # a proxy's process
+    presence.watch("a", told.append)
     assert presence.tell(set())  # it starts: nobody lists it yet
     presence.tell({"b"})
-    assert not told
-    presence.tell({"a", "b"})
-    assert not told
-    presence.tell({"b"})
-    presence.tell({"b"})
-    assert told == [True]
+    assert told == []
+    for running in ({"a", "b"}, {"a"}, {"b"}, set[str](), {"a", "c"}):
+        presence.tell(running)
+    assert told == [True, False, True]
+
+
+def test_sessions_may_go_on_where_a_drain_was_none() -> None:
+    model = served(Stalling())
+    model.end_sessions(100)
+    model.keep_sessions()
+    assert model.sessions_end_in_s is None
+    model.drain(100)
+    model.keep_sessions()
+    assert model.sessions_end_in_s is not None  # the process ends all the same

@@ -14,24 +14,24 @@ class Presence:
 
     def __init__(self) -> None:
         self._replica: str | None = None
-        self._on_leaving: Callable[[], None] | None = None
+        self._on_change: Callable[[bool], None] | None = None
         self._listed = False
 
-    def watch(self, replica: str, on_leaving: Callable[[], None]) -> None:
-        """Call a function when a replica that has been on the list is on it no more.
+    def watch(self, replica: str, on_change: Callable[[bool], None]) -> None:
+        """Call a function with whether a replica is on the list, each time that this changes.
 
-        on_leaving: called in a thread of Ray's.
+        on_change: called in a thread of Ray's. Until the replica is on it first, it only starts.
         """
-        self._replica, self._on_leaving, self._listed = replica, on_leaving, False
+        self._replica, self._on_change, self._listed = replica, on_change, False
 
     def tell(self, running: set[str]) -> bool:
         """Take the list of now. Returns whether this process is a replica."""
-        if self._on_leaving is None:
+        if self._on_change is None:
             return False
         listed = self._replica in running
-        if self._listed and not listed:
-            self._on_leaving()
-        self._listed = listed
+        if listed != self._listed:
+            self._listed = listed
+            self._on_change(listed)
         return True
 
 

@@ -19,7 +19,8 @@ from qwen3_omni_neuron.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
-from qwen3_omni_neuron.serving.model import load_and_answer
+from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
+from qwen3_omni_neuron.serving.server import EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.service import Service
 
 FIGURES_S = 2.0  # between two copies of the figures
@@ -49,7 +50,7 @@ class Replica:
         model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
         self._service.model.loaded(model)
         context = serve.get_replica_context()
-        PRESENCE.watch(context.replica_tag, self._on_leaving)
+        PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # makes its router
         self._copying = asyncio.create_task(self._copy_figures())
@@ -85,18 +86,26 @@ class Replica:
         cores = [int(core) for core in given]
         return stage_cores(cores, settings.neuron_cores, settings.placement, stages)
 
-    def _on_leaving(self) -> None:
-        def leave() -> None:
-            seconds = self._service.settings.drain_timeout_s
-            self._service.model.end_sessions(seconds)
-            logs.event("draining", most_s=seconds)
+    def _on_change(self, listed: bool) -> None:
+        self._loop.call_soon_threadsafe(self._stay if listed else self._leave)
 
-        self._loop.call_soon_threadsafe(leave)
+    def _stay(self) -> None:
+        self._service.model.keep_sessions()
+
+    def _leave(self) -> None:
+        model, seconds = self._service.model, self._service.settings.drain_timeout_s
+        logs.event("draining", most_s=seconds, fault=model.fault)
+        model.end_sessions(seconds)
+        if model.fault is not None:  # Ray would wait for requests that nothing answers
+            self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
 
     async def _copy_figures(self) -> None:
         figures = Figures(self._service.metrics.registry)
         while True:
-            figures.copy()
+            try:
+                figures.copy()
+            except Exception:  # a reply is worth more than its figures
+                logs.logger.exception("figures")
             await asyncio.sleep(FIGURES_S)
 
 

@@ -67,8 +67,10 @@ class FleetSettings:
                 f"{', '.join(own)}; and the server's {', '.join(LIMITS)}."
             )
         model = str(args.get("model", FleetSettings.model))
-        server = {"model_name": name_of_model(model)}
+        server: dict[str, Any] = {"model_name": name_of_model(model)}
         server |= {name: args[name] for name in LIMITS if name in args}
+        if isinstance(origins := args.get("allowed_origins"), list):
+            server["allowed_origins"] = [str(url).lower().rstrip("/") for url in origins]
         given = {name: args[name] for name in own if name in args} | {"server": server}
         try:
             return TypeAdapter(FleetSettings).validate_python(given)

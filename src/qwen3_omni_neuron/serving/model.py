@@ -46,7 +46,7 @@ class ServedModel:
 
     @property
     def state(self) -> State:
-        """How far the model is.
+        """State of the model.
 
         "loading" until `loaded`; "stalled" while a stage is in one call of its engine for too long;
         "draining" once no new request is taken; "failed" where a process of the model has died,
@@ -98,6 +98,11 @@ class ServedModel:
         """Take no more realtime sessions, and end those that are open within some seconds."""
         if self._sessions_until_s is None:
             self._sessions_until_s = time.monotonic() + within_s
+
+    def keep_sessions(self) -> None:
+        """Take realtime sessions again after `end_sessions`, unless the process ends."""
+        if self._state == "ready":
+            self._sessions_until_s = None
 
     @property
     def sessions_end_in_s(self) -> float | None:
