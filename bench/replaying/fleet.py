@@ -51,7 +51,7 @@ class Ring(Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a fleet is run.
+    """Size, routing and scaling of a fleet.
 
     at_once, queued: requests that a replica runs, and that wait in it (`max_ongoing_requests` is
     both together). slots: whose rows it holds. affinity: a turn goes where the ring says, or where
@@ -78,7 +78,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Talk:
-    """How people talk.
+    """Lengths and pauses of conversations.
 
     turns: mean of a conversation. think_s: mean time from a reply's last sample to the next
     question. context_rows: a conversation ends where its prompt is longer.
@@ -199,8 +199,7 @@ class Fleet:
         self._recent: deque[tuple[float, float, float, int]] = deque()
         self._closed = False
         self.outcome = Outcome(since_s)
-        for _ in range(plan.replicas):
-            self._loaded(self._add())
+        self._set_ready([self._add() for _ in range(plan.replicas)])
 
     def day(self, rate: Callable[[float], float], most_rate: float, seconds: float) -> Outcome:
         """Run conversations, of which rate(t) begin a second, at most most_rate."""
@@ -365,11 +364,13 @@ class Fleet:
 
     def _loaded(self, replica: Replica) -> None:
         if replica.name in self._replicas:  # else it was stopped while it loaded
-            replica.ready, replica.at_s = True, self.now
+            replica.at_s = self.now
             self._set_ready([*self._ready, replica])
 
     def _set_ready(self, ready: list[Replica]) -> None:
         self._ready = ready
+        for replica in ready:
+            replica.ready = True
         self._ring.update([replica.name for replica in ready])
         self.outcome.most_replicas = max(self.outcome.most_replicas, len(ready))
 

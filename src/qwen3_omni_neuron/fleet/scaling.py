@@ -1,13 +1,13 @@
 """Autoscaling by the predicted time to first audio: queue x service time over all slots.
 
-A YAML of Ray Serve names the policy in its `autoscaling_config`:
+A YAML of Ray Serve names the policy in its autoscaling config:
 
     policy:
       policy_function: qwen3_omni_neuron.fleet.scaling:FirstAudioPolicy
       policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
 
-Bounds and delays (`min_replicas`, `max_replicas`, `upscale_delay_s`, `downscale_delay_s`) stay
-Ray's. Open realtime sockets are requests to Ray; here only what has a slot or waits for one counts.
+The fewest and the most replicas, and the delays of growing and shrinking, stay Ray's. Open realtime
+sockets are requests to Ray; here only what has a slot or waits for one counts.
 
 A replica with few requests answers each sooner. So requests that run now say little of how many
 replicas a load needs: a fleet that shrank to what runs now would be too slow at once, and grow
@@ -96,7 +96,7 @@ class FirstAudioPolicy:
         self.target_s, self.spare, self.gain = target_s, spare, gain
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return the wanted replicas, by Ray's AutoscalingContext, and no state."""
+        """Return the wanted replicas, by Ray's context of a decision, and no state."""
         figures, queued = context.aggregated_metrics or {}, context.total_queued_requests or 0.0
         load = load_of(figures, queued, self.gain)
         replicas = context.target_num_replicas
