@@ -15,7 +15,7 @@
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
-# make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
+# make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (2 GB of disk)
 # make docs              what documents have from the code: tables, and the picture of the imports
