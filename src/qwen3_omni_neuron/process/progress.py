@@ -14,8 +14,9 @@ class Progress:
 
     def __init__(self, path: Path):
         """Open a file of counts, or make it."""
-        mode = "r+" if path.exists() else "w+"
-        self._counts = np.memmap(path, np.int64, mode, shape=(2,))
+        if not path.exists():
+            path.write_bytes(bytes(2 * np.dtype(np.int64).itemsize))
+        self._counts = np.memmap(path, np.int64, "r+")
 
     @property
     def steps(self) -> int:
