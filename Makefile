@@ -16,7 +16,7 @@
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
-# make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
+# make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
 #                        iree-base-compiler, which carries it (0.4 GB of disk)
 # make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)

@@ -19,7 +19,7 @@ class FakeRank:
         if number == refuses:
             raise ValueError(f"rank {number} was not built")
         if refuses >= 0:
-            time.sleep(60)  # waits for the one that was not built
+            time.sleep(600)  # waits for the one that was not built
         self._number, self._progress = number, Progress(progress)
 
     def total(self, x: Tensor) -> tuple[int, float]:

@@ -35,7 +35,7 @@ from testing.torchneuron.runtime import (
 TEXT = [user(text("What colour is the sky?"))]
 # 4.57 chooses another code for the picture, also beside the CPU's engines.
 MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
-LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 
 
 @pytest.fixture(scope="module")

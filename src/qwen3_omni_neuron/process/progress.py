@@ -1,7 +1,6 @@
 """The progress of a process in its calls, in a file that it shares with its caller's process."""
 
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
@@ -15,8 +14,9 @@ class Progress:
 
     def __init__(self, path: Path):
         """Open a file of counts, or make it."""
-        mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"
-        self._counts = np.memmap(path, np.int64, mode, shape=(2,))
+        if not path.exists():
+            path.write_bytes(bytes(2 * np.dtype(np.int64).itemsize))
+        self._counts = np.memmap(path, np.int64, "r+")
 
     @property
     def steps(self) -> int:

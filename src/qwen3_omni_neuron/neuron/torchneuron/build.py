@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 READY_TIMEOUT_S = 600.0  # importing torch and joining the others
 LOAD_TIMEOUT_S = 3600.0  # of reading a part's weights from a slow disk
 FIRST_CALL_S = 1800.0  # of a graph's first call, which captures it
-HANGS_S = 5.0  # no later call hangs sooner, however short all were
+HANGS_S = 10.0  # no later call is taken for hung sooner: a busy host may hold it up for seconds
 
 
 def build_engines(
