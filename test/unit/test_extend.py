@@ -208,17 +208,17 @@ class Encoded:
 @pytest.fixture
 def encoded(monkeypatch: pytest.MonkeyPatch) -> Encoded:
     count = Encoded()
-    hear, see = AudioEncoder.forward, VisionEncoder.forward
+    hear, see = AudioEncoder.transform, VisionEncoder.forward
 
-    def audio_forward(self: AudioEncoder, mel: Tensor, *rest: Any) -> Tensor:
-        count.windows += len(mel)
-        return hear(self, mel, *rest)
+    def audio_transform(self: AudioEncoder, convolved: Tensor, valid: Tensor) -> Tensor:
+        count.windows += len(valid)
+        return hear(self, convolved, valid)
 
     def vision_forward(self: VisionEncoder, patches: Tensor, *rest: Any) -> Tensor:
         count.frames += len(patches)
         return see(self, patches, *rest)
 
-    monkeypatch.setattr(AudioEncoder, "forward", audio_forward)
+    monkeypatch.setattr(AudioEncoder, "transform", audio_transform)
     monkeypatch.setattr(VisionEncoder, "forward", vision_forward)
     return count
 

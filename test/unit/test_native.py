@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native import installed
+from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
@@ -30,6 +31,7 @@ from qwen3_omni_neuron.cpu.native.matrix import pack
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig, TalkerConfig
@@ -343,6 +345,30 @@ def test_native_linears_take_the_place_of_all(config: OmniConfig, library: CDLL)
     assert isinstance(packed.fc1, NativeLinear) and isinstance(packed.fc2, NativeLinear)
     x = torch.randn(2, 3, config.talker.thinker_hidden_size)
     torch.testing.assert_close(packed(x), widened(x), atol=2e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("channels", [5, 32, 40])
+def test_audio_convolutions_are_the_modules_whatever_is_beside_a_chunk_and_the_threads(
+    config: OmniConfig, library: CDLL, channels: int
+) -> None:
+    """Odd numbers of mels and times, too, and chunks that are not filled to their end."""
+    for mels, times in ((128, 100), (19, 100), (20, 37)):
+        c = dataclasses.replace(
+            config.thinker.audio, mel_bins=mels, chunk_mel_frames=times, conv_channels=channels
+        )
+        encoder = AudioEncoder(c)
+        randomize(encoder)
+        native = NativeAudioConvolutions(encoder, library, 1)
+        for width in {times, times - 1, 9, 2, 1}:
+            chunks = torch.randn(3, mels, times)
+            chunks[..., width:] = 0
+            got = native(chunks, width)
+            torch.testing.assert_close(got, encoder.convolve(chunks, width), atol=2e-5, rtol=1e-5)
+            assert not got[:, (width + 7) // 8 :].any()
+            assert_equal(native(chunks[1:2], width), got[1:2])
+            for threads in (2, 4):
+                assert_equal(NativeAudioConvolutions(encoder, library, threads)(chunks, width), got)
 
 
 @torch.no_grad()
@@ -854,6 +880,15 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -
     layer = NativeLinear(packed_and_widened(nn.Linear(3, 5), "talker", "mixed")[0], library, 1)
     with pytest.raises(ValueError, match=r"the C takes torch\.float32"):
         layer(torch.randn(2, 3).double())
+    audio = config.thinker.audio
+    convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 1)
+    chunks = torch.zeros(2, audio.mel_bins, audio.chunk_mel_frames)
+    for wrong_chunks in (chunks.double(), chunks[:, 1:], chunks[..., 1:], chunks[0]):
+        with pytest.raises(ValueError, match=r"the C takes torch\.float32"):
+            convolve(wrong_chunks, 9)
+    for width in (0, audio.chunk_mel_frames + 1):
+        with pytest.raises(ValueError, match=f"of 1 to {audio.chunk_mel_frames}"):
+            convolve(chunks, width)
 
 
 @torch.no_grad()
@@ -928,6 +963,7 @@ def allocated_bytes() -> int:
 
 CALLS = [
     "decode_step", "prefill", "predict_frame", "multiply_rows", "pack_matrices", "run_code2wav",
+    "convolve_audio",
 ]  # fmt: skip
 
 
@@ -944,6 +980,9 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
     code2wav, codes = Code2Wav(config.code2wav), torch.zeros(1, 16, 2, dtype=torch.int64)
     vocoder = NativeCode2Wav(code2wav, library)
     _, state = vocoder.start(codes)
+    audio = config.thinker.audio
+    convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 4)
+    chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
     return {
         "decode_step": lambda: steps.decode([0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
@@ -951,6 +990,7 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
         "multiply_rows": lambda: layer(rows),
         "pack_matrices": lambda: pack(hidden, library),
         "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
+        "convolve_audio": lambda: convolve(chunks, audio.chunk_mel_frames),
     }
 
 

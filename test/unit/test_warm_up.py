@@ -12,7 +12,8 @@ import pytest
 from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.pipeline import WarmUp
+from qwen3_omni_neuron.runtime.held_rows import COPY_ROWS
+from qwen3_omni_neuron.runtime.pipeline import AWAITED_S, WarmUp
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -215,6 +216,29 @@ def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
         finish(simulation.start(other))
     assert sizes_of(simulation, "thinker.copy") == [22, 22]
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
+
+
+def test_others_take_the_slot_of_a_warm_up_last_and_for_a_while_only(
+    simulate: Simulate, spoken: Any
+) -> None:
+    simulation = simulate(sizes=Sizes(slots=2))
+    mine = spoken(*range(100, 160))
+    warm_up(simulation, mine)
+    simulation.clock.sleep(2.0)
+    for n in range(4):
+        finish(simulation.start(spoken(*range(n, n + 30))))
+    assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
+    warm_up(simulation, mine)
+    simulation.clock.sleep(2.0)
+    both = [simulation.start(spoken(*range(n, n + 30))) for n in (50, 60)]
+    assert all(stream.queue_position == 0 for stream in both)
+    for stream in both:
+        finish(stream)
+    warm_up(simulation, mine)
+    simulation.clock.sleep(AWAITED_S + 2.0)
+    for n in range(2):
+        finish(simulation.start(spoken(*range(n, n + 30))))
+    assert finish(simulation.start([*mine, 3])).timings.reused_tokens < COPY_ROWS
 
 
 def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:

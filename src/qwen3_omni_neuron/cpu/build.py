@@ -63,9 +63,10 @@ def media_encoders(
 ) -> MediaEncoders:
     """Build the thinker's audio and vision encoder; in `library` over packed weights."""
     assert models.audio_encoder and models.vision_encoder
+    threads = spec.threads.get("thinker", 1)
     for encoder in (models.audio_encoder, models.vision_encoder):
-        use_native_linears(encoder, library, spec.threads.get("thinker", 1))
-    audio = CpuAudio(models.audio_encoder)
+        use_native_linears(encoder, library, threads)
+    audio = CpuAudio(models.audio_encoder, library, threads)
     vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
 

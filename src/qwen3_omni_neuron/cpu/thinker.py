@@ -1,12 +1,13 @@
 """Thinker engine on the CPU, with the audio and vision encoders."""
 
 import ctypes
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.inputs import Numbers
@@ -21,10 +22,16 @@ PATCHES_AT_ONCE = 4096  # bounds the memory that a long video takes beside its r
 
 
 class CpuAudio:
-    """Audio encoder over model.audio_encoder."""
+    """Audio encoder over model.audio_encoder.
 
-    def __init__(self, encoder: AudioEncoder):
+    library: in which the convolutions run, by up to so many threads; None: in torch.
+    """
+
+    def __init__(self, encoder: AudioEncoder, library: ctypes.CDLL | None = None, threads: int = 1):
         self._encoder, self._dtype = encoder, encoder.norm.weight.dtype
+        self._convolve: Callable[[Tensor, int], Tensor] = encoder.convolve
+        if library is not None:
+            self._convolve = NativeAudioConvolutions(encoder, library, threads)
         # torch prepares its convolutions at their first call, which no request should wait for.
         with torch.inference_mode():
             self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
@@ -40,7 +47,10 @@ class CpuAudio:
         # the tiny checkpoint, 217, 222, 281 and 340 ms with the small one), and with the released
         # sizes the convolutions of each window take 130 MB of float32.
         for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
-            encoded = self._encoder(batch.mel.to(dtype), batch.valid, batch.chunk_width)
+            # [1, mels, 100 * chunks] -> [chunks, mels, 100]
+            chunks = batch.mel[0].to(dtype).unflatten(1, (-1, c.chunk_mel_frames)).transpose(0, 1)
+            convolved = self._convolve(chunks, batch.chunk_width)
+            encoded = self._encoder.transform(convolved, batch.valid)
             valid_rows = encoded[batch.valid]
             rows[end : end + len(valid_rows)] = valid_rows
             end += len(valid_rows)

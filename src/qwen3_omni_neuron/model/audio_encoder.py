@@ -50,28 +50,38 @@ class AudioEncoder(nn.Module):
         Returns rows [windows, 13 * chunks, output_size]; ignore those of tokens that are not real.
         """
         c = self.config
-        # [windows, mels, 100 * chunks] -> [windows * chunks, 1, mels, 100]
+        # [windows, mels, 100 * chunks] -> [windows * chunks, mels, 100]
         chunks = mel.unflatten(2, (-1, c.chunk_mel_frames)).transpose(1, 2).flatten(0, 1)
-        x = self._stem(chunks.unsqueeze(1), chunk_width).unflatten(0, (len(mel), -1)).flatten(1, 2)
-        mask = valid[:, None, None, :]
-        for layer in self.layers:
-            x = layer(x, mask)
-        return self.fc2(F.gelu(self.fc1(self.norm(x))))
+        return self.transform(self.convolve(chunks, chunk_width), valid)
 
-    def _stem(self, chunks: Tensor, width: int | Tensor) -> Tensor:
-        """Apply the convolutions and add each token's position inside its chunk.
+    def convolve(self, chunks: Tensor, width: int | Tensor) -> Tensor:
+        """Apply the convolutions to chunks, independently of each other.
 
-        [chunks, 1, mels, 100] -> [chunks, 13, hidden].
+        chunks: [chunks, mels, 100]. width: chunk_width of `forward`.
+        Returns [chunks, 13, channels * mels / 8].
         """
-        x = chunks
+        x = chunks.unsqueeze(1)
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
             # The reference's tensor ends at `width`. Ours goes on with the convolution's bias,
             # and the next kernel reaches one column over: a clip of 41 frames has 21, then 11.
             width = (width + 1) // 2
             x = _zero_from(x, width)
-        x = self.conv_out(x.permute(0, 3, 1, 2).flatten(2))
-        return x + self.positions[: x.shape[1]].to(x.dtype)
+        return x.permute(0, 3, 1, 2).flatten(2)
+
+    def transform(self, convolved: Tensor, valid: Tensor) -> Tensor:
+        """Apply the transformer to what `convolve` made of the chunks of windows.
+
+        convolved: [windows * chunks, 13, channels * mels / 8]. valid: bool [windows, 13 * chunks].
+        Returns rows as `forward` does.
+        """
+        x = self.conv_out(convolved)
+        x = x + self.positions[: x.shape[1]].to(x.dtype)
+        x = x.unflatten(0, (len(valid), -1)).flatten(1, 2)
+        mask = valid[:, None, None, :]
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.fc2(F.gelu(self.fc1(self.norm(x))))
 
 
 def _zero_from(x: Tensor, width: int | Tensor) -> Tensor:

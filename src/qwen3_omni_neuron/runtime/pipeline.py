@@ -1,6 +1,7 @@
 """The pipeline: slots, the queue of requests for them, and the three stages."""
 
 import logging
+import math
 import threading
 from collections import deque
 from dataclasses import replace
@@ -25,6 +26,7 @@ from qwen3_omni_neuron.status import Status
 
 logger = logging.getLogger(__name__)
 
+AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -81,6 +83,8 @@ class Pipeline:
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
         self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
+        # By slot: until when the request of its warm-up is awaited, and others take it last.
+        self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
@@ -144,7 +148,7 @@ class Pipeline:
 
         They are for a request that will begin with them. The work waits for a slot that is free,
         and for pauses in which nobody has to wait for it (see runtime.priority); it ends where a
-        request needs the slot. Raises ClosedError.
+        request needs the slot. Others take its slot last, for AWAITED_S. Raises ClosedError.
         """
         never_s = threading.TIMEOUT_MAX
         request = replace(
@@ -247,12 +251,14 @@ class Pipeline:
 
     def _start(self, live: LiveRequest, tasks: StageTasks) -> None:
         """Give a request a slot and its tasks to the stages. The lock is held."""
-        request, free = live.request, self._free_slots
-        slot = free[-1]
+        request, now = live.request, self.clock.now()
+        slot = self._free_slots[-1]
         if request.keys is not None:
             keys, held = request.keys.thinker, self._thinker.held
+            free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
             slot, live.reused_rows = held.choose(free, keys, request.cache_key)
-        free.remove(slot)
+        self._free_slots.remove(slot)
+        self._awaited_until_s[slot] = now + AWAITED_S if request.warm_up else -math.inf
         self._start_in(slot, live, tasks)
 
     def _start_in(self, slot: int, live: LiveRequest, tasks: StageTasks) -> None:

@@ -37,6 +37,7 @@ def declare_calls(library: ctypes.CDLL) -> None:
     library.grow_pool.argtypes = [Number]
     library.grow_pool.restype = None
     library.run_code2wav.argtypes = [Pointer, Number, Pointer, Number, *[Pointer] * 4]
+    library.convolve_audio.argtypes = [Pointer, Number, Number, Pointer, Pointer]
     library.code2wav_state_size.argtypes = [Pointer]
     library.code2wav_state_size.restype = Number
 

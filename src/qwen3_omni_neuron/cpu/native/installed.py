@@ -10,7 +10,7 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from qwen3_omni_neuron.cpu.native import binding, code2wav, predictor, steps
+from qwen3_omni_neuron.cpu.native import audio_convolutions, binding, code2wav, predictor, steps
 from qwen3_omni_neuron.cpu.native.binding import (
     CONSTANTS,
     MismatchError,
@@ -29,6 +29,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     **steps.STRUCTS,
     **predictor.STRUCTS,
     **code2wav.STRUCTS,
+    **audio_convolutions.STRUCTS,
 }
 """The ctypes structures of all C structs that cross the boundary, by their names in C."""
 
@@ -39,6 +40,7 @@ TABLES = (
     "predictor_layout",
     "wave_layout",
     "code2wav_layout",
+    "audio_convolutions_layout",
 )
 MOST_DIFFERENCES = 4  # in a message
 
