@@ -4,6 +4,8 @@ What is said is judged by train/judge.py, as in test_speaking.
 """
 
 import _thread
+import base64
+import json
 import random
 import sys
 import threading
@@ -15,10 +17,13 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from websockets.sync.server import ServerConnection, serve
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.talk_sound import Player
+from qwen3_omni_neuron.cli.talk_partners import ServerPartner
+from qwen3_omni_neuron.cli.talk_sound import FileSink, Player
+from qwen3_omni_neuron.cli.talk_turns import Talk
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -138,30 +143,46 @@ def test_a_turn_between_two_enters(
 
 
 def test_an_answer_that_is_interrupted_before_it_begins(
-    partner: list[str],
-    judge: Judge,
-    devices: SoundDevices,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing of it is said or written, and the next turn has its own."""
+    """It is cancelled, and nothing that still comes of it is said or written."""
+    out = tmp_path / "answer.wav"
 
-    def lines() -> Iterator[str]:
-        yield "\n"
-        devices.say(SUM)
-        wait_until(lambda: devices.silent)
-        yield "\n"
-        yield "\n"
-        devices.say(LONG)
-        wait_until(lambda: devices.silent)
-        yield "\n"
-        wait_until(lambda: devices.sounded_s() > 0.4, 30)
-        wait_until(lambda: devices.sounded_s(-25) == 0, 30)
+    def converse(socket: ServerConnection) -> None:
+        def until(kind: str) -> None:
+            while json.loads(socket.recv(timeout=10))["type"] != kind:
+                pass
 
-    monkeypatch.setattr(sys, "stdin", lines())
-    assert main(["talk", *partner]) == 0
-    assert heard(judge, devices) == LONG_WORDS.split()
-    assert capsys.readouterr().out.split("\n")[-2] == LONG_WORDS
+        def answer(response: str, text: str, level: int) -> None:
+            sound = base64.b64encode(np.full(480, level, "<i2").tobytes()).decode()
+            of = {"response_id": response, "item_id": f"item of {response}"}
+            for event in (
+                {"type": "response.created", "response": {"id": response}},
+                {"type": "response.output_audio_transcript.delta", "delta": text, **of},
+                {"type": "response.output_audio.delta", "delta": sound, **of},
+                {"type": "response.done", "response": {"id": response, "status": "any"}},
+            ):
+                socket.send(json.dumps(event))
+
+        until("response.create")
+        until("response.cancel")
+        answer("first", "one", 16384)
+        until("response.create")
+        answer("second", "two", 8192)
+
+    with serve(converse, "127.0.0.1", 0) as server, FileSink(out) as sink:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        conversation = Talk(sink)
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        with ServerPartner(url, "", None, False, conversation) as partner:
+            partner.answer()
+            partner.interrupt()
+            partner.answer()
+            assert conversation.over.wait(20)  # the server has said all that it had to
+        server.shutdown()
+    assert capsys.readouterr().out.split() == ["two"]
+    samples, _ = soundfile.read(out, dtype="float32")
+    assert len(samples) == 480 and samples == pytest.approx(0.25, abs=1e-4)
 
 
 def test_a_server_that_ends_says_so_before_enter(

@@ -70,7 +70,7 @@ async function connect() {
 
 // Open the microphone, once. The session may end while the user is asked for it.
 async function listen() {
-  if (microphone || opening) return;
+  if (microphone || opening || !realtime) return;
   const [session, made] = [realtime, new Microphone(hear, deaf)];
   opening = made;
   show();
