@@ -1,11 +1,12 @@
 """Clients of the server at once, beside the same requests through the API in this process.
 
     python -m bench.serve_load --clients 1,4,8,32 --json result.json
+    python -m bench.serve_load --ray                           # and through Ray Serve, one replica
 
 The server is a process of its own; each client asks, listens to the whole streamed reply, and asks
-again. A row is a number of clients in one of the two ways: time to the first sound, RTF, underruns
-of a client that plays, and requests a second. Both ways ask the same questions with the same seeds,
-in turn.
+again. A row is a number of clients in one of the ways: time to the first sound, RTF, underruns of a
+client that plays, and requests a second. All ways ask the same questions with the same seeds, in
+turn. --ray needs the extra `ray`.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
@@ -35,6 +36,7 @@ from bench.common.observed import observe
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
 READY_S, REPLY_S = 600.0, 600.0
+LOCAL = "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,16 +47,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=positive, default=8, help="of each client; default: 8")
     parser.add_argument("--rounds", type=positive, default=3, help="of both ways; default: 3")
     parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--ray", action="store_true", help="a third way: one replica through Ray")
     return run("serve_load", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Ask in both ways, in turn, at each number of clients."""
+    """Ask in all ways, in turn, at each number of clients."""
     rows: list[Row] = []
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS) as omni,
         server_process(checkpoint, options) as (host, port, _),
+        through_ray(checkpoint, options) if options.ray else nullcontext(0) as ray_port,
     ):
 
         def through_api(seed: int) -> RequestEvents:
@@ -63,7 +67,11 @@ def measure(options: argparse.Namespace) -> Figures:
         def over_http(seed: int) -> RequestEvents:
             return asyncio.run(ask(host, port, seed, limits(options)))
 
+        def over_ray(seed: int) -> RequestEvents:
+            return asyncio.run(ask(LOCAL, ray_port, seed, limits(options)))
+
         ways: dict[str, Callable[[int], RequestEvents]] = {"api": through_api, "http": over_http}
+        ways |= {"ray": over_ray} if options.ray else {}
         for way in ways.values():
             way(0)
         for clients in options.clients:
@@ -111,6 +119,7 @@ async def ask(host: str, port: int, seed: int, more: dict[str, Any]) -> RequestE
     arrived_s = time.perf_counter()
     reader, writer = await asyncio.open_connection(host, port, limit=1 << 24)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}"
+    head += f"\r\nx-session-id: {seed}"  # where there are replicas: any of them
     writer.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + data)
     texts, chunks, reason = [], [], ""
     status = (await asyncio.wait_for(reader.readline(), REPLY_S)).split(b" ")[1]
@@ -151,21 +160,31 @@ def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]
 
 
 def overhead(rows: Sequence[Row]) -> list[Row]:
-    """Compare the ways: time that HTTP adds to the median first sound, and its throughput."""
-    found = []
-    for clients in dict.fromkeys(row["clients"] for row in rows):
-        api, http = (
-            next(r for r in rows if (r["way"], r["clients"]) == (way, clients))
-            for way in ("api", "http")
-        )
-        found.append(
-            {
-                "clients": clients,
-                "added_ttfb_s": http["ttfb_s"]["p50"] - api["ttfb_s"]["p50"],
-                "throughput_of_api": http["audio_s_per_s"] / api["audio_s_per_s"],
-            }
-        )
-    return found
+    """Compare with the API: time that each way adds to the median first sound, and throughput."""
+    api = {row["clients"]: row for row in rows if row["way"] == "api"}
+    return [
+        {
+            "way": row["way"],
+            "clients": row["clients"],
+            "added_ttfb_s": row["ttfb_s"]["p50"] - api[row["clients"]]["ttfb_s"]["p50"],
+            "throughput_of_api": row["audio_s_per_s"] / api[row["clients"]]["audio_s_per_s"],
+        }
+        for row in rows
+        if row["way"] != "api"
+    ]
+
+
+@contextmanager
+def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
+    """Serve the checkpoint with one replica in a Ray cluster of this machine. Yields the port."""
+    from testing.ray_cluster import cluster
+
+    args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
+    args |= {"placement": options.placement, "threads": options.threads}
+    with cluster() as started:
+        started.deploy("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
+        started.wait_for("load", 1)
+        yield started.port
 
 
 @contextmanager

@@ -92,13 +92,34 @@ def test_the_policy_reads_rays_context() -> None:
     figures = {
         "slots": {"a": 4.0, "b": 4.0},
         "requests": {"a": 4.0, "b": 10.0},
-        "service_s": {"a": 10.0, "b": 14.0},
-        "first_audio_s": {"a": 0.8},
+        "replies_per_s": {"a": 1.0, "b": 1.5},
+        "service_s": {"a": 5.0, "b": 7.0},
+        "at_once": {"a": 2.0, "b": 2.0},
+        "first_audio_s": {"a": 0.4},
         "RUNNING_REQUESTS_KEY": {"a": 90.0},  # Ray's own, with idle sockets
     }
     policy = pickle.loads(pickle.dumps(FirstAudioPolicy(target_s=2.0, spare=0)))
-    assert load_of(figures, 86.0) == BUSY
+    # With four at once instead of two each takes twice as long.
+    assert load_of(figures, 0.0, gain=1.0) == FleetLoad(2.5 * 12.0, 4.0, 12.0, 0.8)
+    assert load_of(figures, 0.0, gain=4.0) == FleetLoad(2.5 * 6.0, 4.0, 6.0, 0.4)
+    assert load_of(figures, 86.0, gain=1.0) == BUSY  # more waits than is answered
     assert policy(context(figures, 86.0)) == (BUSY.needed(2.0), {})
+
+
+@given(st.floats(0.1, 8), st.integers(2, 8), st.floats(0.2, 8))
+def test_the_same_load_wants_the_same_replicas_however_many_have_it(
+    replies_per_s: float, slots: int, gain: float
+) -> None:
+    each = (slots / gain - 1) / (slots - 1)
+
+    def wanted(at_once: float) -> int:
+        times = {"service_s": 3 * (1 + (at_once - 1) * each), "first_audio_s": 0.0}
+        figures = {"slots": slots, "replies_per_s": replies_per_s, "at_once": at_once, **times}
+        load = load_of({name: {"a": value} for name, value in figures.items()}, 0.0, gain)
+        assert load is not None
+        return load.needed(1.0)
+
+    assert wanted(1.0) == wanted(slots / 2) == wanted(slots)
 
 
 def test_nothing_changes_before_a_replica_reports() -> None:
@@ -107,14 +128,14 @@ def test_nothing_changes_before_a_replica_reports() -> None:
 
 
 def test_replicas_that_have_not_spoken_yet_get_a_slot_for_each_request() -> None:
-    load = load_of({"slots": {"a": 4.0}, "requests": {"a": 9.0}}, 0.0)
+    load = load_of({"slots": {"a": 4.0}, "requests": {"a": 9.0}}, 0.0, 1.0)
     assert load == FleetLoad(9.0, 4.0, 0.0, math.inf)
     assert load.needed(2.0) == math.ceil((9 + 2 * 3) / 4)
 
 
-@pytest.mark.parametrize("wrong", [{"target_s": 0}, {"target_s": math.nan}, {"spare": -1}])
+@pytest.mark.parametrize("wrong", [{"target_s": 0}, {"target_s": math.nan}, {"spare": -1}, {"gain": 0}])
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="target_s is above 0"):
+    with pytest.raises(ValueError, match="are above 0 and spare"):
         FirstAudioPolicy(**wrong)
 
 
@@ -129,7 +150,7 @@ class Replica:
             Histogram(f"qwen3_omni_{n}_seconds", n, registry=self.registry)
             for n in ("queued", "ttfb")
         )
-        self.figures = ReplicaFigures(self.registry, lambda: self.now)
+        self.figures = ReplicaFigures(self.registry, now=lambda: self.now)
 
     def read(self, now: float, used: float, queued: float = 0.0) -> dict[str, float]:
         self.now = now
@@ -140,16 +161,40 @@ class Replica:
 
 def test_a_replica_reports_its_recent_times() -> None:
     replica = Replica()
-    assert replica.read(0.0, 2, 3) == {"slots": 4.0, "requests": 5.0}
+    assert replica.read(0.0, 2, 3) == {"slots": 4.0, "requests": 5.0, "replies_per_s": 0.0}
     for _ in range(5):
         replica.queued.observe(0.5)
         replica.ttfb.observe(1.25)
     found = replica.read(10.0, 2)  # 2 slots for 10 s: 5 replies of 4 s
-    assert found == {"slots": 4.0, "requests": 2.0, "service_s": 4.0, "first_audio_s": 0.75}
-    assert replica.read(10.0 + WINDOW_S, 0)["service_s"] == 4.0  # what it was
+    assert found == {
+        "slots": 4.0,
+        "requests": 2.0,
+        "replies_per_s": 0.5,
+        "service_s": 4.0,
+        "at_once": 2.0,
+        "first_audio_s": 0.75,
+    }
+    found = replica.read(10.0 + WINDOW_S, 0)
+    assert found["replies_per_s"] == 0 and found["service_s"] == 4.0  # what it was
     replica.queued.observe(0.0)
     found = replica.read(20.0 + WINDOW_S, 3)  # the earlier ones count no more
     assert found["service_s"] == 30.0 and found["first_audio_s"] == 0.75
+    assert found["at_once"] == 3.0 and found["replies_per_s"] == 1 / (10 + WINDOW_S)
+
+
+def test_a_request_counts_those_beside_it() -> None:
+    replica = Replica()
+    replica.read(0.0, 0)
+    replica.read(30.0, 1)
+    replica.queued.observe(0.0)
+    # 30 s alone, and three for 10 s: of 60 s in slots 30 are alone and 30 with three.
+    assert replica.read(40.0, 3)["at_once"] == 2.0
+
+
+def test_a_replica_that_is_given_fewer_than_its_slots() -> None:
+    replica = Replica()
+    replica.figures = ReplicaFigures(replica.registry, most=2)
+    assert replica.read(0.0, 0)["slots"] == 2
 
 
 def test_a_replica_that_loads_reports_nothing() -> None:
