@@ -170,7 +170,7 @@ def predict(
     seed: int,
 ) -> tuple[float, float]:
     """Simulate the clients. Returns replies a second, and the median time to the first sample."""
-    plan = Plan(SLOTS, QUEUED, replicas=REPLICAS, cores=cores)
+    plan = Plan(SLOTS, queued=QUEUED, replicas=REPLICAS, cores=cores)
     fleet = Fleet(plan, curves, Talk(lengths, turns=1.0), RayRing(), seed)
     outcome = fleet.closed(clients, SIMULATED_S * statistics.mean(alone_s(curves, lengths)))
     return len(outcome.first_audio_s) / outcome.seconds, outcome.quantile_s(0.5)
@@ -195,6 +195,8 @@ def row_of(clients: int, predicted: tuple[float, float], found: Observations) ->
         "predicted_first_audio_p50_s": predicted[1],
         "first_audio_p50_s": p50_s,
         "p50_ratio": predicted[1] / p50_s,
+        "cpu_s": found.cpu_s / len(found.replies),
+        "cores": found.cpu_s / found.seconds,
     }
 
 
