@@ -89,10 +89,11 @@ def describe_exit(status: int | None) -> str:
 
 
 def follow_parent(parent: int) -> None:
-    """Make this process, a child, ignore Ctrl-C, print its stack at STACK_SIGNAL, and end in time.
+    """Make this process, a child, ignore Ctrl-C and end when its parent ends.
 
-    Ctrl-C reaches every process of the terminal; the parent decides what to do about it. This one
-    ends together with its parent, even in the middle of a call. parent: the parent's process id.
+    Ctrl-C reaches every process of the terminal; the parent decides what to do about it. It ends
+    together with its parent even in the middle of a call. STACK_SIGNAL has it print its stack.
+    parent: the parent's process id.
     """
     # The parent has blocked the signal until here, so that it does no harm during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
