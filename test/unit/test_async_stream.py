@@ -40,7 +40,7 @@ def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -
 def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where text waits for ever, audio and the end still come, and bring it along."""
+    """Audio and the end bring along text that would wait for ever."""
     monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
 
     async def bursts_of(text_alone: bool) -> list[list[Any]]:
