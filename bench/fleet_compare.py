@@ -11,28 +11,27 @@ neither is what it would be alone. Needs the extra `ray`.
 """
 
 import argparse
-import asyncio
 import gc
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
-from bench.common.metrics import RequestEvents, RequestMetrics, request_metrics
+from bench.common.metrics import RequestMetrics, request_metrics
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.observed import observe
 from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.fleet import Fleet, Plan, Talk
 from bench.replaying.load import RequestLengths
 from bench.replaying.ray_parts import RayRing
-from bench.serve_load import LOCAL, QUESTION, SLOTS, ask, at_once, limits
+from bench.serve_load import LOCAL, SLOTS, Way, at_once, over_http, through_api
 from testing.ray_cluster import cluster
 
 REPLICAS, QUEUED = 3, 8
@@ -86,8 +85,7 @@ def measure(options: argparse.Namespace) -> Figures:
             args |= {"dtype": options.dtype, "placement": options.placement}
             args |= {"max_concurrency": SLOTS, "max_queued": QUEUED, "threads": options.threads}
 
-            def over_ray(seed: int) -> RequestEvents:
-                return asyncio.run(ask(LOCAL, ray.port, seed, limits(options)))
+            over_ray = partial(over_http, (LOCAL, ray.port), options)
 
             def deployed(replicas: int) -> None:
                 ray.plan("load", replicas, **args)
@@ -122,20 +120,16 @@ def measure(options: argparse.Namespace) -> Figures:
 def measured_alone(checkpoint: str | Path, options: argparse.Namespace) -> dict[int, Observations]:
     """Ask through the API in this process, at each of AT_ONCE."""
     with load_chosen(checkpoint, options, SLOTS, reuse=True) as omni:
-
-        def through_api(seed: int) -> RequestEvents:
-            return observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
-
-        at_once(through_api, 2, 2)
+        way = partial(through_api, omni, options)
+        at_once(way, 2, 2)
         found = {
-            count: observed(through_api, count, max(2, options.requests // count))
-            for count in AT_ONCE
+            count: observed(way, count, max(2, options.requests // count)) for count in AT_ONCE
         }
     gc.collect()
     return found
 
 
-def observed(way: Callable[[int], RequestEvents], clients: int, requests: int) -> Observations:
+def observed(way: Way, clients: int, requests: int) -> Observations:
     """Run clients, each its requests one after the other."""
     before = tree_cpu_s()
     seconds, events = at_once(way, clients, requests)

@@ -133,7 +133,9 @@ def test_replicas_that_have_not_spoken_yet_get_a_slot_for_each_request() -> None
     assert load.needed(2.0) == math.ceil((9 + 2 * 3) / 4)
 
 
-@pytest.mark.parametrize("wrong", [{"target_s": 0}, {"target_s": math.nan}, {"spare": -1}, {"gain": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"target_s": 0}, {"target_s": math.nan}, {"spare": -1}, {"gain": 0}]
+)
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="are above 0 and spare"):
         FirstAudioPolicy(**wrong)
