@@ -44,8 +44,13 @@ class Cluster:
             "deployments": [{"name": "replica", "num_replicas": replicas}],
         }
 
-    def deploy(self) -> None:
-        """Bring the cluster to what the YAML says, as `serve run` does."""
+    def deploy(self, *application: Any, **args: Any) -> None:
+        """Bring the cluster to what the YAML says, as `serve run` does.
+
+        application, args: of one to `plan` before.
+        """
+        if application:
+            self.plan(*application, **args)
         config = {
             "http_options": {"host": "127.0.0.1", "port": self.port},
             "applications": list(self._applications.values()),
