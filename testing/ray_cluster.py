@@ -156,6 +156,7 @@ def cluster() -> Iterator[Cluster]:
     os.environ |= {
         "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
