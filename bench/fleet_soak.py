@@ -27,7 +27,7 @@ NAME, REPLICAS = "speaking", 3
 FAULTS = ("killed", "shrunk", "grown", "updated")
 CALM_S = 5.0  # before each
 SAMPLE = 100
-RESTART_S = 240.0
+RESTART_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -20,7 +20,7 @@ from ray import serve
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
-START_S = 240.0  # for replicas to start, on a machine that has much else to do
+START_S = 600.0  # for replicas to start, on a machine that has much else to do
 CPUS, CORES = 8, 24
 ATTEMPTS = 3  # to start a node on a machine that has much else to do
 _MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
