@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--replicas", type=sizes, default=[1, 10, 100, 1000], metavar="N,N,...")
     parser.add_argument("--day-replicas", type=natural, default=20, help="at its peak; 0: no day")
     parser.add_argument("--at-once", type=positive, help="requests of a replica")
+    parser.add_argument("--queued", type=natural, default=0, help="that wait in it; default: 0")
     parser.add_argument("--slots", type=positive, default=8, help="of a replica; default: 8")
     parser.add_argument("--target-s", type=float, default=2.0, help="time to first audio")
     parser.add_argument("--spare", type=natural, default=1, help="replicas beyond the load's need")
@@ -89,7 +90,7 @@ def simulated(profile: StageProfile, placement: str, options: argparse.Namespace
     curves = replayed_curves(profile, placement, options.slots, load)
     at_once = options.at_once or most_at_once(curves, options.slots)
     talk = Talk(make_load(1000, options.seed), options.turns, options.think_s)
-    plan = Plan(at_once, options.slots, load_s=options.load_s)
+    plan = Plan(at_once, queued=options.queued, slots=options.slots, load_s=options.load_s)
     case = {"profile": profile.name, "placement": placement, "at_once": at_once}
     rows, shares = [], dict[bool, float]()
     for replicas in options.replicas:

@@ -11,28 +11,27 @@ neither is what it would be alone. Needs the extra `ray`.
 """
 
 import argparse
-import asyncio
 import gc
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
-from bench.common.metrics import RequestEvents, RequestMetrics, request_metrics
+from bench.common.metrics import RequestMetrics, request_metrics
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
-from bench.common.observed import observe
 from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.fleet import Fleet, Plan, Talk
 from bench.replaying.load import RequestLengths
 from bench.replaying.ray_parts import RayRing
-from bench.serve_load import LOCAL, QUESTION, SLOTS, ask, at_once, limits
+from bench.serve_load import LOCAL, SLOTS, Way, at_once, over_http, through_api
 from testing.ray_cluster import cluster
 
 REPLICAS, QUEUED = 3, 8
@@ -86,11 +85,11 @@ def measure(options: argparse.Namespace) -> Figures:
             args |= {"dtype": options.dtype, "placement": options.placement}
             args |= {"max_concurrency": SLOTS, "max_queued": QUEUED, "threads": options.threads}
 
-            def over_ray(seed: int) -> RequestEvents:
-                return asyncio.run(ask(LOCAL, ray.port, seed, limits(options)))
+            over_ray = partial(over_http, (LOCAL, ray.port), options)
 
             def deployed(replicas: int) -> None:
-                ray.deploy("load", replicas, **args)
+                ray.plan("load", replicas, **args)
+                ray.deploy()
                 ray.wait_for("load", replicas)
                 at_once(over_ray, 2 * replicas, 2)  # all of them have answered
 
@@ -121,20 +120,16 @@ def measure(options: argparse.Namespace) -> Figures:
 def measured_alone(checkpoint: str | Path, options: argparse.Namespace) -> dict[int, Observations]:
     """Ask through the API in this process, at each of AT_ONCE."""
     with load_chosen(checkpoint, options, SLOTS, reuse=True) as omni:
-
-        def through_api(seed: int) -> RequestEvents:
-            return observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
-
-        at_once(through_api, 2, 2)
+        way = partial(through_api, omni, options)
+        at_once(way, 2, 2)
         found = {
-            count: observed(through_api, count, max(2, options.requests // count))
-            for count in AT_ONCE
+            count: observed(way, count, max(2, options.requests // count)) for count in AT_ONCE
         }
     gc.collect()
     return found
 
 
-def observed(way: Callable[[int], RequestEvents], clients: int, requests: int) -> Observations:
+def observed(way: Way, clients: int, requests: int) -> Observations:
     """Run clients, each its requests one after the other."""
     before = tree_cpu_s()
     seconds, events = at_once(way, clients, requests)
@@ -175,7 +170,7 @@ def predict(
     seed: int,
 ) -> tuple[float, float]:
     """Simulate the clients. Returns replies a second, and the median time to the first sample."""
-    plan = Plan(SLOTS, QUEUED, replicas=REPLICAS, cores=cores)
+    plan = Plan(SLOTS, queued=QUEUED, replicas=REPLICAS, cores=cores)
     fleet = Fleet(plan, curves, Talk(lengths, turns=1.0), RayRing(), seed)
     outcome = fleet.closed(clients, SIMULATED_S * statistics.mean(alone_s(curves, lengths)))
     return len(outcome.first_audio_s) / outcome.seconds, outcome.quantile_s(0.5)
@@ -200,6 +195,8 @@ def row_of(clients: int, predicted: tuple[float, float], found: Observations) ->
         "predicted_first_audio_p50_s": predicted[1],
         "first_audio_p50_s": p50_s,
         "p50_ratio": predicted[1] / p50_s,
+        "cpu_s": found.cpu_s / len(found.replies),
+        "cores": found.cpu_s / found.seconds,
     }
 
 

@@ -14,7 +14,7 @@ import string
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Protocol
 
@@ -64,6 +64,7 @@ class Plan:
     """
 
     at_once: int
+    _: KW_ONLY
     queued: int = 0
     slots: int = 8
     affinity: bool = True

@@ -158,6 +158,12 @@ VERBS = {
     "inspect": """
         --help --verify -h folder
     """,
+    "push": """
+        --help -h tree url
+    """,
+    "pull": """
+        --help -h folder url
+    """,
     "doctor": """
         --help -h
     """,

@@ -6,19 +6,26 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
 Result = TypeVar("Result")
+Request = TypeVar("Request", bound="Closing")
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 _MB = 1e6
 _QUESTION = [{"role": "user", "content": "Hello"}]
+
+
+class Closing(Protocol):
+    """A request that has started: a stream, or what holds one."""
+
+    def close(self) -> None:
+        """Cancel it."""
 
 
 class ServedModel:
@@ -128,12 +135,12 @@ class ServedModel:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, functools.partial(call, *arguments))
 
-    async def start(self, call: Callable[[], SpeechStream]) -> SpeechStream:
-        """Start a request in a thread, as its media are decoded first.
+    async def start(self, call: Callable[..., Request], *arguments: Any) -> Request:
+        """Start a request in a thread: its body is read there, and its media are decoded.
 
         A task that is cancelled meanwhile leaves no request behind.
         """
-        future = self._pool.submit(call)
+        future = self._pool.submit(call, *arguments)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -162,7 +169,7 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     return omni
 
 
-def _close_started(future: "Future[SpeechStream]") -> None:
+def _close_started(future: "Future[Any]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 

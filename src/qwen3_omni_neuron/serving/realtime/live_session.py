@@ -78,7 +78,8 @@ class LiveSession:
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._line = Line(self._send, self._in_thread, self._conversation, service, context)
-        self._response: Response | None = None
+        self._response: Response | None = None  # the last one
+        self._spoken: Response | None = None  # the last one with sound, which may still play
         self._transcriber = Transcriber(self._line)
         self._detector: TurnDetector | None = None
         self._codec = _codec(self._config.audio.input.format)
@@ -383,6 +384,8 @@ class LiveSession:
         except Qwen3OmniError as error:
             self._service.model.noticed(error)
             return await response.refuse(api_error_of(error))
+        if spoken:
+            self._spoken = response
         response.begin(stream, message, before)
         return None
 
@@ -451,24 +454,23 @@ class LiveSession:
             await self._send("output_audio_buffer.cleared", response_id=response.id)
 
     async def _interrupt(self, reason: CancelReason) -> None:
-        """Cancel the response, and cut its item to what has been played by now."""
-        response = self._response
-        if response is None:
-            return
-        heard_s, left_s = response.playback.heard_s, response.playback.left_s
-        if response.running:
-            await response.stop(reason)
-        entry = response.message
+        """Cancel the response, and cut the item that plays to what has been played by now."""
+        spoken, heard_s, left_s = self._spoken, 0.0, 0.0
+        if spoken is not None:
+            heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
+        if self._response is not None and self._response.running:
+            await self._response.stop(reason)
+        entry = None if spoken is None else spoken.message
         if left_s and entry is not None and entry.audio_s:
-            self._response = None
+            self._spoken = None
             try:
                 await self._cut(entry.id, 0, int(heard_s * 1000))
             except ApiError:  # the client has deleted it
                 logs.logger.debug("nothing to cut", exc_info=True)
 
     def _answered(self) -> None:
-        if self._detector is not None and self._response is not None:
-            self._detector.wait(self._response.playback.left_s)
+        if self._detector is not None:
+            self._detector.wait(self._spoken.playback.left_s if self._spoken else 0.0)
 
     def _media(self) -> MediaReader:
         return MediaReader(self._service.settings, self._service.fetcher)
