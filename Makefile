@@ -38,9 +38,8 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
     test_models test_speaking))
 
-.PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
+.PHONY: demo serve test test-deploy chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"

@@ -20,8 +20,8 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("KiB", "MiB", "GiB", "LibriSpeech", "MoE", "PyAV", "SoX"),
-    *("KubeRay", "NxD", "ModelBuilderV2", "TorchScript"),
+    *("KiB", "MiB", "GiB", "KubeRay", "LibriSpeech", "MoE", "PyAV", "SoX"),
+    *("NxD", "ModelBuilderV2", "TorchScript"),
     *("WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
