@@ -4,7 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -19,6 +19,11 @@ from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference
 from testing.simulation import Simulation
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from qwen3_omni_neuron.serving.server import Server
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
@@ -99,6 +104,27 @@ def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
     """Ours as `omni`, but without reuse: a test may call its engines behind the runtime's back."""
     with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3, reuse=False) as omni:
         yield omni
+
+
+# Imported by those alone who use them: some environments have no server and no client.
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> "Iterator[Server]":
+    """A server over `omni`, with the settings that it has by default."""
+    from testing.http_server import serving
+
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: "Server") -> "Iterator[OpenAI]":
+    """OpenAI's client of the module's server."""
+    from testing.http_server import client_of
+
+    with client_of(server) as made:
+        yield made
 
 
 @pytest.fixture

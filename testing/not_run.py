@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "/proc": ("memory and files as Linux counts them", "make test, on Linux"),
     "malloc is not glibc's": ("memory and files as Linux counts them", "make test, on Linux"),
     "as Linux does": ("memory and files as Linux counts them", "make test, on Linux"),
+    "a Ray cluster of its own": ("replicas in a Ray cluster, and their failures", "make test-ray"),
     "6 GB of disk": ("every released width, against transformers", "make test-wide"),
     "which checks deploy/": (
         "images, manifests and the systemd unit by their own tools",

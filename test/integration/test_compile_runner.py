@@ -27,7 +27,7 @@ from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, O
 from testing.made_trees import DYING, FULL, SLOW
 from testing.specs import plan_of
 
-MOMENTS = 20
+MOMENTS = 10
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def timeless(value: object) -> object:
 
 
 def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Popen[bytes]":
-    """A run in a process of its own. target: of made_trees."""
+    """A run in a process of its own, which is about to compile. target: of made_trees."""
     code = (
         # Whoever starts tests in the background has them ignore what a keyboard would send.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
@@ -80,9 +80,15 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         "from testing.specs import plan_of\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = plan_of(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
+        "print(flush=True)\n"
         f"compile_tree(plan, Path({str(tree)!r}), {target})\n"
     )
-    return subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    return process
 
 
 def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
