@@ -27,7 +27,7 @@ NAME, REPLICAS = "speaking", 3
 FAULTS = ("killed", "shrunk", "grown", "updated")
 CALM_S = 5.0  # before each
 SAMPLE = 100
-RESTART_S = 240.0
+RESTART_S = 600.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -91,8 +91,7 @@ def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
 
 def deploy(fleet: "Cluster", replicas: int, updates: int) -> None:
     """Deploy so many replicas. updates: so many before, each of which changes a setting."""
-    fleet.plan(NAME, replicas, dtype="float32", max_concurrency=4, max_media=1 + updates)
-    fleet.deploy()
+    fleet.deploy(NAME, replicas, dtype="float32", max_concurrency=4, max_media=1 + updates)
 
 
 if __name__ == "__main__":

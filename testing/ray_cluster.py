@@ -20,7 +20,7 @@ from ray import serve
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
-START_S = 240.0  # for replicas to start, on a machine that has much else to do
+START_S = 600.0  # for replicas to start, on a machine that has much else to do
 CPUS, CORES = 8, 24
 ATTEMPTS = 3  # to start a node on a machine that has much else to do
 _MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
@@ -44,8 +44,13 @@ class Cluster:
             "deployments": [{"name": "replica", "num_replicas": replicas}],
         }
 
-    def deploy(self) -> None:
-        """Bring the cluster to what the YAML says, as `serve run` does."""
+    def deploy(self, *application: Any, **args: Any) -> None:
+        """Bring the cluster to what the YAML says, as `serve run` does.
+
+        application, args: of one to `plan` before.
+        """
+        if application:
+            self.plan(*application, **args)
         config = {
             "http_options": {"host": "127.0.0.1", "port": self.port},
             "applications": list(self._applications.values()),
@@ -151,6 +156,7 @@ def cluster() -> Iterator[Cluster]:
     os.environ |= {
         "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_raylet_start_wait_time_s": "120",
         "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",

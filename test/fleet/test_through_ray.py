@@ -85,8 +85,7 @@ def fleet(checkpoint: Path) -> Iterator[Cluster]:
     with cluster() as made:
         limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
         made.plan("tiny", 3, model=str(checkpoint), max_concurrency=3, **ARGS, **limits)
-        made.plan(NAME, 3, PREFIX, **SPEAKING)
-        made.deploy()
+        made.deploy(NAME, 3, PREFIX, **SPEAKING)
         for name in ("tiny", NAME):
             made.wait_for(name, 3)
         yield made
@@ -110,8 +109,7 @@ def speaking(fleet: Cluster) -> Iterator[OpenAI]:
 
 
 def scale(fleet: Cluster, replicas: int, **args: Any) -> None:
-    fleet.plan(NAME, replicas, PREFIX, **SPEAKING, **args)
-    fleet.deploy()
+    fleet.deploy(NAME, replicas, PREFIX, **SPEAKING, **args)
 
 
 def more(load: Load, count: int = ANSWERS) -> None:
@@ -243,8 +241,7 @@ def test_two_applications_have_cores_of_their_own_and_one_that_fits_no_node_says
 ) -> None:
     fleet.plan("one", 1, "/one", **ARGS, neuron_cores=8)
     fleet.plan("two", 2, "/two", **ARGS, neuron_cores=6)
-    fleet.plan("large", 1, "/large", **ARGS, neuron_cores=64)
-    fleet.deploy()
+    fleet.deploy("large", 1, "/large", **ARGS, neuron_cores=64)
     wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", START_S)
     reason = "asks for 64 neuron_cores, and the largest of 1 nodes has 24"
     assert reason in fleet.state("large").message

@@ -1,5 +1,6 @@
 """Replicas in a Ray cluster, as far as it goes without Ray: settings, cores, health, presence."""
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ import yaml
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.cli import main
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import EngineDiedError, OptionError
 from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
@@ -150,6 +152,17 @@ def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(
         check_config(file)
     with pytest.raises(OptionError, match="can't be read"):
         check_config(tmp_path / "nothing.yaml")
+
+
+def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--ray", "a.yaml", "--port", "1", "--stall-timeout-s", "3"])
+    assert "a.yaml has everything, leave out --port, --stall-timeout-s" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "--ray", "a.yaml"]) == 1
+    assert "pip install 'qwen3-omni-neuron[ray]'" in capsys.readouterr().err
 
 
 # Health, of `serve` as of a replica.

@@ -100,6 +100,13 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
 
 def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
+    others = [
+        f"--{name.replace('_', '-')}"
+        for name, value in vars(parsed).items()
+        if name != "ray" and value != parser.get_default(name)
+    ]
+    if parsed.ray is not None and others:
+        parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
     extra = "serve" if parsed.ray is None else "ray"
     try:
         import fastapi  # noqa: F401
@@ -115,13 +122,6 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
     if parsed.ray is not None:
-        others = [
-            f"--{name.replace('_', '-')}"
-            for name, value in vars(parsed).items()
-            if name != "ray" and value != parser.get_default(name)
-        ]
-        if others:
-            parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
         from qwen3_omni_neuron.fleet.command import run_config
 
         run_config(parsed.ray)
