@@ -1,11 +1,12 @@
 """Clients of the server at once, beside the same requests through the API in this process.
 
     python -m bench.serve_load --clients 1,4,8,32 --json result.json
+    python -m bench.serve_load --ray                           # and through Ray Serve, one replica
 
 The server is a process of its own; each client asks, listens to the whole streamed reply, and asks
-again over the same connection. A row is a number of clients in one of the two ways: time to the
-first sound, RTF, underruns of a client that plays, and requests a second. Both ways ask the same
-questions with the same seeds, in turn.
+again over the same connection. A row is a number of clients in one of the ways: time to the first
+sound, RTF, underruns of a client that plays, and requests a second. All ways ask the same questions
+with the same seeds, in turn. --ray needs the extra `ray`.
 
 Real clients have machines of their own. Here they share the server's, so that they only read: every
 byte, with the time at which it came. The JSON and its sound are decoded when all have finished.
@@ -22,7 +23,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -37,10 +38,12 @@ from bench.common.metrics import (
 )
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import observe
+from qwen3_omni_neuron import Qwen3Omni
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
 READY_S, REPLY_S = 600.0, 600.0
+LOCAL = "127.0.0.1"
 READ_BYTES = 1 << 18
 LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
 
@@ -48,6 +51,7 @@ Heard = Callable[[], RequestEvents]
 """A whole reply, which is decoded when this is called."""
 Client = Callable[[int], Heard]
 """Sender of the request with a seed, which listens until the reply has ended."""
+Way = Callable[[], AbstractContextManager[Client]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,32 +62,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=positive, default=8, help="of each client; default: 8")
     parser.add_argument("--rounds", type=positive, default=3, help="of both ways; default: 3")
     parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--ray", action="store_true", help="a third way: one replica through Ray")
     return run("serve_load", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Ask in both ways, in turn, at each number of clients."""
+    """Ask in all ways, in turn, at each number of clients."""
     rows: list[Row] = []
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
         server_process(checkpoint, options) as (host, port, _),
+        through_ray(checkpoint, options) if options.ray else nullcontext(0) as ray_port,
     ):
-
-        @contextmanager
-        def through_api() -> Iterator[Client]:
-            def ask(seed: int) -> Heard:
-                events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
-                return lambda: events
-
-            yield ask
-
-        @contextmanager
-        def over_http() -> Iterator[Client]:
-            with closing(socket.create_connection((host, port), REPLY_S)) as sock:
-                yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
-
-        ways = {"api": through_api, "http": over_http}
+        ways: dict[str, Way] = {
+            "api": partial(through_api, omni, options),
+            "http": partial(over_http, (host, port), options),
+        }
+        if options.ray:
+            ways["ray"] = partial(over_http, (LOCAL, ray_port), options)
         for way in ways.values():
             at_once(way, 1, 1)
         for clients in options.clients:
@@ -95,6 +92,24 @@ def measure(options: argparse.Namespace) -> Figures:
     return rows, {"overhead": overhead(rows)}
 
 
+@contextmanager
+def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a model in this process."""
+
+    def ask(seed: int) -> Heard:
+        events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
+        return lambda: events
+
+    yield ask
+
+
+@contextmanager
+def over_http(address: tuple[str, int], options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own."""
+    with closing(socket.create_connection(address, REPLY_S)) as sock:
+        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
+
+
 def limits(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "thinker_max_new_tokens": options.max_frames // 2,
@@ -102,9 +117,7 @@ def limits(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def at_once(
-    way: Callable[[], AbstractContextManager[Client]], clients: int, requests: int
-) -> tuple[float, list[RequestEvents]]:
+def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestEvents]]:
     """Run the clients, each its requests one after the other. Returns the seconds of all."""
 
     def run_client(number: int) -> list[Heard]:
@@ -131,6 +144,7 @@ def ask_over(sock: socket.socket, more: dict[str, Any]) -> Heard:
     data = json.dumps(body).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: {len(data)}"
     arrived_s = time.perf_counter()
+    head += f"\r\nx-session-id: {more['seed']}"  # where there are replicas: any of them
     sock.sendall(f"{head}\r\n\r\n".encode() + data)
     room = memoryview(bytearray(READ_BYTES))
     received: list[tuple[float, bytes]] = []
@@ -182,21 +196,32 @@ def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]
 
 
 def overhead(rows: Sequence[Row]) -> list[Row]:
-    """Compare the ways: time that HTTP adds to the median first sound, and its throughput."""
-    found = []
-    for clients in dict.fromkeys(row["clients"] for row in rows):
-        api, http = (
-            next(r for r in rows if (r["way"], r["clients"]) == (way, clients))
-            for way in ("api", "http")
-        )
-        found.append(
-            {
-                "clients": clients,
-                "added_ttfb_s": http["ttfb_s"]["p50"] - api["ttfb_s"]["p50"],
-                "throughput_of_api": http["audio_s_per_s"] / api["audio_s_per_s"],
-            }
-        )
-    return found
+    """Compare with the API: time that each way adds to the median first sound, and throughput."""
+    api = {row["clients"]: row for row in rows if row["way"] == "api"}
+    return [
+        {
+            "way": row["way"],
+            "clients": row["clients"],
+            "added_ttfb_s": row["ttfb_s"]["p50"] - api[row["clients"]]["ttfb_s"]["p50"],
+            "throughput_of_api": row["audio_s_per_s"] / api[row["clients"]]["audio_s_per_s"],
+        }
+        for row in rows
+        if row["way"] != "api"
+    ]
+
+
+@contextmanager
+def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
+    """Serve the checkpoint with one replica in a Ray cluster of this machine. Yields the port."""
+    from testing.ray_cluster import cluster
+
+    args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
+    args |= {"placement": options.placement, "threads": options.threads}
+    with cluster() as started:
+        started.plan("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
+        started.deploy()
+        started.wait_for("load", 1)
+        yield started.port
 
 
 @contextmanager

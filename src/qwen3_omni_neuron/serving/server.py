@@ -18,7 +18,7 @@ from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.model import resident_mb
+from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, resident_mb
 from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -28,7 +28,6 @@ EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
-_FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 
 
 class Server:
@@ -158,10 +157,10 @@ class Server:
         self._status = EXIT_MODEL_DIED
         logs.event("model_died", logging.ERROR, exit_status=EXIT_MODEL_DIED)
         if self._drain_until_s is None:
-            self._drain(_FAILED_DRAIN_S)
+            self._drain(FAILED_DRAIN_S)
 
     def _drain(self, seconds: float) -> None:
-        self.service.model.drain()
+        self.service.model.drain(seconds)
         self._drain_until_s = time.monotonic() + seconds
         logs.event("draining", running=self._gate.running, most_s=seconds)
 
