@@ -1,8 +1,10 @@
 """Tiny checkpoints and the models over them, made once a run."""
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,6 +19,11 @@ from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference
 from testing.simulation import Simulation
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+    from qwen3_omni_neuron.serving.server import Server
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
@@ -99,6 +106,27 @@ def bare(checkpoint: Path) -> Iterator[Qwen3Omni]:
         yield omni
 
 
+# Imported by those alone who use them: some environments have no server and no client.
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> "Iterator[Server]":
+    """A server over `omni`, with the settings that it has by default."""
+    from testing.http_server import serving
+
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: "Server") -> "Iterator[OpenAI]":
+    """OpenAI's client of the module's server."""
+    from testing.http_server import client_of
+
+    with client_of(server) as made:
+        yield made
+
+
 @pytest.fixture
 def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
     """Makes simulations, and closes them."""
@@ -111,3 +139,15 @@ def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
     yield make
     for simulation in made:
         simulation.pipeline.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """240 kB: three graphs of six of a tree of testing.made_trees."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

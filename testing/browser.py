@@ -21,9 +21,17 @@ _FLAGS = (
     "--use-file-for-fake-audio-capture={}%noloop",
 )
 # Whatever goes to a loudspeaker is also heard by the page's own worklet of the microphone. Times
-# are Date.now()'s, in ms, when the page was told.
+# are Date.now()'s, in ms, when the page was told. onSent: what a test does when an event is sent.
 _WATCH = """
 window.rendered = []; window.received = []; window.sent = []; window.asked = null;
+window.contexts = []; window.streams = []; window.sockets = []; window.onSent = () => {};
+const PlainContext = AudioContext;
+window.AudioContext = class extends PlainContext {
+  constructor(...given) {
+    super(...given);
+    window.contexts.push(this);
+  }
+};
 const connect = AudioNode.prototype.connect;
 AudioNode.prototype.connect = function (target, ...rest) {
   if (target instanceof AudioDestinationNode) {
@@ -41,6 +49,7 @@ const Plain = WebSocket;
 window.WebSocket = class extends Plain {
   constructor(...given) {
     super(...given);
+    window.sockets.push(this);
     this.addEventListener("message", ({ data }) => {
       window.received.push({ at: Date.now(), ...JSON.parse(data) });
     });
@@ -48,20 +57,25 @@ window.WebSocket = class extends Plain {
   send(data) {
     window.sent.push({ at: Date.now(), ...JSON.parse(data) });
     super.send(data);
+    window.onSent(JSON.parse(data));
   }
 };
 const devices = navigator.mediaDevices;
 const open = devices.getUserMedia.bind(devices);
-devices.getUserMedia = (asked) => {
+devices.getUserMedia = async (asked) => {
   window.asked = asked;
-  return open(asked);
+  const stream = await open(asked);
+  window.streams.push(stream);
+  return stream;
 };
 """
-# A microphone that says what a test wants, when it wants it.
+# A microphone that says what a test wants, when it wants it. allowed: the user's answer.
 _PUPPET = """
-devices.getUserMedia = async () => {
-  const context = new AudioContext();
-  const { stream } = context.createMediaStreamDestination();
+const ask = devices.getUserMedia;
+devices.getUserMedia = async (asked) => {
+  if (asked.video) return ask(asked);
+  await window.allowed;
+  const context = new PlainContext();
   const microphone = new MediaStreamAudioDestinationNode(context);
   window.say = async (wav) => {
     const bytes = Uint8Array.from(atob(wav), (letter) => letter.charCodeAt(0));
@@ -71,6 +85,7 @@ devices.getUserMedia = async () => {
     source.start();
     await new Promise((resolve) => (source.onended = resolve));
   };
+  window.streams.push(microphone.stream);
   return microphone.stream;
 };
 """

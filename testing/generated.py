@@ -22,12 +22,17 @@ PICTURE = Path("docs/imports.svg")
 def renewed(document: str, text: str) -> str:
     """Return a document's text with each of its blocks written anew."""
     for name, write in BLOCKS[document].items():
-        pattern = rf"(<!-- generated: {name} -->\n)(.*?)(<!-- end of {name} -->)"
-        found = re.search(pattern, text, re.DOTALL)
-        if found is None:
-            raise ValueError(f"{document} has no block {name!r}.")
-        text = text[: found.start(2)] + write() + text[found.end(2) :]
+        text = with_block(text, name, write())
     return text
+
+
+def with_block(text: str, name: str, written: str) -> str:
+    """Return a document's text with one block written anew."""
+    pattern = rf"(<!-- generated: {name} -->\n)(.*?)(<!-- end of {name} -->)"
+    found = re.search(pattern, text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the document has no block {name!r}.")
+    return text[: found.start(2)] + written + text[found.end(2) :]
 
 
 def layers_table() -> str:

@@ -7,10 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+from openai import OpenAI
+
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.sound import pcm16
 
 START_S, END_S = 20.0, 20.0
 
@@ -53,6 +58,20 @@ def serving(omni: Qwen3Omni, fetcher: Fetcher | None = None, **settings: Any) ->
 
 def url_of(server: Server) -> str:
     return f"http://127.0.0.1:{server.port}"
+
+
+def client_of(server: Server, key: str = "none") -> OpenAI:
+    """Return OpenAI's client of a server, which does not try again."""
+    return OpenAI(base_url=f"{url_of(server)}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> None:
+    """Assert that 16-bit samples are these, up to the rounding that follows the chunks' sizes."""
+    if isinstance(given, bytes):
+        given = np.frombuffer(given, "<i2")
+    wanted = np.frombuffer(pcm16(samples), "<i2")
+    assert len(given) == len(wanted)
+    assert np.abs(given.astype(int) - wanted).max() <= 2
 
 
 def wait_until(holds: Any, seconds: float = 10.0) -> None:

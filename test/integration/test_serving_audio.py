@@ -16,7 +16,6 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from numpy.typing import NDArray
 from openai import OpenAI
 from openai.types.audio import Transcription, TranscriptionVerbose
 
@@ -30,7 +29,7 @@ from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.sound import pcm16
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
 from testing.scripted_model import ScriptedModel
@@ -58,25 +57,8 @@ def server(omni: Qwen3Omni) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[OpenAI]:
-    with client_of(server) as made:
-        yield made
-
-
-def client_of(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{url_of(server)}/v1", api_key="none", max_retries=0, timeout=60)
-
-
-@pytest.fixture(scope="module")
 def said(omni: Qwen3Omni) -> Any:
     return omni.say(TEXT, speaker="Chelsie", **OPTIONS)  # type: ignore[arg-type]
-
-
-def same_sound(given: NDArray[Any], samples: NDArray[np.float32]) -> None:
-    """16-bit samples, up to the rounding that follows the chunks' sizes."""
-    wanted = np.frombuffer(pcm16(samples), "<i2")
-    assert len(given) == len(wanted)
-    assert np.abs(given.astype(int) - wanted).max() <= 2
 
 
 def events_of(answer: bytes) -> list[dict[str, Any]]:
@@ -94,7 +76,7 @@ def test_speech_in_every_format_is_what_say_says(
     kinds = {"wav": "wav", "opus": "ogg", "flac": "flac", "pcm": "pcm"}
     assert answer.response.headers["content-type"] == f"audio/{kinds.get(sound_format, 'mpeg')}"
     if sound_format == "pcm":
-        return same_sound(np.frombuffer(answer.content, "<i2"), said.audio)
+        return same_sound(answer.content, said.audio)
     samples, rate = soundfile.read(io.BytesIO(answer.content), dtype="int16")
     if sound_format in ("wav", "flac"):
         assert rate == 24000
@@ -134,7 +116,7 @@ def test_streamed_speech_is_the_whole_one(
         assert data == client.audio.speech.create(**SPEECH).content
         return
     assert data.count(b"RIFF") == (sound_format == "wav")
-    same_sound(np.frombuffer(data[44 * (sound_format == "wav") :], "<i2"), said.audio)
+    same_sound(data[44 * (sound_format == "wav") :], said.audio)
 
 
 def test_another_speed_takes_another_time(client: OpenAI, said: Any) -> None:
@@ -144,7 +126,7 @@ def test_another_speed_takes_another_time(client: OpenAI, said: Any) -> None:
         samples, rate = soundfile.read(io.BytesIO(whole), dtype="float32")
         assert len(samples) / rate == pytest.approx(len(said.audio) / 24000 / speed, abs=1e-4)
         streamed = client.audio.speech.create(**asked, response_format="pcm").content
-        same_sound(np.frombuffer(streamed, "<i2"), samples)
+        same_sound(streamed, samples)
 
 
 def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +169,7 @@ def test_a_wrong_request_for_speech_names_what_is_wrong(
     error = refused.value.body
     assert isinstance(error, dict)
     assert error["param"] == param
-    assert refused.value.request_id and refused.value.request_id.startswith("req_")
+    assert refused.value.request_id
 
 
 def test_a_checkpoint_without_a_talker_says_so() -> None:
@@ -201,7 +183,7 @@ def test_a_checkpoint_without_a_talker_says_so() -> None:
 
 def test_a_voice_may_be_an_object_and_of_any_case(client: OpenAI, said: Any) -> None:
     asked = {**SPEECH, "voice": {"id": "cHELSIE"}, "response_format": "pcm", "instructions": ""}
-    same_sound(np.frombuffer(client.audio.speech.create(**asked).content, "<i2"), said.audio)
+    same_sound(client.audio.speech.create(**asked).content, said.audio)
 
 
 @pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
@@ -245,10 +227,11 @@ def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
 ) -> None:
     asked = {**ASKED, "input": "Hello there. " * 200, "response_format": "pcm"}
     stream = omni.stream_speech(asked["input"], speaker="Chelsie")
-    spoken = SpokenText(SpeechRequest(**asked), server.service, Context("req", "POST", "/"))
+    context = Context("req", "POST", "/")
+    spoken = SpokenText(SpeechRequest(**asked), lambda: stream, server.service, context)
 
     async def give_up() -> None:
-        async with aclosing(spoken.events(stream)) as events:
+        async with aclosing(spoken.events()) as events:
             await anext(events)
 
     asyncio.run(give_up())

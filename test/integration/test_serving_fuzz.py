@@ -4,7 +4,6 @@
 """
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 
 REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "60"))
@@ -37,12 +36,6 @@ def failed(answer: Any) -> bool:
     """A 503 is right where the request itself leaves too little time."""
     late = answer.status_code == 503 and answer.json()["error"]["code"] == "timeout"
     return answer.status_code >= 500 and not late
-
-
-@pytest.fixture(scope="module")
-def server(omni: Qwen3Omni) -> Iterator[Server]:
-    with serving(omni) as running:
-        yield running
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.sound import wav_header
-from testing.http_server import serving, url_of, wait_until
+from testing.http_server import client_of, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 from testing.scripted_model import ScriptedModel
 
@@ -46,10 +46,6 @@ LONG: dict[str, Any] = {
 }
 SECONDS = 10
 STAGES = ("thinker", "talker", "vocoder")
-
-
-def client_of(server: Server, key: str = "none") -> OpenAI:
-    return OpenAI(base_url=f"{url_of(server)}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 @contextmanager

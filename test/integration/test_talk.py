@@ -4,6 +4,8 @@ What is said is judged by train/judge.py, as in test_speaking.
 """
 
 import _thread
+import base64
+import json
 import random
 import sys
 import threading
@@ -15,10 +17,13 @@ import numpy as np
 import pytest
 import soundfile
 import soxr
+from websockets.sync.server import ServerConnection, serve
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main
-from qwen3_omni_neuron.cli.talk_sound import Player
+from qwen3_omni_neuron.cli.talk_partners import ServerPartner
+from qwen3_omni_neuron.cli.talk_sound import FileSink, Player
+from qwen3_omni_neuron.cli.talk_turns import Talk
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -29,7 +34,8 @@ from train.speech import MEASURING, spoken_clip
 
 SUM_WAV = QUESTION_WAV.with_name("sum.wav")
 SUM = soxr.resample(*soundfile.read(SUM_WAV, dtype="float32"), 16000)
-LONG = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
+LONG_WORDS = "seven red goodbye white"
+LONG = spoken_clip(f"say {LONG_WORDS}", MEASURING, random.Random(1))
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +102,7 @@ def test_speech_interrupts_the_answer(
     assert talk([*partner, "--hands-free"], converse) == 130
     assert heard(judge, devices, second[0]) == ["eight"]
     first, last = capsys.readouterr().out.split("\n")[:2]
-    assert "seven red goodbye white".startswith(first)
+    assert LONG_WORDS.startswith(first)
     assert last == "eight"
 
 
@@ -134,6 +140,68 @@ def test_a_turn_between_two_enters(
     assert main(["talk", *partner]) == 0
     assert heard(judge, devices)[0] == "eight"
     assert heard(judge, devices, second[0])[0] == "seven"
+
+
+def test_an_answer_that_is_interrupted_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is cancelled, and nothing that still comes of it is said or written."""
+    out = tmp_path / "answer.wav"
+
+    def converse(socket: ServerConnection) -> None:
+        def until(kind: str) -> None:
+            while json.loads(socket.recv(timeout=10))["type"] != kind:
+                pass
+
+        def answer(response: str, text: str, level: int) -> None:
+            sound = base64.b64encode(np.full(480, level, "<i2").tobytes()).decode()
+            of = {"response_id": response, "item_id": f"item of {response}"}
+            for event in (
+                {"type": "response.created", "response": {"id": response}},
+                {"type": "response.output_audio_transcript.delta", "delta": text, **of},
+                {"type": "response.output_audio.delta", "delta": sound, **of},
+                {"type": "response.done", "response": {"id": response, "status": "any"}},
+            ):
+                socket.send(json.dumps(event))
+
+        until("response.create")
+        until("response.cancel")
+        answer("first", "one", 16384)
+        until("response.create")
+        answer("second", "two", 8192)
+
+    with serve(converse, "127.0.0.1", 0) as server, FileSink(out) as sink:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        conversation = Talk(sink)
+        url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
+        with ServerPartner(url, "", None, False, conversation) as partner:
+            partner.answer()
+            partner.interrupt()
+            partner.answer()
+            assert conversation.over.wait(20)  # the server has said all that it had to
+        server.shutdown()
+    assert capsys.readouterr().out.split() == ["two"]
+    samples, _ = soundfile.read(out, dtype="float32")
+    assert len(samples) == 480 and samples == pytest.approx(0.25, abs=1e-4)
+
+
+def test_a_server_that_ends_says_so_before_enter(
+    server: Server,
+    devices: SoundDevices,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with serving(server.service.model.take()) as ending:
+
+        def lines() -> Iterator[str]:
+            yield "\n"
+            ending.stop()
+            wait_until(lambda: "has ended: press Enter" in capsys.readouterr().err)
+            yield "\n"
+
+        monkeypatch.setattr(sys, "stdin", lines())
+        assert main(["talk", "--url", url_of(ending)]) == 1
+    assert "the server ended the session" in capsys.readouterr().err
 
 
 def talk(arguments: list[str], converse: Callable[[], None]) -> int:

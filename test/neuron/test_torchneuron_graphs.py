@@ -31,12 +31,6 @@ CPU = torch.device("cpu")
 LABELS = {"thinker": 11, "talker": 8, "code_predictor": 4, "code2wav": 8, "audio_encoder": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def stand_in() -> Iterator[None]:
-    with standing_in():
-        yield
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
@@ -45,6 +39,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def config(checkpoint: Path) -> OmniConfig:
     return read_config(checkpoint)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in() -> Iterator[None]:
+    with standing_in():
+        yield
 
 
 @pytest.mark.parametrize("part", PARTS)

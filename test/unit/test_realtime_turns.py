@@ -82,6 +82,13 @@ def test_settings_say_when() -> None:
     assert ms(len(spoken)) == 320 + 960 + 64
 
 
+def test_a_turn_ends_however_low_the_threshold_is() -> None:
+    """A score is never below 0."""
+    samples = sound((0.001, 640), (0.6, 960), (0.001, 640))
+    told, _ = detected(samples, TurnSettings(threshold=0.1))
+    assert [type(one) for one in told] == [Started, Paused, Stopped]
+
+
 def test_a_pause_is_part_of_a_turn() -> None:
     """Also what was held back of it; a frame between the thresholds neither ends nor goes on."""
     samples = sound((0.9, 320), (0, 384), (0.9, 320), (0.4, 640), (0, 640))

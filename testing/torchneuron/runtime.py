@@ -26,6 +26,7 @@ from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from testing.specs import compiled_here
 
 CPU = torch.device("cpu")
 # One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
@@ -111,7 +112,8 @@ def compile_for_stand_in(
     """Compile a checkpoint into a tree, and open it. settings: in the place of SETTINGS."""
     target, config = stand_in_target(extends=extends), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
-    outcome = compile_tree(plan, tree, target)
+    with compiled_here():
+        outcome = compile_tree(plan, tree, target)
     assert not outcome.missing
     plan = open_tree(tree, checkpoint, config, {"torchneuron": target}, {})
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)

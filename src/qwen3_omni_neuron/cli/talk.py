@@ -108,6 +108,7 @@ def _converse(talk: "Talk", partner: "Partner", hands_free: bool) -> None:
         while not talk.over.wait(_TICK_S):
             pass
     else:
+        talk.by_hand = True
         say("Enter: speak. Enter again: have it answered. Ctrl-D ends.")
         for _ in sys.stdin:
             if talk.over.is_set():

@@ -39,6 +39,8 @@ class ServerPartner:
         self._item: str | None = None  # of the answer whose sound came last
         self._response: str | None = None  # that is being made
         self._dropped: str | None = None  # the last response that was interrupted
+        self._asked = False  # for a response that the server has not begun
+        self._unwanted = False  # it was interrupted, too
         self._ends = False
         detection = {"type": "server_vad"} if hands_free else None
         form = {"type": "audio/pcm", "rate": HEARD_RATE}
@@ -50,8 +52,8 @@ class ServerPartner:
             "input_audio_buffer.speech_started": lambda _: self._silence(),
             "input_audio_buffer.speech_stopped": lambda _: talk.turn_ended(),
             "response.created": self._created,
-            "response.output_audio_transcript.delta": lambda event: talk.text(event["delta"]),
-            "response.output_text.delta": lambda event: talk.text(event["delta"]),
+            "response.output_audio_transcript.delta": self._text,
+            "response.output_text.delta": self._text,
             "response.output_audio.delta": self._sound,
             "response.done": self._done,
             "error": self._error,
@@ -76,11 +78,14 @@ class ServerPartner:
     def answer(self) -> None:
         """Take the user's turn as ended and answer it."""
         self._send("input_audio_buffer.commit")
+        self._asked = True
         self._send("response.create")
 
     def interrupt(self) -> None:
         """Stop the answer, and note what was heard of it."""
-        if self._response is not None:
+        with self._lock:
+            self._unwanted = self._asked
+        if self._unwanted or self._response is not None:
             self._send("response.cancel")
         self._silence()
 
@@ -115,7 +120,15 @@ class ServerPartner:
             self._talk.failed(error)
 
     def _created(self, event: dict[str, Any]) -> None:
-        self._response = event["response"]["id"]
+        with self._lock:
+            self._response = event["response"]["id"]
+            if self._unwanted:
+                self._dropped = self._response
+            self._asked = self._unwanted = False
+
+    def _text(self, event: dict[str, Any]) -> None:
+        if event["response_id"] != self._dropped:
+            self._talk.text(event["delta"])
 
     def _sound(self, event: dict[str, Any]) -> None:
         data = np.frombuffer(base64.b64decode(event["delta"]), "<i2")
@@ -134,6 +147,7 @@ class ServerPartner:
 
     def _error(self, event: dict[str, Any]) -> None:
         error = event["error"]
+        self._asked = self._unwanted = False
         if error["code"] == "response_cancel_not_active":  # the answer was complete already
             return
         if (error["param"] or "").startswith("session."):

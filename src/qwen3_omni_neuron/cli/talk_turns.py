@@ -28,13 +28,13 @@ class Partner(Protocol):
 class Talk:
     """State of one conversation. Its partner calls it from a thread of its own.
 
-    recording: what the microphone hears goes to the partner. over: set when the conversation can't
-    go on, or is to end. error: that ended it.
+    recording: what the microphone hears goes to the partner. by_hand: the user ends turns by Enter.
+    over: set when the conversation can't go on, or is to end. error: that ended it.
     """
 
     def __init__(self, sink: Sink):
         self._sink = sink
-        self.recording = False
+        self.recording = self.by_hand = False
         self.over = threading.Event()
         self.error: Qwen3OmniError | None = None
         self._answered = threading.Event()
@@ -112,6 +112,8 @@ class Talk:
 
     def failed(self, error: Qwen3OmniError) -> None:
         """The conversation can't go on."""
+        if self.by_hand and self.error is None:  # the reader of Enter can't be woken
+            say("The conversation has ended: press Enter.")
         self.error = self.error or error
         self.over.set()
 

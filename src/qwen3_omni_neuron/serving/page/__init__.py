@@ -11,7 +11,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _TYPES |= {".svg": "image/svg+xml"}
 _NAMES = (
     *("style.css", "icon.svg", "main.js", "realtime.js", "conversation.js", "sound.js"),
-    *("capture.worklet.js", "playback.worklet.js"),
+    *("images.js", "capture.worklet.js", "playback.worklet.js"),
 )
 FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
 """Files by their paths. There are no others."""
@@ -23,7 +23,7 @@ _POLICY = (
 )
 _HEADERS = {
     "content-security-policy": _POLICY,
-    "permissions-policy": "microphone=(self)",
+    "permissions-policy": "camera=(self), microphone=(self)",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",

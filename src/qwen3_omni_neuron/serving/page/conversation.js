@@ -32,10 +32,6 @@ class Turn {
     this.root.classList.toggle("pending", yes);
   }
 
-  // Read out by screen readers: the whole turn at once, not each piece as it comes.
-  announce() {
-    announcement.textContent = `${this.who}: ${this.text}`;
-  }
 }
 
 export class UserTurn extends Turn {
@@ -87,7 +83,14 @@ export class Answer extends Turn {
     this.pending(false);
     this.root.classList.toggle("cut", note !== "");
     this.draw();
-    if (this.text) this.announce();
+    this.onOver?.();
+    // One that was heard is not read out, too: that would be heard by the microphone.
+    if (this.text && !this.firstSound) announce(`${this.who}: ${this.text}`);
+  }
+
+  // Wait until what came of it was played; not where more of it was to come.
+  async played() {
+    if (!this.making && !this.over) await new Promise((resolve) => (this.onOver = resolve));
   }
 
   draw() {
@@ -115,6 +118,11 @@ export class Answer extends Turn {
     this.figures.replaceChildren(...spans.flatMap((span, k) => (k ? [" · ", span] : [span])));
     keepAtEnd(() => this.root.append(this.track, this.figures));
   }
+}
+
+// Have screen readers read something out.
+export function announce(text) {
+  announcement.textContent = text;
 }
 
 export function note(text) {

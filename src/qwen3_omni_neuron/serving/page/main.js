@@ -1,25 +1,29 @@
 // The page: what its controls do, and what it does with each event of the server.
 
-import { Answer, UserTurn, note } from "./conversation.js";
+import { Answer, UserTurn, announce, note } from "./conversation.js";
+import { Camera, readImage } from "./images.js";
 import { Realtime, voices } from "./realtime.js";
 import { base64Of, Loudspeaker, Microphone, RATE } from "./sound.js";
 
-const SILENCE_MS = 500; // after which the server takes a turn as ended
 const SHORTEST_MS = 200; // of a turn that is worth sending
-const MOST_PIXELS = 1280; // of a side of an image that is sent
+const RESPOND = "respond"; // id of the event that asks for an answer
 
 const at = (id) => document.getElementById(id);
 const talk = at("talk");
 
-let realtime = null; // these three are null while there is no session
+let realtime = null; // these are null while there is no session
 let microphone = null;
+let opening = null; // microphone that the user has not allowed yet
 let loudspeaker = null;
+let camera = null; // null where it is off, too
 let starting = null; // promise of a session that begins
 let model = null; // name that the server has for it, null while there is no session
 let detection = null; // how the server finds turns, null where it can't
 let key = "";
 let muted = false;
 let held = null; // samples sent while the button is held, null where it is not
+let asked = false; // for an answer that the server has not begun
+let unwanted = false; // it was interrupted, too
 let interrupting = null; // promise of the last answer's end
 let answer = null; // the last one
 let endOfQuestion = 0; // time by performance.now()
@@ -32,56 +36,88 @@ const handsFree = () => document.querySelector("[name=mode]:checked").value === 
 
 // Begin a session, once. withMicrophone: false where the user writes.
 async function start(withMicrophone) {
-  if (starting) return starting;
   problem("");
-  status("Connecting");
-  starting = connect();
+  if (!starting) {
+    status("Connecting");
+    starting = connect();
+  }
+  const mine = starting;
   try {
-    await starting;
+    await mine;
   } catch (error) {
-    end();
+    if (mine === starting) end();
     problem(error.message);
     throw error;
   }
   if (withMicrophone) await listen();
   show();
-  return starting;
 }
 
 async function connect() {
   loudspeaker = new Loudspeaker(heardFrom);
   await loudspeaker.open();
   await loadVoices();
-  realtime = new Realtime(handlers);
-  await realtime.open(key, (reason) => {
-    if (!realtime) return; // ended here
+  const session = new Realtime(handlers);
+  realtime = session;
+  await session.open(key, async (reason) => {
+    await answer?.played();
+    if (session !== realtime) return; // ended here
     end();
     problem(`The connection ended${reason ? `: ${reason}` : ""}. Press Start for a new session.`);
   });
   configure();
 }
 
+// Open the microphone, once. The session may end while the user is asked for it.
 async function listen() {
-  microphone = new Microphone(hear);
+  if (microphone || opening || !realtime) return;
+  const [session, made] = [realtime, new Microphone(hear, deaf)];
+  opening = made;
+  show();
   try {
-    await microphone.open();
+    await made.open();
+    if (opening === made) microphone = made;
+    else made.close();
   } catch (error) {
-    microphone = null;
-    problem(error.message);
+    made.close();
+    if (session === realtime) problem(error.message);
   }
+  if (opening === made) opening = null;
+}
+
+// The microphone is gone.
+function deaf() {
+  microphone?.close();
+  microphone = null;
+  forget();
+  level(0);
+  problem("The microphone was lost. Press Start to go on with another one.");
+  show();
+}
+
+// Forget what the user is saying: it has no end.
+function forget() {
+  if (hearing) {
+    hearing.root.remove();
+    turns.delete(hearing.item);
+  }
+  hearing = held = null;
+  realtime?.send("input_audio_buffer.clear");
 }
 
 function end() {
-  const parts = [microphone, loudspeaker, realtime];
+  const parts = [microphone, loudspeaker, camera, realtime];
   if (model) note("The session ended. The next one begins anew.");
   answer?.finish("interrupted");
   hearing?.root.remove();
-  microphone = loudspeaker = realtime = starting = held = hearing = answer = model = null;
-  muted = false;
+  microphone = opening = loudspeaker = camera = realtime = starting = held = hearing = null;
+  answer = interrupting = model = null;
+  asked = unwanted = muted = false;
+  turns.clear();
   parts.forEach((part) => part?.close());
   level(0);
   show();
-  status("Not connected");
+  status("Not connected", { aloud: true });
 }
 
 function configure() {
@@ -123,6 +159,7 @@ function press() {
   held = 0;
   realtime.send("input_audio_buffer.clear");
   interrupt();
+  look();
   show();
 }
 
@@ -130,21 +167,31 @@ async function release() {
   if (held === null) return;
   endOfQuestion = performance.now();
   await microphone.flush();
+  if (held === null) return; // let go by something else, too, or the session has ended
   const long = held >= (SHORTEST_MS * RATE) / 1000;
   held = null;
   show();
   if (!long) {
-    status("Hold the button while you speak");
+    status("Hold the button while you speak", { aloud: true });
     return;
   }
   await interrupting;
-  realtime.send("input_audio_buffer.commit");
-  realtime.send("response.create");
+  realtime?.send("input_audio_buffer.commit");
+  respond();
+}
+
+function respond() {
+  asked = true;
+  realtime?.send("response.create", { event_id: RESPOND });
 }
 
 // End the answer that is made or plays, and tell the server what was heard of it.
 function interrupt({ byServer = false } = {}) {
-  if (!answer || answer.over) return;
+  if (asked && !byServer && !unwanted) {
+    unwanted = true;
+    realtime.send("response.cancel");
+  }
+  if (!answer || answer.over || answer.dropped) return;
   answer.dropped = true;
   if (answer.making && !byServer) realtime.send("response.cancel");
   interrupting = silence(answer);
@@ -159,13 +206,22 @@ async function silence(stopped) {
   }
 }
 
-async function say(content, turn) {
+// Make room for what the user writes or shows, in a session.
+async function takeTurn() {
   await start(false);
   interrupt();
   await interrupting;
+  if (!realtime) throw new Error("The session has ended.");
+}
+
+function add(content) {
   const item = { type: "message", role: "user", content: [content] };
   realtime.send("conversation.item.create", { item });
-  turn();
+}
+
+function addImage(image_url, alt) {
+  add({ type: "input_image", image_url });
+  new UserTurn().show(Object.assign(new Image(), { src: image_url, alt }));
 }
 
 async function sendText(event) {
@@ -173,9 +229,17 @@ async function sendText(event) {
   const text = at("text").value.trim();
   if (!text) return;
   at("text").value = "";
-  await say({ type: "input_text", text }, () => new UserTurn().write(text));
+  try {
+    await takeTurn();
+  } catch (error) {
+    at("text").value ||= text;
+    throw error;
+  }
+  look();
+  add({ type: "input_text", text });
+  new UserTurn().write(text);
   endOfQuestion = performance.now();
-  realtime.send("response.create");
+  respond();
 }
 
 async function sendImage() {
@@ -184,25 +248,34 @@ async function sendImage() {
   if (!file) return;
   let image_url;
   try {
-    image_url = await smaller(file);
+    image_url = await readImage(file);
   } catch {
     problem(`${file.name} is no image that this browser can read.`);
     return;
   }
-  const image = Object.assign(new Image(), { src: image_url, alt: `Image ${file.name}` });
-  await say({ type: "input_image", image_url }, () => new UserTurn().show(image));
-  status("Now ask about the image");
+  await takeTurn();
+  addImage(image_url, `Image ${file.name}`);
+  status("Now ask about the image", { aloud: true });
 }
 
-// Read an image into a data URL, no larger than a model makes use of.
-async function smaller(file) {
-  const bitmap = await createImageBitmap(file);
-  const scale = Math.min(1, MOST_PIXELS / Math.max(bitmap.width, bitmap.height));
-  const canvas = document.createElement("canvas");
-  canvas.width = Math.round(bitmap.width * scale);
-  canvas.height = Math.round(bitmap.height * scale);
-  canvas.getContext("2d").drawImage(bitmap, 0, 0, canvas.width, canvas.height);
-  return canvas.toDataURL("image/jpeg", 0.9);
+// Show what the camera sees, before the question that it belongs to.
+function look() {
+  if (camera?.sees) addImage(camera.frame(), "What the camera saw");
+}
+
+async function switchCamera() {
+  const made = camera ? null : new Camera(at("view"), switchCamera);
+  camera?.close();
+  camera = made;
+  try {
+    await made?.open();
+  } catch (error) {
+    if (camera === made) camera = null;
+    problem(error.message);
+  }
+  if (camera !== made) made?.close(); // it was switched off meanwhile
+  announce(camera ? "The camera is on: a picture goes with each question." : "The camera is off.");
+  show();
 }
 
 // The server's side.
@@ -213,18 +286,17 @@ const handlers = {
     model = session.model;
     detection = session.audio.input.turn_detection;
     at("model").textContent = model;
-    if (!detection) {
-      document.querySelector("[value=hands-free]").disabled = true;
-      document.querySelector("[value=push]").checked = true;
-    }
+    document.querySelector("[value=hands-free]").disabled = !detection;
+    if (!detection) document.querySelector("[value=push]").checked = true;
   },
   "input_audio_buffer.speech_started": ({ item_id }) => {
     interrupt({ byServer: true });
+    look();
     hearing = userTurn(item_id);
     status("Hearing you");
   },
   "input_audio_buffer.speech_stopped": () => {
-    endOfQuestion = performance.now() - SILENCE_MS;
+    endOfQuestion = performance.now() - detection.silence_duration_ms;
     hearing = null;
   },
   "input_audio_buffer.committed": ({ item_id }) => {
@@ -234,12 +306,13 @@ const handlers = {
   [`${transcription}.delta`]: ({ item_id, delta }) => userTurn(item_id).add(delta),
   [`${transcription}.completed`]: ({ item_id, transcript }) => {
     userTurn(item_id).write(transcript || "(nothing that could be written down)");
-    userTurn(item_id).announce();
   },
   [`${transcription}.failed`]: ({ item_id }) => userTurn(item_id).write("(not written down)"),
   "response.created": ({ response }) => {
     answer = new Answer(response.id, endOfQuestion);
-    status("Thinking");
+    answer.dropped = unwanted;
+    asked = unwanted = false;
+    if (!answer.dropped) status("Thinking");
     show();
   },
   "response.output_audio_transcript.delta": ({ delta }) => answer.add(delta),
@@ -253,10 +326,13 @@ const handlers = {
     answer.making = false;
     const failed = response.status === "failed";
     if (failed) problem(response.status_details.error.message);
-    if (!answer.item || failed) answer.finish(failed ? "failed" : "");
+    if (failed) answer.finish("failed");
+    else if (answer.dropped) answer.finish("interrupted");
+    else if (!answer.item) answer.finish();
     show();
   },
   error: ({ error }) => {
+    if (error.event_id === RESPOND) asked = unwanted = false;
     // The answer was complete when it was to be cancelled.
     if (error.code !== "response_cancel_not_active") problem(error.message);
   },
@@ -275,15 +351,15 @@ const heardFrom = {
     show();
   },
   report: ({ depth, underruns }) => {
-    at("depth").textContent = `${Math.round((depth * 1000) / RATE)} ms`;
-    at("underruns").textContent = underruns;
+    write("depth", `${Math.round((depth * 1000) / RATE)} ms`);
+    write("underruns", `${underruns}`);
     if (answer?.firstSound && !answer.over) answer.draw();
   },
 };
 
 function userTurn(item) {
   if (!turns.has(item)) {
-    const turn = new UserTurn();
+    const turn = Object.assign(new UserTurn(), { item });
     turn.pending(true);
     turns.set(item, turn);
   }
@@ -292,8 +368,15 @@ function userTurn(item) {
 
 // What the page shows of it.
 
-function status(text) {
-  if (at("status").textContent !== text) at("status").textContent = text;
+function write(id, text) {
+  if (at(id).textContent !== text) at(id).textContent = text;
+}
+
+// aloud: screen readers read it out. What sounds itself they leave alone: they would be heard by the
+// microphone.
+function status(text, { aloud = false } = {}) {
+  write("status", text);
+  if (aloud) announce(text);
 }
 
 function problem(text) {
@@ -304,8 +387,11 @@ function problem(text) {
 function level(peak) {
   // From -60 dB to full scale.
   const share = Math.max(0, Math.min(1, 1 + Math.log10(peak + 1e-6) / 3));
-  document.documentElement.style.setProperty("--level", share.toFixed(3));
-  at("level").setAttribute("aria-valuenow", Math.round(100 * share));
+  at("stage").style.setProperty("--level", share.toFixed(3));
+  const tens = `${10 * Math.round(10 * share)}`;
+  if (at("level").getAttribute("aria-valuenow") !== tens) {
+    at("level").setAttribute("aria-valuenow", tens);
+  }
 }
 
 function show() {
@@ -314,26 +400,25 @@ function show() {
   at("talk-label").textContent = does;
   talk.classList.toggle("live", says === "Listening" || held !== null);
   talk.classList.toggle("off", muted);
-  at("stop").disabled = !playing;
-  at("end").disabled = !realtime;
+  enable("stop", playing);
+  enable("end", Boolean(realtime));
+  at("camera").setAttribute("aria-pressed", Boolean(camera));
   if (realtime && !playing && !hearing) status(says);
+}
+
+function enable(id, yes) {
+  if (!yes && document.activeElement === at(id)) talk.focus(); // it would be lost with the button
+  at(id).disabled = !yes;
 }
 
 // What the button does, and what happens now.
 function doing() {
-  if (!microphone) return ["Start", "Connected"];
+  if (!microphone) return ["Start", opening ? "Waiting for the microphone" : "Connected"];
   if (handsFree()) return muted ? ["Unmute", "Muted"] : ["Mute", "Listening"];
   return held === null ? ["Hold to talk", "Hold the button and speak"] : ["Release to send", "Hearing you"];
 }
 
 // Controls.
-
-async function begin() {
-  if (!starting) return start(true);
-  await starting;
-  await listen();
-  show();
-}
 
 const quietly = (action) => (event) => Promise.resolve(action(event)).catch(() => {}); // told already
 
@@ -352,11 +437,14 @@ talk.addEventListener("keyup", (event) => {
   if (event.key === " " && microphone && !handsFree()) event.preventDefault();
   if (event.key === " " || event.key === "Enter") release();
 });
-talk.addEventListener("click", quietly((event) => {
-  if (!microphone) return begin();
-  if (handsFree()) {
+talk.addEventListener("click", quietly(async (event) => {
+  if (!microphone) {
+    await start(true);
+    if (microphone) announce(at("status").textContent);
+  } else if (handsFree()) {
     muted = !muted;
     show();
+    announce(muted ? "Muted" : "Listening");
   } else if (event.detail === 0) {
     // A screen reader's click: it can't hold the button, so one begins and the next one ends.
     return held === null ? press() : release();
@@ -366,12 +454,13 @@ at("stop").addEventListener("click", () => {
   interrupt();
   interrupting?.then(show);
 });
+at("camera").addEventListener("click", quietly(switchCamera));
 at("end").addEventListener("click", end);
 at("composer").addEventListener("submit", quietly(sendText));
 at("image").addEventListener("change", quietly(sendImage));
 at("mode").addEventListener("change", () => {
-  held = null;
   muted = false;
+  forget();
   configure();
   show();
 });
@@ -387,6 +476,11 @@ at("key-form").addEventListener("submit", quietly(async (event) => {
     problem(error.message);
   }
 }));
+
+// Sound that was suspended, such as by a call, goes on.
+for (const kind of ["visibilitychange", "click", "keydown"]) {
+  document.addEventListener(kind, () => [loudspeaker, microphone].forEach((part) => part?.resume()));
+}
 
 at("settings").open = matchMedia("(min-width: 56rem)").matches;
 loadVoices().catch((error) => problem(error.message));

@@ -1,7 +1,7 @@
 // Answers to the loudspeaker, through a jitter buffer. It counts what was played of each, and how
 // often one had run out before its end.
 
-const FIRST_S = 0.04; // buffered before an answer begins
+const FIRST_S = 0.04; // buffered before an answer begins, or half of what the last one came to need
 const AGAIN_S = 0.12; // and before it goes on, the first time that it ran out; then twice of it
 const MOST_S = 0.48;
 const FADE_S = 0.005; // of what is stopped, so that it does not click
@@ -32,7 +32,8 @@ class Playback extends AudioWorkletProcessor {
   // An answer replaces the one before: whoever wants to hear both waits for its end.
   begin(item) {
     this.drop();
-    Object.assign(this, { item, played: 0, ended: false, waiting: true });
+    const target = Math.max(FIRST_S * sampleRate, this.target / 2);
+    Object.assign(this, { item, played: 0, ended: false, waiting: true, target });
   }
 
   end({ item }) {

@@ -1,5 +1,7 @@
 // The socket to /v1/realtime, in the events of OpenAI's Realtime API.
 
+const UNSENDABLE = "This key has characters that a browser can't send.";
+
 export class Realtime {
   // on: functions by the type of the event that they get.
   constructor(on) {
@@ -15,7 +17,7 @@ export class Realtime {
       try {
         this.socket = new WebSocket(url, names);
       } catch {
-        reject(new Error("This key has characters that a browser can't send."));
+        reject(new Error(UNSENDABLE));
         return;
       }
       let opened = false;
@@ -45,10 +47,16 @@ export class Realtime {
 
 // Ask the server for its voices. Gives null where it wants another key.
 export async function voices(key) {
-  const headers = key ? { authorization: `Bearer ${key}` } : {};
-  const answer = await fetch("v1/audio/voices", { headers });
+  let headers;
+  try {
+    headers = new Headers(key ? { authorization: `Bearer ${key}` } : {});
+  } catch {
+    throw new Error(UNSENDABLE);
+  }
+  const answer = await fetch("v1/audio/voices", { headers }).catch(() => null);
+  if (!answer) throw new Error("The server does not answer.");
   if (answer.status === 401) return null;
-  const body = await answer.json();
-  if (!answer.ok) throw new Error(body.error.message);
+  const body = await answer.json().catch(() => ({})); // of something between here and the server
+  if (!body.voices) throw new Error(body.error?.message ?? `The server answers ${answer.status}.`);
   return body.voices;
 }

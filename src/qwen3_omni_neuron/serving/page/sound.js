@@ -4,25 +4,18 @@
 export const RATE = 24000;
 
 export class Microphone {
-  // onPiece(samples, peak): gets Int16Array pieces of 20 ms, peak from 0 to 1.
-  constructor(onPiece) {
-    this.onPiece = onPiece;
+  // onPiece(samples, peak): gets Int16Array pieces of 20 ms, peak from 0 to 1. onLost(): called when
+  // the device is gone.
+  constructor(onPiece, onLost) {
+    Object.assign(this, { onPiece, onLost });
     this.flushed = () => {};
   }
 
   // Ask the user for the microphone and open it. Throws an Error with words for the user.
   async open() {
-    if (!navigator.mediaDevices) {
-      throw new Error("A browser gives the microphone to pages at localhost or over https only.");
-    }
     const sound = { channelCount: 1, echoCancellation: true, noiseSuppression: true };
-    try {
-      const audio = { ...sound, autoGainControl: true };
-      this.stream = await navigator.mediaDevices.getUserMedia({ audio });
-    } catch (error) {
-      const why = { NotAllowedError: "it was not allowed", NotFoundError: "there is none" };
-      throw new Error(`No microphone: ${why[error.name] ?? error.message}. You can still write.`);
-    }
+    const asked = { audio: { ...sound, autoGainControl: true } };
+    this.stream = await device("microphone", asked, this.onLost);
     this.context = new AudioContext({ latencyHint: "interactive" });
     await this.context.audioWorklet.addModule("page/capture.worklet.js");
     const options = { numberOfOutputs: 0, channelCount: 1, channelCountMode: "explicit" };
@@ -32,6 +25,11 @@ export class Microphone {
       if (data.asked) this.flushed();
     };
     this.context.createMediaStreamSource(this.stream).connect(this.node);
+    this.resume();
+  }
+
+  resume() {
+    resume(this.context);
   }
 
   // Have what was heard until now handed over.
@@ -57,12 +55,16 @@ export class Loudspeaker {
 
   async open() {
     this.context = new AudioContext({ sampleRate: RATE, latencyHint: "interactive" });
+    this.resume(); // at once: some browsers allow it during the user's click alone
     await this.context.audioWorklet.addModule("page/playback.worklet.js");
     const options = { numberOfInputs: 0, outputChannelCount: [1] };
     this.node = new AudioWorkletNode(this.context, "playback", options);
     this.node.port.onmessage = ({ data }) => this.on[data.kind](data);
     this.node.connect(this.context.destination);
-    await this.context.resume();
+  }
+
+  resume() {
+    resume(this.context);
   }
 
   // base64: of 16-bit samples.
@@ -89,6 +91,26 @@ export class Loudspeaker {
   close() {
     this.context?.close();
   }
+}
+
+// Ask the user for a device. onLost(): called when it is gone. Throws an Error with words for the user.
+export async function device(name, asked, onLost) {
+  if (!navigator.mediaDevices) {
+    throw new Error(`A browser gives the ${name} to pages at localhost or over https only.`);
+  }
+  try {
+    const stream = await navigator.mediaDevices.getUserMedia(asked);
+    stream.getTracks().forEach((track) => track.addEventListener("ended", onLost));
+    return stream;
+  } catch (error) {
+    const why = { NotAllowedError: "it was not allowed", NotFoundError: "there is none" };
+    throw new Error(`No ${name}: ${why[error.name] ?? error.message}. You can still write.`);
+  }
+}
+
+// A telephone suspends sound during a call, and browsers until there was a click.
+function resume(context) {
+  if (context && context.state !== "running") context.resume().catch(() => {}); // closed meanwhile
 }
 
 export function base64Of(samples) {

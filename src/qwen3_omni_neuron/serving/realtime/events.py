@@ -239,6 +239,8 @@ _TAGS = frozenset(
         "function_call",
         "function_call_output",
         "item_reference",
+        "server_vad",
+        "semantic_vad",
         "constrained-int",
         "literal['inf']",
     )

@@ -78,7 +78,8 @@ class LiveSession:
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._line = Line(self._send, self._in_thread, self._conversation, service, context)
-        self._response: Response | None = None
+        self._response: Response | None = None  # the last one
+        self._spoken: Response | None = None  # the last one with sound, which may still play
         self._transcriber = Transcriber(self._line)
         self._detector: TurnDetector | None = None
         self._codec = _codec(self._config.audio.input.format)
@@ -157,16 +158,21 @@ class LiveSession:
 
     async def _watch(self) -> None:
         """End the session when its time is over, or the server's; say so before."""
-        until_s = self._expires_s
-        while time.monotonic() < until_s:
+        while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
-            ready = self._service.model.ready
-            if not ready and not self._draining:
+            left_s = self._service.model.sessions_end_in_s
+            if left_s is None:
+                continue
+            if not self._draining:
                 self._draining = True
-                message = "the server ends: this session is closed as soon as no response is made."
-                error = ApiError(503, message, f"server_{self._service.model.state}")
+                message = (
+                    "the server ends: this session is closed as soon as no response is made, in "
+                    f"{left_s:.0f} s at the latest. Open another one."
+                )
+                failed = self._service.model.state == "failed"
+                error = ApiError(503, message, "server_failed" if failed else "server_draining")
                 await self._send("error", **events.error_of(error, None))
-            if self._draining and (self._response is None or not self._response.running):
+            if not left_s or self._response is None or not self._response.running:
                 return await self._close(RESTART, "the server ends")
         seconds = self._service.settings.max_realtime_s
         message = f"the session has lasted {seconds:g} s, the most for one. Begin another."
@@ -360,7 +366,8 @@ class LiveSession:
                 "conversation_already_has_active_response",
             )
         if self._draining:
-            self._service.model.take()
+            refusal = "the server ends: no response is made any more. Open another session."
+            raise ApiError(503, refusal, "server_draining")
         self._service.rates.count(self._context.owner)
         spoken = speaks(asked if asked.output_modalities else self._config)
         self._voices.check(None, spoken, "session")
@@ -377,6 +384,8 @@ class LiveSession:
         except Qwen3OmniError as error:
             self._service.model.noticed(error)
             return await response.refuse(api_error_of(error))
+        if spoken:
+            self._spoken = response
         response.begin(stream, message, before)
         return None
 
@@ -445,24 +454,23 @@ class LiveSession:
             await self._send("output_audio_buffer.cleared", response_id=response.id)
 
     async def _interrupt(self, reason: CancelReason) -> None:
-        """Cancel the response, and cut its item to what has been played by now."""
-        response = self._response
-        if response is None:
-            return
-        heard_s, left_s = response.playback.heard_s, response.playback.left_s
-        if response.running:
-            await response.stop(reason)
-        entry = response.message
+        """Cancel the response, and cut the item that plays to what has been played by now."""
+        spoken, heard_s, left_s = self._spoken, 0.0, 0.0
+        if spoken is not None:
+            heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
+        if self._response is not None and self._response.running:
+            await self._response.stop(reason)
+        entry = None if spoken is None else spoken.message
         if left_s and entry is not None and entry.audio_s:
-            self._response = None
+            self._spoken = None
             try:
                 await self._cut(entry.id, 0, int(heard_s * 1000))
             except ApiError:  # the client has deleted it
                 logs.logger.debug("nothing to cut", exc_info=True)
 
     def _answered(self) -> None:
-        if self._detector is not None and self._response is not None:
-            self._detector.wait(self._response.playback.left_s)
+        if self._detector is not None:
+            self._detector.wait(self._spoken.playback.left_s if self._spoken else 0.0)
 
     def _media(self) -> MediaReader:
         return MediaReader(self._service.settings, self._service.fetcher)

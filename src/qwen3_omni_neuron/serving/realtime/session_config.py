@@ -20,6 +20,7 @@ _OPTIONS = {
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
+_SILENCE_MS = {"low": 1000, "high": 300}  # that ends a turn, by the eagerness of semantic_vad
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
@@ -55,6 +56,20 @@ class ServerVad(_Strict):
         )
 
 
+class SemanticVad(_Strict):
+    """Turns that the server finds, by their silence here, too: what is said is not judged."""
+
+    type: Literal["semantic_vad"]
+    eagerness: Literal["low", "medium", "high", "auto"] = "auto"
+    create_response: bool = True
+    interrupt_response: bool = True
+
+    @property
+    def turns(self) -> TurnSettings:
+        """When turns begin and end."""
+        return TurnSettings(silence_duration_ms=_SILENCE_MS.get(self.eagerness, 500))
+
+
 class Transcription(_Strict):
     """Transcription of what the user says, by the model that answers, whatever the fields say."""
 
@@ -69,7 +84,7 @@ class AudioInput(_Strict):
     format: SoundFormat = SoundFormat()
     noise_reduction: None = None
     transcription: Transcription | None = None
-    turn_detection: ServerVad | None = None
+    turn_detection: Annotated[ServerVad | SemanticVad, Field(discriminator="type")] | None = None
 
 
 class AudioOutput(_Strict):
@@ -195,13 +210,6 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
     if given.get("type") == "transcription":
         message = "sessions of type transcription are not supported. Take type realtime."
         raise ApiError(400, message, "unsupported", "session.type")
-    detection = _at(given, "audio", "input", "turn_detection")
-    if isinstance(detection, Mapping) and detection.get("type") == "semantic_vad":
-        message = (
-            "semantic_vad is not supported. Take server_vad, whose silence_duration_ms says how "
-            "long a pause ends a turn, or null and commit."
-        )
-        raise ApiError(400, message, "unsupported", "session.audio.input.turn_detection.type")
     try:
         new = SessionConfig.model_validate(_merged(config.model_dump(), given))
     except ValidationError as error:
@@ -210,7 +218,8 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
         message = f"the session's model is {config.model!r} and can't be changed."
         raise ApiError(400, message, "invalid_value", "session.model")
     if new.audio.input.turn_detection is not None and not vad.is_installed():
-        message = f"server_vad needs packages that the server does not have: {vad.INSTALL}."
+        kind = new.audio.input.turn_detection.type
+        message = f"{kind} needs packages that the server does not have: {vad.INSTALL}."
         raise ApiError(400, message, "not_installed", "session.audio.input.turn_detection")
     voices.check(new.audio.output.voice, speaks(new), "session")
     _check_options(new, "session")
@@ -286,9 +295,3 @@ def _merged(now: Json, given: Mapping[str, Any]) -> Json:
         nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)
         made[name] = _merged(now[name], value) if nested else value
     return made
-
-
-def _at(given: Any, *names: str) -> Any:
-    for name in names:
-        given = given.get(name) if isinstance(given, Mapping) else None
-    return given

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 Samples = NDArray[np.float32]
 KEPT_SILENCE_MS = 200
 """Silence after speech that belongs to the turn; of what follows nothing is given to the model."""
-_HYSTERESIS = 0.15  # below the threshold by so much is silence, as Silero has it
+# Below the threshold by so much is silence, as Silero has it; below the least it is in any case.
+_HYSTERESIS, _LEAST = 0.15, 0.01
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,9 @@ class TurnDetector:
         settings = self._settings
         if probability >= settings.threshold:
             self._silent_from = None
-        elif self._silent_from is None and probability < settings.threshold - _HYSTERESIS:
+        elif self._silent_from is None and probability < max(
+            settings.threshold - _HYSTERESIS, _LEAST
+        ):
             self._silent_from, self._paused = self.at - self._frame, False
         if self._silent_from is None:
             found.append(Speech(np.concatenate([*self._silence, frame])))
