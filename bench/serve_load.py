@@ -1,24 +1,31 @@
 """Clients of the server at once, beside the same requests through the API in this process.
 
     python -m bench.serve_load --clients 1,4,8,32 --json result.json
+    python -m bench.serve_load --ray                           # and through Ray Serve, one replica
 
 The server is a process of its own; each client asks, listens to the whole streamed reply, and asks
-again. A row is a number of clients in one of the two ways: time to the first sound, RTF, underruns
-of a client that plays, and requests a second. Both ways ask the same questions with the same seeds,
-in turn.
+again over the same connection. A row is a number of clients in one of the ways: time to the first
+sound, RTF, underruns of a client that plays, and requests a second. All ways ask the same questions
+with the same seeds, in turn. --ray needs the extra `ray`.
+
+Real clients have machines of their own. Here they share the server's, so that they only read: every
+byte, with the time at which it came. The JSON and its sound are decoded when all have finished.
 """
 
 import argparse
-import asyncio
 import base64
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
@@ -31,10 +38,20 @@ from bench.common.metrics import (
 )
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
 from bench.common.observed import observe
+from qwen3_omni_neuron import Qwen3Omni
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
 READY_S, REPLY_S = 600.0, 600.0
+LOCAL = "127.0.0.1"
+READ_BYTES = 1 << 18
+LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
+
+Heard = Callable[[], RequestEvents]
+"""A whole reply, which is decoded when this is called."""
+Client = Callable[[int], Heard]
+"""Sender of the request with a seed, which listens until the reply has ended."""
+Way = Callable[[], AbstractContextManager[Client]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,27 +62,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=positive, default=8, help="of each client; default: 8")
     parser.add_argument("--rounds", type=positive, default=3, help="of both ways; default: 3")
     parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--ray", action="store_true", help="a third way: one replica through Ray")
     return run("serve_load", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Ask in both ways, in turn, at each number of clients."""
+    """Ask in all ways, in turn, at each number of clients."""
     rows: list[Row] = []
     with (
         chosen_checkpoint(options) as checkpoint,
-        load_chosen(checkpoint, options, SLOTS) as omni,
+        load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
         server_process(checkpoint, options) as (host, port, _),
+        through_ray(checkpoint, options) if options.ray else nullcontext(0) as ray_port,
     ):
-
-        def through_api(seed: int) -> RequestEvents:
-            return observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
-
-        def over_http(seed: int) -> RequestEvents:
-            return asyncio.run(ask(host, port, seed, limits(options)))
-
-        ways: dict[str, Callable[[int], RequestEvents]] = {"api": through_api, "http": over_http}
+        ways: dict[str, Way] = {
+            "api": partial(through_api, omni, options),
+            "http": partial(over_http, (host, port), options),
+        }
+        if options.ray:
+            ways["ray"] = partial(over_http, (LOCAL, ray_port), options)
         for way in ways.values():
-            way(0)
+            at_once(way, 1, 1)
         for clients in options.clients:
             found: dict[str, list[tuple[float, list[RequestEvents]]]] = {name: [] for name in ways}
             for _ in range(options.rounds):
@@ -75,6 +92,24 @@ def measure(options: argparse.Namespace) -> Figures:
     return rows, {"overhead": overhead(rows)}
 
 
+@contextmanager
+def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a model in this process."""
+
+    def ask(seed: int) -> Heard:
+        events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
+        return lambda: events
+
+    yield ask
+
+
+@contextmanager
+def over_http(address: tuple[str, int], options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own."""
+    with closing(socket.create_connection(address, REPLY_S)) as sock:
+        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
+
+
 def limits(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "thinker_max_new_tokens": options.max_frames // 2,
@@ -82,44 +117,56 @@ def limits(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def at_once(
-    way: Callable[[int], RequestEvents], clients: int, requests: int
-) -> tuple[float, list[RequestEvents]]:
+def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestEvents]]:
     """Run the clients, each its requests one after the other. Returns the seconds of all."""
 
-    def client(number: int) -> list[RequestEvents]:
-        return [way(requests * number + i) for i in range(requests)]
+    def run_client(number: int) -> list[Heard]:
+        with way() as ask:
+            return [ask(requests * number + i) for i in range(requests)]
 
     start_s = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
-        events = [event for found in pool.map(client, range(clients)) for event in found]
-    return time.perf_counter() - start_s, events
+        replies = [heard for found in pool.map(run_client, range(clients)) for heard in found]
+    seconds = time.perf_counter() - start_s
+    return seconds, [heard() for heard in replies]
 
 
-async def ask(host: str, port: int, seed: int, more: dict[str, Any]) -> RequestEvents:
-    """Send one request, and note when each piece of its reply came."""
+def ask_over(sock: socket.socket, more: dict[str, Any]) -> Heard:
+    """Send one request over a connection, and read its reply with the times of its parts."""
     body = {
         "model": "load",
         "messages": QUESTION,
         "modalities": ["text", "audio"],
         "audio": {"voice": "Ethan", "format": "pcm16"},
         "stream": True,
-        "seed": seed,
         **more,
     }
     data = json.dumps(body).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: {len(data)}"
     arrived_s = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, port, limit=1 << 24)
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(data)}"
-    writer.write(f"{head}\r\nconnection: close\r\n\r\n".encode() + data)
-    texts, chunks, reason = [], [], ""
-    status = (await asyncio.wait_for(reader.readline(), REPLY_S)).split(b" ")[1]
-    if status != b"200":
-        raise InputError(f"the server answered with status {status.decode()}.")
-    while line := await asyncio.wait_for(reader.readline(), REPLY_S):
+    head += f"\r\nx-session-id: {more['seed']}"  # where there are replicas: any of them
+    sock.sendall(f"{head}\r\n\r\n".encode() + data)
+    room = memoryview(bytearray(READ_BYTES))
+    received: list[tuple[float, bytes]] = []
+    last = b""
+    while last != LAST_CHUNK:
+        part = bytes(room[: sock.recv_into(room)])
+        received.append((time.perf_counter(), part))
+        last = (last + part[-len(LAST_CHUNK) :])[-len(LAST_CHUNK) :]
+        if not part or not received[0][1].startswith(b"HTTP/1.1 200 "):
+            raise InputError(f"the server answered: {received[0][1][:1000].decode()!r}.")
+    return partial(decoded, arrived_s, received)
+
+
+def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> RequestEvents:
+    """Return the events of a reply, each at the time when its last byte had been read."""
+    ends = list(accumulate(len(part) for _, part in received))
+    texts, chunks, reason, end = [], [], "", 0
+    for line in b"".join(part for _, part in received).splitlines(keepends=True):
+        end += len(line)
         if not line.startswith(b"data: {"):
             continue
-        at_s = time.perf_counter()
+        at_s = received[bisect_left(ends, end)][0]
         choice = json.loads(line[6:])["choices"][0]
         audio = choice["delta"].get("audio") or {}
         reason = choice["finish_reason"] or reason
@@ -128,9 +175,7 @@ async def ask(host: str, port: int, seed: int, more: dict[str, Any]) -> RequestE
         if "data" in audio:
             samples = len(base64.b64decode(audio["data"])) // 2
             chunks.append(ChunkArrival(at_s, samples, 1))
-    writer.close()
-    finished_s = time.perf_counter()
-    return RequestEvents(arrived_s, tuple(texts), tuple(chunks), finished_s, reason, reason)
+    return RequestEvents(arrived_s, tuple(texts), tuple(chunks), received[-1][0], reason, reason)
 
 
 def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]]]) -> Row:
@@ -151,21 +196,32 @@ def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]
 
 
 def overhead(rows: Sequence[Row]) -> list[Row]:
-    """Compare the ways: time that HTTP adds to the median first sound, and its throughput."""
-    found = []
-    for clients in dict.fromkeys(row["clients"] for row in rows):
-        api, http = (
-            next(r for r in rows if (r["way"], r["clients"]) == (way, clients))
-            for way in ("api", "http")
-        )
-        found.append(
-            {
-                "clients": clients,
-                "added_ttfb_s": http["ttfb_s"]["p50"] - api["ttfb_s"]["p50"],
-                "throughput_of_api": http["audio_s_per_s"] / api["audio_s_per_s"],
-            }
-        )
-    return found
+    """Compare with the API: time that each way adds to the median first sound, and throughput."""
+    api = {row["clients"]: row for row in rows if row["way"] == "api"}
+    return [
+        {
+            "way": row["way"],
+            "clients": row["clients"],
+            "added_ttfb_s": row["ttfb_s"]["p50"] - api[row["clients"]]["ttfb_s"]["p50"],
+            "throughput_of_api": row["audio_s_per_s"] / api[row["clients"]]["audio_s_per_s"],
+        }
+        for row in rows
+        if row["way"] != "api"
+    ]
+
+
+@contextmanager
+def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
+    """Serve the checkpoint with one replica in a Ray cluster of this machine. Yields the port."""
+    from testing.ray_cluster import cluster
+
+    args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
+    args |= {"placement": options.placement, "threads": options.threads}
+    with cluster() as started:
+        started.plan("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
+        started.deploy()
+        started.wait_for("load", 1)
+        yield started.port
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Tiny checkpoints and the models over them, made once a run."""
 
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,3 +139,15 @@ def simulate(config: OmniConfig) -> Iterator[Callable[..., Simulation]]:
     yield make
     for simulation in made:
         simulation.pipeline.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """240 kB: three graphs of six of a tree of testing.made_trees."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=240k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)

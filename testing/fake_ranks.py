@@ -1,22 +1,26 @@
 """An engine for several processes that make calls together."""
 
 import os
+import re
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.process.progress import Progress
+
 
 class FakeRank:
-    """number: of the rank. refuses: the number of the one that can't be built."""
+    """An engine that sees its number. progress: its file. refuses: the one that can't be built."""
 
-    def __init__(self, number: int, refuses: int = -1):
+    def __init__(self, number: int, progress: Path, refuses: int = -1):
         if number == refuses:
             raise ValueError(f"rank {number} was not built")
         if refuses >= 0:
-            time.sleep(60)  # waits for the one that was not built
-        self._number = number
+            time.sleep(600)  # waits for the one that was not built
+        self._number, self._progress = number, Progress(progress)
 
     def total(self, x: Tensor) -> tuple[int, float]:
         return self._number, float(x.sum())
@@ -36,8 +40,21 @@ class FakeRank:
         time.sleep(60)
 
     def hang(self, hanging: int) -> None:
+        """One hangs, and the others finish."""
+        self._progress.step()
         if self._number == hanging:
             time.sleep(60)
+
+    def loop(self, looping: int) -> None:
+        """One is in a loop that no other thread of it can see, and the others wait for it."""
+        if self._number == looping:
+            re.match("(a+)+$", 60 * "a" + "b")
+        self._progress.step()
+        time.sleep(60)
+
+    def compile(self, seconds: float) -> None:
+        self._progress.compiles()
+        time.sleep(seconds)
 
     def close(self) -> None:
         return None

@@ -1,4 +1,4 @@
-"""A lint of a graph's HLO by the published error codes of neuronx-cc.
+"""A lint of a graph's HLO by the published error codes of neuronx-cc, and one of its StableHLO.
 
 It reads text; bench/hlo_table.py lowers graphs to HLO.
 Source: aws-neuron-sdk, compiler/error-codes.
@@ -49,6 +49,37 @@ def lint_hlo(text: str) -> Findings:
         operands = re.findall(r"%[\w.\-]+", rest.split(")")[0])
         found.ops[op] += 1
         _check(op, result, rest, [types.get(operand, "") for operand in operands], found)
+    return found
+
+
+STABLEHLO = re.compile(r"\s*(?:%[^=]+ = )?\"?([a-z]\w*)\.(\w+)\"?(.*)")
+NOT_FIXED = frozenset({"while", "case", "if", "rng", "rng_bit_generator", "dynamic_reshape"})
+
+
+def lint_stablehlo(text: str) -> Findings:
+    """Count the operations of a StableHLO module's text.
+
+    Rejected are those of another dialect, custom calls, sizes that are not fixed, loops, branches,
+    random numbers, complex numbers, and numbers in float64 that are more than a scalar. Noted is
+    the error function of a GELU, which StableHLO has in its extension CHLO alone.
+    """
+    found = Findings()
+    for line in text.splitlines():
+        match = STABLEHLO.match(line)
+        if match is None:
+            continue
+        dialect, op, rest = match.groups()
+        if dialect == "func":
+            continue
+        found.ops[op] += 1
+        if dialect != "stablehlo":
+            found.rejected[f"{dialect}.{op}"] += 1
+        if op == "custom_call" and "@mhlo.erf(" in rest:
+            found.noted["erf"] += 1
+        elif op == "custom_call" or op in NOT_FIXED:
+            found.rejected[op + "".join(re.findall(r"@[\w.]+", rest)[:1])] += 1
+        for kind in re.findall(r"tensor<[^>]*(?:\?|complex|\dxf64)[^>]*>", rest):
+            found.rejected[kind] += 1
     return found
 
 

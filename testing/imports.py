@@ -1,7 +1,8 @@
 """The package's layers and the imports between its rooms, read from the source by AST."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -19,6 +20,7 @@ LAYERS = [
     {"api"},
     {"transcription", "__init__"},
     {"serving"},
+    {"fleet"},
     {"cli"},
 ]
 
@@ -44,9 +46,10 @@ def layer(name: str) -> int:
     return next(i for i, rooms in enumerate(LAYERS) if name in rooms)
 
 
-def imports(file: Path) -> set[str]:
+@cache
+def imports(file: Path) -> Set[str]:
     """Return every dotted name that a file imports, at its top or inside a function."""
-    found = set()
+    found: set[str] = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}

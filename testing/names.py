@@ -22,7 +22,7 @@ from pathlib import Path
 from testing.imports import NAME, ROOT
 
 CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
-FOLDERS = (*CODE_FOLDERS, "docs", "examples", "requirements")
+FOLDERS = (*CODE_FOLDERS, "deploy", "docs", "examples", "requirements")
 SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl", "mplstyle")
 OWN_TEST = "test/unit/test_names.py"  # names what doesn't exist, on purpose
 _WORD = r"[A-Za-z_]\w*"

@@ -30,7 +30,12 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "/proc": ("memory and files as Linux counts them", "make test, on Linux"),
     "malloc is not glibc's": ("memory and files as Linux counts them", "make test, on Linux"),
     "as Linux does": ("memory and files as Linux counts them", "make test, on Linux"),
+    "a Ray cluster of its own": ("replicas in a Ray cluster, and their failures", "make test-ray"),
     "6 GB of disk": ("every released width, against transformers", "make test-wide"),
+    "which checks deploy/": (
+        "images, manifests and the systemd unit by their own tools",
+        "make test-deploy, on a system with systemd",
+    ),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }
 # Skips that leave nothing out: the case does not exist there.

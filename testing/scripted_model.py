@@ -1,6 +1,6 @@
 """A model that says what a test wrote down, behind the public API: for a server's answers."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +88,10 @@ class ScriptedStream:
         for event in self._events:
             return event
         raise StopAsyncIteration
+
+    async def bursts(self) -> AsyncIterator[list[Event]]:
+        async for event in self:
+            yield [event]
 
     def close(self) -> None:
         self._events = iter(())

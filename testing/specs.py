@@ -1,12 +1,18 @@
 """Plans and engines over a checkpoint, with a test's own settings."""
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation import runner
+from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
-from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.compilation.target import EngineSpec, GraphCompiler
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
@@ -30,3 +36,25 @@ def engine_spec(checkpoint: Path, target: str = "cpu", **settings: Any) -> Engin
 def cpu_engines(spec: EngineSpec) -> Engines:
     """Build all engines on the CPU from the checkpoint, whatever the spec's target and tree are."""
     return Engines.of(build_engines(replace(spec, compiled=None)))
+
+
+@contextmanager
+def compiled_here() -> Iterator[None]:
+    """Compile graphs in this process: a worker process for each imports torch, two seconds each.
+
+    What a compile puts into the environment ends with it, as with a worker.
+    """
+
+    def run(
+        compile_graph: GraphCompiler,
+        plan: CompilePlan,
+        graph: str,
+        folder: Path,
+        _lock: int,
+        _tick: Callable[[], None],
+    ) -> GraphRecord:
+        with mock.patch.dict(os.environ):
+            return compile_graph(plan, graph, folder)
+
+    with mock.patch.object(runner, "run_worker", run):
+        yield

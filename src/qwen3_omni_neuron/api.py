@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
 from qwen3_omni_neuron.conversation.pieces import cut
@@ -110,7 +111,8 @@ class Qwen3Omni:
         slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md.
         placement: "shared", all engines in this process, or "split", thinker, talker and vocoder
         each in a process of its own.
-        compiled_path: what `qwen3-omni-neuron compile` wrote: weights, target, dtype, slots,
+        compiled_path: what `qwen3-omni-neuron compile` wrote, or the address that `push` printed,
+        from which it is pulled first (see compilation.storage): weights, target, dtype, slots,
         context length and buckets are the tree's then, and the checkpoint gives its config, its
         tokenizer and its template. None: the weights are converted as they are read.
         instance, cores: for a target whose cores belong to one process each: see
@@ -119,8 +121,8 @@ class Qwen3Omni:
         threads: of the CPU, for all stages together; default: as many as torch has here.
         wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
-        doesn't fit it, NotInstalledError where the target's packages are not there, OptionError
-        for an argument.
+        doesn't fit it or can't be pulled, OutputError where there is no room for it,
+        NotInstalledError where the target's packages are not there, OptionError for an argument.
         """
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
@@ -130,7 +132,7 @@ class Qwen3Omni:
             raise OptionError(f"threads is 1 or more, got {threads}.")
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
-        tree = None if compiled_path is None else Path(compiled_path)
+        tree = None if compiled_path is None else local_tree(compiled_path)
         plan = _plan(folder, config, tree, target, dtype, max_concurrency, context_length)
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)

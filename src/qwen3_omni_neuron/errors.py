@@ -40,7 +40,7 @@ class NotInstalledError(Qwen3OmniError):
 
 
 class CompileError(Qwen3OmniError):
-    """The compile of a graph ended by itself, or another run is compiling into the same folder."""
+    """The compile of a graph ended by itself, or another run is writing into the same folder."""
 
 
 class InputError(Qwen3OmniError, ValueError):

@@ -225,7 +225,8 @@ class LoadArguments(TypedDict, total=False):
         str, OptionDoc("shared: one process; split: a process each for thinker, talker, vocoder")
     ]
     compiled_path: Annotated[
-        str | Path | None, OptionDoc("folder that `qwen3-omni-neuron compile` wrote")
+        str | Path | None,
+        OptionDoc("folder that `qwen3-omni-neuron compile` wrote, or the URL that `push` printed"),
     ]
     instance: Annotated[
         str | None, OptionDoc("instance type, for the targets on Neuron", default="this machine's")

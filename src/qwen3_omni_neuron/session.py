@@ -28,6 +28,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -127,16 +128,10 @@ class ReplyStream(SpeechStream):
         self.reply = reply
         super().__init__(pipeline, request, owner)
 
-    def __next__(self) -> Event:
-        """Return the next event; see SpeechStream."""
-        event = super().__next__()
-        self.reply.add(event)
-        return event
-
-    async def __anext__(self) -> Event:
-        """Return the next event in an event loop; see SpeechStream."""
-        event = await super().__anext__()
-        self.reply.add(event)
+    def _event_of(self, item: Item | None) -> Event | None:
+        event = super()._event_of(item)
+        if event is not None:
+            self.reply.add(event)
         return event
 
     def close(self) -> None:

@@ -22,10 +22,14 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class StageTime:
-    """Calls of a stage's engine since the model was loaded, and their time in seconds."""
+    """Calls of a stage's engine since the model was loaded, and their time in seconds.
+
+    call_s: time of the call that is in progress now; 0 where there is none.
+    """
 
     calls: int
     busy_s: float
+    call_s: float = 0.0
 
 
 @dataclass(frozen=True)

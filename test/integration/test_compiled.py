@@ -23,6 +23,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
+from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
@@ -33,7 +34,7 @@ from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.media_cases import IMAGE, audio, text, user
 from testing.peak_memory import needs_proc
 from testing.replies import GREEDY
-from testing.specs import plan_of
+from testing.specs import compiled_here, plan_of
 from testing.subprocesses import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -54,7 +55,8 @@ BUCKETS = ["--buckets", "48,96", "--patch-buckets", "64,128", "--chunk-frames", 
 def tree(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With buckets of every kind."""
     folder = tmp_path_factory.mktemp("compiled") / "tree"
-    assert cli.main(compile_words(checkpoint, folder, *SETTINGS, *BUCKETS)) == 0
+    with compiled_here():
+        assert cli.main(compile_words(checkpoint, folder, *SETTINGS, *BUCKETS)) == 0
     return folder
 
 
@@ -90,8 +92,23 @@ def test_a_compiled_tree_says_what_its_checkpoint_says(
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
 
 
+def test_pulled_from_shared_storage_it_says_the_same(
+    checkpoint: Path,
+    tree: Path,
+    expected: SpeechResult,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    address = push_tree(tree, "memory://trees")
+    with Qwen3Omni.load(checkpoint, compiled_path=address) as omni:
+        assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
+    assert [path.name for path in tmp_path.glob("*/trees/*")] == [address.rpartition("/")[2]]
+
+
 def test_without_buckets_too(checkpoint: Path, copy: Path, expected: SpeechResult) -> None:
-    assert cli.main(compile_words(checkpoint, copy, *SETTINGS, "--chunk-frames", "1,2,4")) == 0
+    with compiled_here():
+        assert cli.main(compile_words(checkpoint, copy, *SETTINGS, "--chunk-frames", "1,2,4")) == 0
     with Qwen3Omni.load(checkpoint, compiled_path=copy) as omni:
         assert_same_reply(omni.generate_audio(MESSAGES, **SHORT), expected)
 
@@ -119,7 +136,8 @@ def tree_of(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
         if dtype not in made:
             made[dtype] = tmp_path_factory.mktemp(dtype) / "tree"
             words = ["--dtype", dtype, "--max-concurrency", "1", "--chunk-frames", "4"]
-            assert cli.main(compile_words(checkpoint, made[dtype], *words)) == 0
+            with compiled_here():
+                assert cli.main(compile_words(checkpoint, made[dtype], *words)) == 0
         return made[dtype]
 
     return make
@@ -194,10 +212,12 @@ def test_a_tree_speaks_where_there_is_no_library(
 
 def test_auto_compiles_a_bfloat16_checkpoint_to_mixed(checkpoint: Path, tmp_path: Path) -> None:
     words = compile_words(checkpoint, tmp_path, "--only", "audio")
-    assert cli.main(words) == 0
+    with compiled_here():
+        assert cli.main(words) == 0
     record = json.loads((tmp_path / "audio" / "record.json").read_text())
     assert record["made_from"]["settings"]["dtype"] == "mixed"
-    assert cli.main(compile_words(checkpoint, tmp_path)) == 0
+    with compiled_here():
+        assert cli.main(compile_words(checkpoint, tmp_path)) == 0
     assert read_manifest(tmp_path).plan["dtype"] == "mixed"
 
 
@@ -205,7 +225,8 @@ def test_a_text_only_checkpoint_is_compiled_and_writes(checkpoint: Path, tmp_pat
     model = Path(shutil.copytree(checkpoint, tmp_path / "text-only"))
     raw = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**raw, "enable_audio_output": False}))
-    assert cli.main(compile_words(model, tmp_path / "tree", "--max-concurrency", "1")) == 0
+    with compiled_here():
+        assert cli.main(compile_words(model, tmp_path / "tree", "--max-concurrency", "1")) == 0
     with Qwen3Omni.load(model, compiled_path=tmp_path / "tree") as omni:
         result = omni.generate_text(MESSAGES, thinker_max_new_tokens=3, thinker_do_sample=False)
     assert len(result.token_ids) == 3
@@ -396,7 +417,8 @@ def test_ctrl_c_is_130_and_the_next_run_goes_on(checkpoint: Path, tree: Path, co
     assert "Traceback" not in said
     there = {path.name for path in copy.iterdir()}
     assert {"thinker", "vision", ".lock"} <= there <= {*GRAPHS, ".lock"}
-    assert cli.main(words) == 0
+    with compiled_here():
+        assert cli.main(words) == 0
     ours, theirs = read_manifest(copy), read_manifest(tree)
     assert {g: r.files for g, r in ours.graphs.items()} == {
         g: r.files for g, r in theirs.graphs.items()
@@ -418,10 +440,9 @@ def test_a_dry_run_prints_its_tables_and_writes_nothing(
     assert "| GB a core, TP 4 | GB a core, TP 8 |" in printed
     assert "| code_predictor_greedy[slots=1] | 4 |" in printed
     assert "| thinker_prefill[rows=64] | 8 |" in printed
-    assert cli.main([*words, "--tp", "2"]) == 0
-    assert "| GB | GB a core, TP 2 |\n" in capsys.readouterr().out
     assert cli.main([*words, "--tp", "2", "--lnc", "1"]) == 0
     printed = capsys.readouterr().out
+    assert "| GB | GB a core, TP 2 |\n" in printed
     assert " of 12.9 |\n" in printed
     assert "One call on one core of trn2 at LNC 1." in printed
     assert cli.main([*words, "--target", "cpu"]) == 1

@@ -19,6 +19,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, cli
 from testing.imports import ROOT
 from testing.made_videos import make_video
 from testing.names import index
+from testing.specs import compiled_here
 
 DOCUMENTS = sorted(
     str(file.relative_to(ROOT))
@@ -132,7 +133,8 @@ def test_our_commands_run(
             arguments += ["--max-new-tokens", "3"]
         elif "--dry-run" in words:
             arguments += SMALL
-        status = cli.main(arguments)
+        with compiled_here():
+            status = cli.main(arguments)
         errors = capsysbinary.readouterr().err.decode()
         assert status == (1 if block.mark == "refused" else 0), f"{words}\n{errors}"
         assert block.mark != "refused" or block.said in errors

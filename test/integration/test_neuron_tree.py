@@ -42,7 +42,7 @@ from qwen3_omni_neuron.targets import TARGETS
 from testing.eager_neuron import SETTINGS
 from testing.media_cases import CASES
 from testing.simulated_toolchain import SimulatedToolchain
-from testing.specs import cpu_engines, plan_of
+from testing.specs import compiled_here, cpu_engines, plan_of
 
 TOOLCHAIN = SimulatedToolchain()
 SIMULATED = replace(NEURON, compile_graph=partial(compile_graph, toolchain=TOOLCHAIN))
@@ -70,7 +70,8 @@ def plan(checkpoint: Path, config: OmniConfig) -> CompilePlan:
 @pytest.fixture(scope="module")
 def tree(plan: CompilePlan, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("neuron") / "tree"
-    outcome = compile_tree(plan, folder, SIMULATED)
+    with compiled_here():
+        outcome = compile_tree(plan, folder, SIMULATED)
     assert outcome.compiled == GRAPHS
     assert not outcome.missing
     return folder
@@ -153,7 +154,8 @@ def test_what_a_compiler_left_is_kept_until_the_next_run_which_compiles_that_alo
         compile_tree(plan, copy, failing)
     kept = copy / ".vision.failed" / "vision_encoder" / "log-neuron-cc.txt"
     assert kept.read_text() == "internal error"
-    assert compile_tree(plan, copy, SIMULATED).compiled == ("vision",)
+    with compiled_here():
+        assert compile_tree(plan, copy, SIMULATED).compiled == ("vision",)
     assert not kept.exists()
     verify_files(copy, read_manifest(copy))
 

@@ -1,87 +1,29 @@
 """Rows of earlier requests reused: what is computed is only what is new, and no reply changes."""
 
-import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from testing.media_cases import audio, image, text, user, video
+from testing.recorded_calls import Calls, WatchedThinker, ungated, watching
 
 Messages = list[dict[str, Any]]
 SYSTEM = {"role": "system", "content": "You are a brief and friendly assistant. Answer at once."}
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8}
 
 
-@dataclass
-class Calls:
-    """Prompt calls of the engines: name, slot, and how many rows were computed or copied.
-
-    entered, gate: the next prefill says that it runs, and waits.
-    """
-
-    made: list[tuple[str, int, int]] = field(default_factory=list)
-    entered: threading.Event = field(default_factory=threading.Event)
-    gate: threading.Event = field(default_factory=threading.Event)
-
-    def rows(self, name: str) -> list[int]:
-        return [rows for called, _, rows in self.made if called == name]
-
-
-class _Watched:
-    """An engine whose attributes are another's."""
-
-    def __init__(self, engine: Any, calls: Calls, name: str):
-        self._engine, self._calls, self._name = engine, calls, name
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def copy(self, source: int, target: int, rows: int) -> None:
-        self._calls.made.append((f"{self._name}.copy", target, rows))
-        self._engine.copy(source, target, rows)
-
-
-class _Thinker(_Watched):
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
-        self._calls.entered.set()
-        self._calls.gate.wait(30)
-        self._calls.made.append(("thinker.prefill", slot, len(prompt) - start))
-        return self._engine.prefill(slot, prompt, start)
-
-
-class _Talker(_Watched):
-    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        self._calls.made.append(("talker.prepare", slot, len(prompt.token_ids) - start))
-        self._engine.prepare(slot, prompt, speaker_id, start)
-
-
 @pytest.fixture
 def calls() -> Calls:
-    made = Calls()
-    made.gate.set()
-    return made
-
-
-def watching(calls: Calls) -> Callable[[Engines], Engines]:
-    """Return a function that puts the recorder of calls around engines."""
-
-    def watch(engines: Engines) -> Engines:
-        thinker = cast(Thinker, _Thinker(engines.thinker, calls, "thinker"))
-        talker = cast(Talker, _Talker(engines.talker, calls, "talker"))
-        return replace(engines, thinker=thinker, talker=talker)
-
-    return watch
+    return ungated()
 
 
 @pytest.fixture
@@ -197,20 +139,19 @@ def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
     checkpoint: Path, anew: Qwen3Omni, monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     """Nor of what its slot held before in the places of its own rows."""
-    calls = Calls()
-    calls.gate.set()
+    calls = ungated()
     first: Messages = [SYSTEM, user(text("Who are you? " + "And who am I? " * 4))]
     other: Messages = [SYSTEM, user(text("Who are you? " + "What are we to do? " * 4))]
-    prefill = _Thinker.prefill
+    prefill = WatchedThinker.prefill
 
-    def fail(self: _Thinker, slot: int, prompt: Prompt, start: int = 0) -> Any:
+    def fail(self: WatchedThinker, slot: int, prompt: Prompt, start: int = 0) -> Any:
         prefill(self, slot, prompt, start)
         raise RuntimeError("the engine failed after its work")
 
     with Qwen3Omni.load(checkpoint, max_concurrency=slots, wrap_engines=watching(calls)) as omni:
         omni.generate_audio(first, seed=1, **LIMITS)
         for _ in range(slots):
-            monkeypatch.setattr(_Thinker, "prefill", fail)
+            monkeypatch.setattr(WatchedThinker, "prefill", fail)
             with pytest.raises(RuntimeError, match="after its work"):
                 omni.generate_audio(other, seed=1, **LIMITS)
             monkeypatch.undo()
@@ -226,7 +167,7 @@ def test_a_copy_that_fails_leaves_no_rows_to_reuse(
     second: Messages = [SYSTEM, user(text("Tell me of " + "mountains and rivers " * 9))]
     third: Messages = [SYSTEM, user(text("Who are you?"))]
 
-    def fail(self: _Watched, source: int, target: int, rows: int) -> None:
+    def fail(self: WatchedThinker, source: int, target: int, rows: int) -> None:
         """Fail with the target's rows overwritten."""
         self._engine.copy(source, target, rows)
         raise RuntimeError("the engine failed at a copy")
@@ -234,7 +175,7 @@ def test_a_copy_that_fails_leaves_no_rows_to_reuse(
     with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=watching(calls)) as omni:
         for messages in (first, second):
             omni.generate_audio(messages, seed=1, **LIMITS)
-        monkeypatch.setattr(_Thinker, "copy", fail)
+        monkeypatch.setattr(WatchedThinker, "copy", fail)
         with pytest.raises(RuntimeError, match="at a copy"):  # to the slot of the first
             omni.generate_audio(third, seed=1, **LIMITS)
         monkeypatch.undo()

@@ -169,7 +169,7 @@ def test_a_wrong_request_for_speech_names_what_is_wrong(
     error = refused.value.body
     assert isinstance(error, dict)
     assert error["param"] == param
-    assert refused.value.request_id and refused.value.request_id.startswith("req_")
+    assert refused.value.request_id
 
 
 def test_a_checkpoint_without_a_talker_says_so() -> None:
@@ -227,10 +227,11 @@ def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
 ) -> None:
     asked = {**ASKED, "input": "Hello there. " * 200, "response_format": "pcm"}
     stream = omni.stream_speech(asked["input"], speaker="Chelsie")
-    spoken = SpokenText(SpeechRequest(**asked), server.service, Context("req", "POST", "/"))
+    context = Context("req", "POST", "/")
+    spoken = SpokenText(SpeechRequest(**asked), lambda: stream, server.service, context)
 
     async def give_up() -> None:
-        async with aclosing(spoken.events(stream)) as events:
+        async with aclosing(spoken.events()) as events:
             await anext(events)
 
     asyncio.run(give_up())

@@ -20,11 +20,12 @@ from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.part import decoder_files
 from testing.media_cases import CASES
 from testing.models import load_host_models
@@ -93,7 +94,7 @@ def engines(
     host = load_host_models(Checkpoint(checkpoint), config, torch.float32)
     media = media_encoders(host, spec)
     theirs = Engines(
-        NeuronThinker(config, NxdiSlots(thinker), media, torch.float32),
+        NeuronThinker(config, NxdiThinkerSlots(thinker, config), media),
         talker_engine(host, spec, NxdiSlots(talker)),
         None,
     )

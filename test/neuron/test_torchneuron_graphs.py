@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 
+from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.graph import Graph
@@ -21,11 +23,22 @@ from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
 from testing.torchneuron import backend
 from testing.torchneuron.backend import Refused
+from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.process import standing_in
 from testing.torchneuron.supported import SUPPORTED
 
 CPU = torch.device("cpu")
 LABELS = {"thinker": 11, "talker": 8, "code_predictor": 4, "code2wav": 8, "audio_encoder": 2}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_leaner_checkpoint(tmp_path_factory.mktemp("leaner"))
+
+
+@pytest.fixture(scope="module")
+def config(checkpoint: Path) -> OmniConfig:
+    return read_config(checkpoint)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +49,7 @@ def stand_in() -> Iterator[None]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_every_graph_of_a_part_is_compiled_once_and_gives_what_its_module_gives(
-    part: str, checkpoint: Any, config: OmniConfig, tmp_path: Any
+    part: str, checkpoint: Path, config: OmniConfig, tmp_path: Path
 ) -> None:
     """At every bucket, and with the state that the graphs of a part share and renew."""
     spec = part_spec(config, TINY_PLAN, part)

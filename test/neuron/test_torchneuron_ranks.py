@@ -1,10 +1,11 @@
 """Target torchneuron over two and four ranks, real processes over gloo, shared and split."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,13 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
 from qwen3_omni_neuron.placement import load_engines
-from testing.media_cases import CASES, text, user
+from testing.media_cases import CASES, assistant, text, user
 from testing.oracle import Reference
+from testing.recorded_calls import Calls, ungated, watching
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
 from testing.torchneuron.leaner import write_leaner_checkpoint
 from testing.torchneuron.runtime import (
+    HANG,
     StandIn,
     omni_over,
     stand_in_target,
@@ -32,7 +35,7 @@ from testing.torchneuron.runtime import (
 TEXT = [user(text("What colour is the sky?"))]
 # 4.57 chooses another code for the picture, also beside the CPU's engines.
 MEDIA = "image-and-audio" if Version(transformers.__version__) >= Version("5") else "two-clips"
-LIMITS = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 
 
 @pytest.fixture(scope="module")
@@ -47,17 +50,25 @@ def reference(checkpoint: Path) -> Reference:
 
 @pytest.fixture(scope="module")
 def two(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
-    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), tp=2)
+    return weights_for_stand_in(checkpoint, tmp_path_factory.mktemp("two"), extends=True, tp=2)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Each stage in a process with two ranks. seen: what each rank was given."""
+
+    omni: Qwen3Omni
+    seen: Path
+    calls: Calls
 
 
 @pytest.fixture(scope="module")
-def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Path]]:
-    """Each stage in a process with two ranks, and what each rank was given."""
-    seen = tmp_path_factory.mktemp("seen")
+def split(two: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Split]:
+    seen, calls = tmp_path_factory.mktemp("seen"), ungated()
     target = stand_in_target(StandIn(seen, caches=False))
     engines = load_engines(target, two, "split", "trn2.48xlarge")
-    with omni_over(engines, two) as omni:
-        yield omni, seen
+    with omni_over(watching(calls)(engines), two) as omni:
+        yield Split(omni, seen, calls)
 
 
 def assert_replies(omni: Qwen3Omni, reference: Reference, name: str) -> None:
@@ -68,19 +79,49 @@ def assert_replies(omni: Qwen3Omni, reference: Reference, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["text", MEDIA])
 def test_replies_of_two_ranks_a_stage_are_transformers(
-    split: tuple[Qwen3Omni, Path], reference: Reference, name: str
+    split: Split, reference: Reference, name: str
 ) -> None:
-    assert_replies(split[0], reference, name)
+    assert_replies(split.omni, reference, name)
 
 
-def test_each_rank_has_a_core_of_its_own(split: tuple[Qwen3Omni, Path]) -> None:
-    said = sorted(path.read_text(encoding="utf-8") for path in split[1].iterdir())
+def test_turns_that_follow_compute_only_their_new_rows(split: Split, reference: Reference) -> None:
+    """A second turn follows what its slot holds; another one in its place cuts the slot back."""
+    omni, calls = split.omni, split.calls
+    calls.made.clear()
+    messages: list[Any] = [user(text("Name a river."))]
+    results = [omni.generate_audio(messages, **LIMITS, **GREEDY)]
+    messages.append(assistant(results[0].text))
+    for question in ("And the one after it?", "And the one before it?"):
+        mine, theirs = reply_to_the_limit(
+            omni, reference, [*messages, user(text(question))], tokens=6, talker_max_new_tokens=12
+        )
+        assert_same(mine, theirs, reference)
+        results.append(mine)
+    first, *later = [result.timings for result in results]
+    assert calls.rows("thinker.prefill") == [
+        timings.prompt_tokens - timings.reused_tokens for timings in (first, *later)
+    ]
+    # The reply's text may be read as other tokens than it was written in.
+    assert later[0].reused_tokens >= first.prompt_tokens - 3
+    assert later[1].reused_tokens > later[0].reused_tokens, "up to the word that differs"
+    question_rows = len(omni.conversation.prompt([user(text(question))]).talker.token_ids)
+    assert calls.rows("talker.prepare")[1] <= question_rows
+    assert calls.rows("talker.prepare")[2] < question_rows
+    assert not calls.rows("thinker.copy")
+    streams = [omni.stream(messages, **LIMITS, **GREEDY) for _ in range(2)]
+    codes = [[*stream][-1].result.codes.tolist() for stream in streams]
+    assert codes[0] == codes[1]
+    assert calls.rows("thinker.copy"), "the second slot has what the first one has computed"
+
+
+def test_each_rank_has_a_core_of_its_own(split: Split) -> None:
+    said = sorted(path.read_text(encoding="utf-8") for path in split.seen.iterdir())
     assert said == ["0 2 0", "1 2 1", "2 2 0", "3 2 1", "4 2 0", "5 2 1"]
 
 
-def ranks_of(split: tuple[Qwen3Omni, Path], core: int) -> int:
+def ranks_of(split: Split, core: int) -> int:
     """The id of the process that has a core."""
-    for path in split[1].iterdir():
+    for path in split.seen.iterdir():
         if path.read_text(encoding="utf-8").startswith(f"{core} "):
             return int(path.name)
     raise AssertionError(core)
@@ -95,11 +136,11 @@ def alive(pid: int) -> bool:
 
 
 def test_a_rank_that_dies_in_the_middle_ends_its_stage_alone(
-    split: tuple[Qwen3Omni, Path], reference: Reference
+    split: Split,
 ) -> None:
     """Last in this file over these engines: vocoder first, then the talker, then the thinker."""
-    omni, seen = split
-    pids = [int(path.name) for path in seen.iterdir()]
+    omni = split.omni
+    pids = [int(path.name) for path in split.seen.iterdir()]
     for core, how, stage in ((5, signal.SIGKILL, "vocoder"), (3, signal.SIGSTOP, "talker")):
         stream = omni.stream(TEXT, thinker_max_new_tokens=40, talker_max_new_tokens=80, **GREEDY)
         next(iter(stream))
@@ -137,13 +178,27 @@ def test_replies_of_four_ranks_are_transformers(
         assert_replies(omni, reference, MEDIA)
 
 
-def test_what_one_process_has_compiled_for_two_ranks_both_find(
+def test_two_ranks_find_what_one_process_has_compiled_and_one_that_hangs_is_named(
     two: EngineSpec, tmp_path: Path
 ) -> None:
-    """Compiled at rank 0 of a group that is not there; captured by both over gloo."""
+    """Compiled at rank 0 of a group that is not there; captured by both over gloo.
+
+    Then one loops before the graph, and the other waits for it in the graph's first collective.
+    """
     target = stand_in_target(extends=False)
     compile_tree(two.plan, tmp_path, target, only=("audio",))
-    ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn())
-    (graph,) = ranks.part("audio_encoder").graphs.values()
+    ranks = ModelRanks(replace(two, compiled=tmp_path), StandIn(), hangs_s=1.0)
+    part = ranks.part("audio_encoder")
+    (graph,) = part.graphs.values()
     assert graph.label == "audio_encoder[windows=1]"
+    os.kill(ranks.pids[1], HANG)
+    started = time.monotonic()
+    with pytest.raises(EngineDiedError) as caught:
+        part.call(graph.label, *graph.example()[: len(graph.inputs)])
+    assert time.monotonic() - started < 2.0
+    said = str(caught.value)
+    assert re.match(r"The rank 1 of 2 engine .* did not finish 'run audio_encoder audio_enc", said)
+    assert "within 1.0 s (1 of 2 were further or had finished)" in said
+    assert "in hang_for_ever" in said
     ranks.close()
+    assert not [pid for pid in ranks.pids if alive(pid)]

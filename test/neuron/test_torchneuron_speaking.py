@@ -2,16 +2,33 @@
 
 from pathlib import Path
 
+import pytest
+
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
-from train.assess import figures, questions, replies
+from train.assess import questions, replies
+from train.espeak import VOICES
 from train.judge import Judge
 
+QUESTIONS = 8
+UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
 
-def test_questions_it_never_met_are_answered_in_the_asked_voice(tmp_path: Path) -> None:
-    """Activations, weights and KV cache in bfloat16, as on a device; test_speaking.py's limits."""
+
+def warm_up_what_is_used(part: LoadedPart) -> None:
+    """Call no graph that this test does not need: capturing these takes longer than the replies."""
+    for label, graph in part.graphs.items():
+        if graph.name not in UNUSED:
+            part.call(label, *[spec.idle_input() for spec in graph.inputs])
+
+
+def test_questions_it_never_met_are_answered_in_the_asked_voice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activations, weights and KV cache in bfloat16, as on a device. All of them are right."""
+    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_what_is_used)
     spec = weights_for_stand_in(
         SPEAKING_CHECKPOINT,
         tmp_path,
@@ -22,11 +39,12 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(tmp_path: Path) 
     )
     engines = Engines.of(build_engines(spec, runtime=StandIn(caches=False)))
     with omni_over(engines, spec) as omni:
-        found = replies(omni, Judge(), questions(24, seed=1), seeds=[0])
-    shares = figures(found)
-    wrong = [
-        (r.question.reply, r.text, r.recognised, r.speaker, r.voices) for r in found if not r.right
+        found = replies(omni, Judge(), questions(QUESTIONS, seed=1), seeds=[0])
+    assert not [
+        (r.question.reply, r.text, r.recognised, r.speaker, r.voices, r.ended)
+        for r in found
+        if not r.right
     ]
-    assert len(wrong) <= 1, wrong
-    assert shares.ended == shares.unspoken == 1.0
-    assert shares.right_voice > 0.97
+    assert {r.speaker for r in found} == set(VOICES)
+    assert any(r.text_only for r in found)
+    assert any(r.question.spoken for r in found)

@@ -37,6 +37,32 @@ def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -
         np.testing.assert_allclose(np.concatenate(samples), expected.audio, atol=1e-5)
 
 
+def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Audio and the end bring along text that would wait for ever."""
+    monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
+
+    async def bursts_of(text_alone: bool) -> list[list[Any]]:
+        ask = omni.stream_text if text_alone else omni.stream
+        return [burst async for burst in ask(HELLO, seed=3, **LIMITS).bursts()]
+
+    expected = omni.generate_audio(HELLO, seed=3, **LIMITS)
+    for text_alone in (False, True):
+        bursts = asyncio.run(asyncio.wait_for(bursts_of(text_alone), 60))
+        events = [event for burst in bursts for event in burst]
+        assert "".join(e.text for e in events if isinstance(e, TextDelta)) == expected.text
+        assert isinstance(events[-1], Finished)
+        assert events[-1].result.token_ids == expected.token_ids
+        chunks = [event for event in events if isinstance(event, AudioChunk)]
+        assert bool(chunks) != text_alone
+        assert sum(len(chunk.samples) for chunk in chunks) == len(events[-1].result.audio)
+        assert not any(isinstance(event, AudioChunk) for burst in bursts for event in burst[:-1])
+        # The first text, text until the audio or the end, chunks, the end.
+        assert len(bursts) <= 3 + len(chunks)
+        assert len(events) > len(bursts)
+
+
 def slots_are_free(omni: Qwen3Omni) -> bool:
     end_s = time.monotonic() + 5
     while omni.status().running and time.monotonic() < end_s:
@@ -119,7 +145,7 @@ def test_a_cancel_is_not_lost_where_an_event_comes_at_the_same_moment(omni: Qwen
         with output.changed:  # no stage can put anything meanwhile
             while output.on_change is None:
                 await asyncio.sleep(0)
-            output.on_change()
+            output.put(0)
             await asyncio.sleep(0)  # the wait has ended, and its task has not run yet
             reading.cancel()
         await asyncio.wait({reading}, timeout=5)

@@ -1,4 +1,4 @@
-"""Kernels in C by other compilers and for another processor, against C in double precision."""
+"""The C as it is installed, by other compilers and for another processor, against plain C."""
 
 import shutil
 import subprocess
@@ -6,13 +6,34 @@ from pathlib import Path
 
 import pytest
 
+from qwen3_omni_neuron.cpu.native import installed
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / ".ci" / "test-aarch64"
+CHECK = ROOT / "test" / "native" / "check_kernels.c"
+NATIVE = Path(installed.__file__).parent
 NEEDED = {
-    "gcc": ["gcc"],
     "clang": ["clang"],
     "aarch64-linux-gnu-gcc": ["aarch64-linux-gnu-gcc", "qemu-aarch64"],
 }
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
+def test_the_installed_library_equals_plain_c(tmp_path: Path) -> None:
+    """In double precision. The functions that are checked are among those that it exports."""
+    library, program = installed.library_path(), tmp_path / "check_kernels"
+    assert library is not None, "a compiler is there, and the library is not: pip install -e . -v"
+    command = ["cc", "-O1", "-Wno-psabi", "-pthread", "-I", NATIVE, "-o", program, CHECK, library]
+    subprocess.run([*command, f"-Wl,-rpath,{library.parent}", "-lm"], check=True)
+    done = subprocess.run([program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert ": passed" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler, so nothing in C")
+def test_the_compiler_warns_of_nothing() -> None:
+    flags = ["-fsyntax-only", "-Wall", "-Wextra", "-Wno-psabi", "-Werror", '-DSOURCE_HASH="none"']
+    subprocess.run(["cc", *flags, *NATIVE.glob("*.c")], check=True)
 
 
 @pytest.mark.parametrize("compiler", NEEDED)

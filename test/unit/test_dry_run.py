@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
 from qwen3_omni_neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
@@ -25,7 +26,7 @@ from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.graph_cases import TINY_PLAN
-from testing.released import RELEASED
+from testing.released import RELEASED, TALKER
 
 PROMPT = 1300  # rows, of the published estimate
 PLAN = replace(
@@ -47,16 +48,39 @@ TRN2_PAGE = (Path(__file__).parents[2] / "docs" / "trn2.md").read_text(encoding=
 TWO_CHIPS = 2 * TRN2.bytes_per_s
 
 
+# Released widths: counting a graph takes a time by its layers.
+SHALLOW = replace(
+    RELEASED,
+    thinker=replace(
+        RELEASED.thinker,
+        text=replace(RELEASED.thinker.text, layers=2),
+        audio=replace(RELEASED.thinker.audio, layers=2),
+        vision=replace(RELEASED.thinker.vision, layers=2, deepstack_layers=(0, 1)),
+    ),
+    talker=replace(TALKER, text=replace(TALKER.text, layers=2), accept_hidden_layer=1),
+)
+
+
 @pytest.fixture(scope="module")
-def plan() -> DryRun:
-    return dry_run(RELEASED, PLAN, degrees=(1, 8))
+def plan() -> CoreMemory:
+    return core_memory(RELEASED, PLAN, (1, 8))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Models:
+    return static_models(RELEASED)
+
+
+@pytest.fixture(scope="module")
+def shallow() -> DryRun:
+    return dry_run(SHALLOW, replace(PLAN, extends=True), degrees=(8,))
 
 
 def planned(plan: DryRun, name: str, tp: int) -> PlannedGraph:
     return next(p for p in plan.graphs if p.graph.name == name and p.tp == tp)
 
 
-def test_the_released_totals(plan: DryRun) -> None:
+def test_the_released_totals(plan: CoreMemory) -> None:
     """The published sizes: 35.3 B parameters and 70.5 GB in bfloat16."""
     assert round(plan.parameters / 1e9, 1) == 35.3
     assert round(plan.nbytes / 1e9, 1) == 70.5
@@ -66,10 +90,9 @@ def test_the_released_totals(plan: DryRun) -> None:
     assert round(sizes["code2wav"] / 1e9, 1) == 0.2
 
 
-def test_what_two_parts_share_is_counted_once(plan: DryRun) -> None:
+def test_what_two_parts_share_is_counted_once(plan: CoreMemory, whole: Models) -> None:
     """The talker's table of code 0, which the code predictor reads too."""
-    models = static_models(RELEASED)
-    parameters = {id(p): p for part in PARTS for p in getattr(models, part).parameters()}
+    parameters = {id(p): p for part in PARTS for p in getattr(whole, part).parameters()}
     assert plan.parameters == sum(p.numel() for p in parameters.values())
 
 
@@ -82,13 +105,13 @@ def test_what_two_parts_share_is_counted_once(plan: DryRun) -> None:
         ("code_predictor_greedy", 0.40),
     ],
 )
-def test_floors_on_two_chips(plan: DryRun, name: str, floor_ms: float) -> None:
+def test_floors_on_two_chips(whole: Models, name: str, floor_ms: float) -> None:
     """Time to read the weights of one call at the bandwidth of two chips, each weight once."""
-    weights = planned(plan, name, 1).cost.weight_bytes
-    assert weights / TWO_CHIPS * 1e3 == pytest.approx(floor_ms, rel=0.06)
+    _, cost = cost_of(RELEASED, whole, name, PLAN)
+    assert cost.weight_bytes / TWO_CHIPS * 1e3 == pytest.approx(floor_ms, rel=0.06)
 
 
-def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(plan: DryRun) -> None:
+def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(plan: CoreMemory) -> None:
     for part in plan.parts:
         assert part.shard_bytes[1] == part.nbytes
         assert part.nbytes / 8 < part.shard_bytes[8] < part.nbytes
@@ -101,16 +124,18 @@ def test_a_core_of_eight_holds_an_eighth_and_what_is_whole_everywhere(plan: DryR
     assert thinker.shard_bytes[8] == whole + matrices / 8 + kv + 5 * qk_norms
 
 
-def test_state_of_the_thinker(plan: DryRun) -> None:
+def test_state_of_the_thinker(plan: CoreMemory) -> None:
     """48 layers, keys and values, 8192 positions of 128 in bfloat16: 4 heads, or 1 of 8 cores."""
     line = 48 * 2 * 8192 * 128 * 2
     assert plan.state_bytes[1]["thinker"] == 4 * line
     assert plan.state_bytes[8]["thinker"] == line
 
 
-def test_collectives_of_a_decode_step(plan: DryRun) -> None:
+def test_collectives_of_a_decode_step() -> None:
     """Two sums a layer, and the logits gathered: 48 * 2 + 1."""
-    cost = planned(plan, "thinker_decode", 8).cost
+    models, group = static_models(RELEASED), CountingGroup(8)
+    parallelize(models.thinker, 8, group)
+    _, cost = cost_of(RELEASED, models, "thinker_decode", replace(PLAN, tp=8), group)
     assert cost.sums == 97
     assert cost.sum_bytes == 96 * 2048 * 2 + 152064 // 8 * 2
 
@@ -120,11 +145,12 @@ def test_the_floor_is_the_longer_of_reading_and_computing() -> None:
     assert TRN2.floor_s(667e12, 5.8e12) == 8
 
 
-def test_text_names_every_part_and_graph(plan: DryRun) -> None:
-    text = dry_run_text(plan)
+def test_text_names_every_part_and_graph(plan: CoreMemory, shallow: DryRun) -> None:
+    assert {graph.graph.part for graph in shallow.graphs} == set(PARTS)
+    text = dry_run_text(DryRun(**vars(plan), graphs=shallow.graphs))
     assert text.startswith("35.3 B parameters, 70.5 GB.")
     assert "| part | parameters | GB | GB a core, TP 1 | GB a core, TP 8 |" in text
-    for graph in plan.graphs:
+    for graph in shallow.graphs:
         assert f"| {graph.graph.label} | {graph.tp} |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.count("|") in (6, 9) for line in rows)
@@ -165,15 +191,16 @@ def test_the_cost_table_of_the_document_is_what_is_counted(cores: Models) -> Non
         assert said == [*(f"{count:.0f}" for count in counts), f"{floor * 1e3:.1f}"], label
 
 
-def test_a_plan_that_extends_has_its_graphs_in_the_text(config: OmniConfig) -> None:
-    run = dry_run(config, TINY_PLAN, degrees=(2,))
-    text = dry_run_text(run)
+def test_a_plan_that_extends_has_its_graphs_in_the_text(shallow: DryRun) -> None:
+    text = dry_run_text(shallow)
     for name in ("thinker_extend", "thinker_extend_visual", "talker_extend"):
-        assert f"| {name}[rows=16,window=64] | 2 |" in text
-    assert planned(run, "thinker_copy", 2).floor_s > 0
-    without = dry_run_text(dry_run(config, replace(TINY_PLAN, extends=False), degrees=(2,)))
-    assert "_extend" not in without
-    assert "_copy" not in without
+        assert f"| {name}[rows=16,window=256] | 8 |" in text
+    assert planned(shallow, "thinker_copy", 8).floor_s > 0
+    without = {graph.name for graph in all_graphs(RELEASED, PLAN)}
+    assert {graph.graph.name for graph in shallow.graphs} - without == {
+        *("thinker_extend", "thinker_extend_visual", "thinker_copy"),
+        *("talker_extend", "talker_copy"),
+    }
 
 
 # The memory of a core, with 8 slots of 8192 positions, the talker's of 12297: the defaults.
@@ -259,13 +286,11 @@ def test_a_core_at_lnc_1_has_half_the_memory(safe: CoreMemory) -> None:
 
 def test_lnc_and_profile_are_in_the_floors(config: OmniConfig) -> None:
     """Half of the bandwidth and of the peak; and experts of width 256 on each core, read whole."""
+    few = replace(PLAN, dtype="float32", context_length=64, talker_context_length=64)
+    few = replace(few, prompt_buckets=(16,), decode_buckets=(64,))
     safe, one, fast = (
         dry_run(config, changed, degrees=(2,))
-        for changed in (
-            TINY_PLAN,
-            replace(TINY_PLAN, lnc=1),
-            replace(TINY_PLAN, profile="fast"),
-        )
+        for changed in (few, replace(few, lnc=1), replace(few, profile="fast"))
     )
     for graph in ("thinker_decode", "audio_encoder"):
         assert planned(one, graph, 2).floor_s == 2 * planned(safe, graph, 2).floor_s
@@ -276,10 +301,15 @@ def test_lnc_and_profile_are_in_the_floors(config: OmniConfig) -> None:
     assert reads[1] - reads[0] == padding * column * c.moe.experts_per_token * c.layers
 
 
-def cost_of(config: OmniConfig, models: Models, name: str, tp: int = 1) -> tuple[Graph, Cost]:
-    graphs = all_graphs(config, replace(TINY_PLAN, tp=tp))
-    graph = next(g for g in graphs if g.name == name)
-    return graph, graph_cost(graph, getattr(models, graph.part))
+def cost_of(
+    config: OmniConfig,
+    models: Models,
+    name: str,
+    plan: CompilePlan = TINY_PLAN,
+    group: CountingGroup | None = None,
+) -> tuple[Graph, Cost]:
+    graph = next(g for g in all_graphs(config, plan) if g.name == name)
+    return graph, graph_cost(graph, getattr(models, graph.part), group)
 
 
 def test_weights_that_the_code_predictor_reads(config: OmniConfig) -> None:

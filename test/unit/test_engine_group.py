@@ -1,28 +1,37 @@
 """Processes that make every call together: one that ends, stops, fails or hangs ends them all."""
 
+import re
 import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
-from qwen3_omni_neuron.process.engine_group import EngineGroup
+from qwen3_omni_neuron.process.engine_group import CallLimit, EngineGroup
+from qwen3_omni_neuron.process.progress import Progress
 from testing.fake_ranks import BIG, KILL, STOP, FakeRank
 
 
-def group_of(size: int, refuses: int = -1) -> EngineGroup:
+def group_of(size: int, folder: Path, refuses: int = -1) -> EngineGroup:
+    files = [folder / str(number) for number in range(size)]
     return EngineGroup(
         [f"rank {number} of {size}" for number in range(size)],
-        [partial(FakeRank, number, refuses) for number in range(size)],
+        [partial(FakeRank, number, files[number], refuses) for number in range(size)],
         [{}] * size,
+        [Progress(file) for file in files],
     )
 
 
+def call(group: EngineGroup, method: str, *arguments: object) -> Any:
+    return group.call(method, *arguments, limit=CallLimit(60, 60))
+
+
 @pytest.fixture
-def group() -> Iterator[EngineGroup]:
-    made = group_of(3)
+def group(tmp_path: Path) -> Iterator[EngineGroup]:
+    made = group_of(3, tmp_path)
     made.wait_ready(60)
     yield made
     made.close()
@@ -31,14 +40,14 @@ def group() -> Iterator[EngineGroup]:
 
 
 def test_all_get_the_same_and_the_first_answers(group: EngineGroup) -> None:
-    assert group.call("total", BIG) == (0, 200_000.0)
-    assert group.call("total", 2 * BIG[:10]) == (0, 20.0)
+    assert call(group, "total", BIG) == (0, 200_000.0)
+    assert call(group, "total", 2 * BIG[:10]) == (0, 20.0)
     with pytest.raises(ValueError, match="no 0"):
-        group.call("fail")
-    assert group.call("total", BIG) == (0, 200_000.0), "what all raise ends nothing"
+        call(group, "fail")
+    assert call(group, "total", BIG) == (0, 200_000.0), "what all raise ends nothing"
     group.close()
     with pytest.raises(ClosedError, match="were closed"):
-        group.call("total", BIG)
+        call(group, "total", BIG)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +64,53 @@ def test_one_that_does_not_go_on_is_named_within_a_second(
 ) -> None:
     started = time.monotonic()
     with pytest.raises(EngineDiedError, match=said):
-        group.call(method, *arguments)
+        call(group, method, *arguments)
     assert time.monotonic() - started < 1
     with pytest.raises(EngineDiedError, match=said):
-        group.call("total", BIG)
+        call(group, "total", BIG)
 
 
-def test_one_that_does_not_answer_is_named(group: EngineGroup) -> None:
-    with pytest.raises(EngineDiedError, match=r"rank 2 of 3 .*did not answer within 0.3 s"):
-        group.call("hang", 2, timeout_s=0.3)
+@pytest.mark.parametrize(
+    ("method", "hanging", "place"),
+    [("hang", 2, "in hang"), ("loop", 1, "in loop")],
+)
+def test_one_that_hangs_is_named_after_the_limit_with_where_it_is(
+    group: EngineGroup, method: str, hanging: int, place: str
+) -> None:
+    """The others have finished, or wait for it in the same call."""
+    started = time.monotonic()
+    with pytest.raises(EngineDiedError) as caught:
+        group.call(method, hanging, limit=CallLimit(0.5, 0.5))
+    assert time.monotonic() - started < 1.5
+    assert re.fullmatch(
+        rf"The rank {hanging} of 3 engine \(process \d+\) did not finish '{method}' within 0\.5 s "
+        r"\(2 of 3 were further or had finished\), .*" + f"{place}\n.*",
+        str(caught.value),
+        re.DOTALL,
+    ), caught.value
 
 
-def test_one_that_can_not_be_built_fails_the_load_at_once() -> None:
-    started, refused = time.monotonic(), group_of(2, refuses=1)
+def test_a_limit_follows_from_the_calls_so_far() -> None:
+    limit = CallLimit(first_s=1800, least_s=5)
+    assert limit.seconds == 1800
+    limit.add(0.0)
+    limit.add(0.1)
+    assert limit.seconds == 5
+    limit.add(0.5)
+    limit.add(0.2)
+    assert limit.seconds == 10
+
+
+def test_a_call_that_compiles_has_the_time_of_a_first_one(group: EngineGroup) -> None:
+    limit = CallLimit(60, 0.3)
+    for _ in range(2):
+        group.call("compile", 0.8, limit=limit)
+    assert limit.seconds == 0.3
+
+
+def test_one_that_can_not_be_built_fails_the_load_at_once(tmp_path: Path) -> None:
+    refused = group_of(2, tmp_path, refuses=1)
     with pytest.raises(ValueError, match="rank 1 was not built"):
-        refused.wait_ready(60)
-    assert time.monotonic() - started < 30
+        refused.wait_ready(300)  # else an EngineDiedError: the other one waits for longer
     for pid in refused.pids:
         assert not Path(f"/proc/{pid}").exists()

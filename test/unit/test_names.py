@@ -21,7 +21,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 # Words with capitals inside that are no class of this repository.
 WORDS = {
     *("KiB", "MiB", "GiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
-    *("NxD", "ModelBuilderV2", "TorchScript"),
+    *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("WebRTC", "WebSocket", "WebSockets"),
 }
 # Folders of a compiled tree.
@@ -33,6 +33,11 @@ ELSEWHERE = {
     "to_cpu": "a method of NxDI's applications",
     "min_frames": "an argument of transformers' video processor",
     "--extra-index-url": "an option of pip",
+    "--build-arg": "an option of docker",
+    "--entrypoint": "an option of docker",
+    "--stop-timeout": "an option of docker",
+    "gcsfs": "a package of fsspec's",
+    "s3fs": "a package of fsspec's",
     ".trans.txt": "how LibriSpeech's transcript files end",
     "weights/": "a folder of a part in a compiled tree",
     "keys.txt": "a file that the server's operator writes",
@@ -57,6 +62,12 @@ TORCHNEURON = {  # of aws-neuron/torch-neuronx
     "fx/passes/functionalize_copy_inplace_result.py",
     "lib/Conversion/TorchToStablehlo/",  # of llvm/torch-mlir
 }
+RAY = {  # Ray's options, variables and classes, and the fields of a Serve YAML
+    *("RAY_ADDRESS", "--resources", "--metrics-export-port", "AutoscalingContext"),
+    *("autoscaling_config", "min_replicas", "max_replicas", "upscale_delay_s"),
+    *("downscale_delay_s", "policy_function", "policy_kwargs", "health_check_period_s"),
+    *("max_surge_percent", "ray_"),
+}
 # A first line that begins so is no sentence and no noun phrase that stands alone.
 FORBIDDEN_BEGINNINGS = ("Of", "What", "As", "But", "So", "How", "Where", "Whether")
 
@@ -70,7 +81,7 @@ def files_of(scope: str) -> Iterator[str]:
 
 
 def is_known(found: Found) -> bool:
-    known = {*WORDS, *TREE, *ELSEWHERE, *TORCHNEURON}
+    known = {*WORDS, *TREE, *ELSEWHERE, *TORCHNEURON, *RAY}
     return found.name in known or bool(REALTIME.fullmatch(found.name))
 
 

@@ -1052,21 +1052,33 @@ def change(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new))
 
 
+FLAGS = ("-fPIC", "-pthread", "-Wno-psabi")
+KERNELS = "kernels.o"  # which no test changes, and which takes most of the time
+
+
 def compile_library(folder: Path) -> Path:
     """Compile the sources of a folder into it, with their hash, as setup.py does."""
     library = folder / "_library.so"
     macro = f'-DSOURCE_HASH="{source_hash(folder)}"'
-    flags = ["-shared", "-fPIC", "-pthread", "-Wno-psabi", macro, "-o", library]
-    subprocess.run(["cc", *flags, *folder.glob("*.c"), "-lm"], check=True)
+    sources = [file for file in folder.glob("*.c") if file.name != "kernels.c"]
+    sources += folder.glob(KERNELS)
+    subprocess.run(["cc", "-shared", *FLAGS, macro, "-o", library, *sources, "-lm"], check=True)
     return library
 
 
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    """A folder with a copy of the C sources."""
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not shutil.which("cc"):
         pytest.skip("no C compiler, so no other library can be made")
-    for file in (*NATIVE.glob("*.c"), *NATIVE.glob("*.h")):
+    compiled = tmp_path_factory.mktemp("kernels") / KERNELS
+    subprocess.run(["cc", *FLAGS, "-c", "-o", compiled, NATIVE / "kernels.c"], check=True)
+    return compiled
+
+
+@pytest.fixture
+def sources(kernels: Path, tmp_path: Path) -> Path:
+    """A folder with a copy of the C sources."""
+    for file in (*NATIVE.glob("*.c"), *NATIVE.glob("*.h"), kernels):
         shutil.copy(file, tmp_path)
     return tmp_path
 
@@ -1174,6 +1186,7 @@ def test_a_library_of_these_sources_is_accepted(
     native_predictor(c, accepted)(*frames(c, 1)[:2])
     stripped_of_another_layout = sources / "other"
     shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))
+    shutil.copy(sources / KERNELS, stripped_of_another_layout)
     other = shutil.move(of_another_layout(stripped_of_another_layout), sources / "other.so")
     with pytest.raises(MismatchError, match="Stepper is 216"):
         load_library(other)

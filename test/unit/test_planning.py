@@ -14,7 +14,7 @@ from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
 from qwen3_omni_neuron.neuron.target import NEURON
 from qwen3_omni_neuron.targets import TARGETS
 from testing.released import RELEASED
@@ -39,7 +39,7 @@ def test_a_plan_extends_where_its_targets_engines_do() -> None:
         "torchneuron": True,
     }
     assert CPU.limits.extends == CpuThinker.extends == Slots.extends
-    assert NEURON.limits.extends == NeuronThinker.extends == NxdiSlots.extends
+    assert NEURON.limits.extends == NxdiSlots.extends
 
 
 def test_a_cpu_pads_nothing_by_itself() -> None:

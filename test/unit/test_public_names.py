@@ -91,7 +91,7 @@ RESULTS = {
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots context_length",
     "Status": "running queued stages",
-    "StageTime": "calls busy_s",
+    "StageTime": "calls busy_s call_s",
 }
 ERRORS = [
     "ArtifactError",
@@ -145,9 +145,9 @@ VERBS = {
         --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
         --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
         --max-pixels --max-queued --max-realtime-bytes --max-realtime-s --max-realtime-sessions
-        --media-timeout-s --model --model-name --placement --port
-        --request-timeout-s --requests-per-minute --send-timeout-s --threads --tls-cert
-        --tls-key -h
+        --media-timeout-s --model --model-name --placement --port --ray
+        --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
+        --tls-cert --tls-key -h
     """,
     "compile": """
         --audio-windows --batches --buckets --chunk-frames --context-length
@@ -157,6 +157,12 @@ VERBS = {
     """,
     "inspect": """
         --help --verify -h folder
+    """,
+    "push": """
+        --help -h tree url
+    """,
+    "pull": """
+        --help -h folder url
     """,
     "doctor": """
         --help -h

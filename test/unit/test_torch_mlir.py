@@ -1,33 +1,37 @@
 """Every graph of target torchneuron in torch-mlir: imported, and lowered to what backends take."""
 
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
-from torch import fx
+from torch import distributed, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from qwen3_omni_neuron.graphs.all import PARTS
+from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
+from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
+from qwen3_omni_neuron.neuron.torchneuron.runtime import join_nobody
 from testing.graph_cases import TINY_PLAN
 from testing.torchneuron import backend
 from testing.torchneuron.process import standing_in
-from testing.torchneuron.torch_mlir import imported
+from testing.torchneuron.torch_mlir import collectives_of, imported
 
 pytest.importorskip("iree.compiler", reason="torch-mlir is not installed: nothing was imported")
 
 
 @pytest.fixture(scope="module")
-def modules() -> Iterator[list[Any]]:
-    """The MLIR modules of the graphs that are compiled."""
-    made: list[Any] = []
+def modules() -> Iterator[list[tuple[Counter[str], str]]]:
+    """The graphs that are compiled: their collectives, and their MLIR modules."""
+    made: list[tuple[Counter[str], str]] = []
 
     def check(module: fx.GraphModule) -> None:
-        made.append(imported(module))
+        made.append((collectives_of(module), str(imported(module))))
 
     with standing_in():
         backend.FURTHER.append(check)
@@ -35,17 +39,49 @@ def modules() -> Iterator[list[Any]]:
         backend.FURTHER.remove(check)
 
 
+def run_once(spec: PartSpec, graphs: Sequence[Graph]) -> None:
+    part = PartGraphs(spec, torch.device("cpu"), Compilations())
+    for graph in graphs:
+        inputs = {s.name: to_device_type(s.idle_input()) for s in graph.inputs}
+        part.run(graph.label, inputs)
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_every_graph_is_imported_and_lowered(
-    modules: list[Any], part: str, config: OmniConfig
+    modules: list[tuple[Counter[str], str]], part: str, config: OmniConfig
 ) -> None:
     spec, before = part_spec(config, TINY_PLAN, part), len(modules)
-    graphs = PartGraphs(spec, torch.device("cpu"), Compilations())
-    for graph in spec.graphs:
-        inputs = {s.name: to_device_type(s.idle_input()) for s in graph.inputs}
-        graphs.run(graph.label, inputs)
-        assert ",f64>" not in str(modules[-1]), graph.label
+    run_once(spec, spec.graphs)
     assert len(modules) - before == len(spec.graphs)
+    assert not [text for _, text in modules[before:] if ",f64>" in text or "torch.operator" in text]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[None]:
+    """A group of two ranks, of which the first is here."""
+    join_nobody(2)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_collectives_of_two_ranks_are_carried_with_fixed_shapes(
+    modules: list[tuple[Counter[str], str]], two_ranks: None, part: str, config: OmniConfig
+) -> None:
+    """At one size of each graph."""
+    spec, before = part_spec(config, replace(TINY_PLAN, tp=2), part), len(modules)
+    run_once(spec, list({graph.name: graph for graph in spec.graphs}.values()))
+    carried = re.compile(
+        r'torch\.operator "([\w.]+)"\(.*-> !torch\.vtensor<\[[\d,]+\],(?:f32|si32)>'
+    )
+    for collectives, text in modules[before:]:
+        assert Counter(carried.findall(text)) == collectives
+        assert text.count("torch.operator") == collectives.total()
+    counts = [collectives.total() for collectives, _ in modules[before:]]
+    if part not in ("thinker", "talker"):
+        assert min(counts) > 0
+    else:  # but for the copy of a slot, where each rank copies its own heads
+        assert counts.count(0) == 1
 
 
 def test_an_operation_that_torch_mlir_lacks_is_seen() -> None:

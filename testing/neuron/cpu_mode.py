@@ -10,8 +10,10 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_engine
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
-from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
+from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
 from testing.models import load_host_models
 
 if TYPE_CHECKING:  # NxDI can be imported after testing.neuron.nxdi_sources.make_importable
@@ -30,14 +32,14 @@ def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
     host = load_host_models(Checkpoint(spec.plan.model), config, spec.dtype)
     media = media_encoders(host, spec)
 
-    def slots(part: str) -> NxdiSlots:
+    def graphs(part: str) -> DecoderGraphs:
         decoder = decoder_spec(config, spec.plan, part)
-        return NxdiSlots(decoder_in_cpu_mode(decoder, Checkpoint(spec.plan.model)))
+        return decoder_in_cpu_mode(decoder, Checkpoint(spec.plan.model))
 
-    thinker = NeuronThinker(config, slots("thinker"), media, spec.dtype)
+    thinker = NeuronThinker(config, NxdiThinkerSlots(graphs("thinker"), config), media)
     if config.talker is None or config.code2wav is None:
         return Engines(thinker, None, None)
-    talker = talker_engine(host, spec, slots("talker"))
+    talker = talker_engine(host, spec, NxdiSlots(graphs("talker")))
     return Engines(thinker, talker, vocoder_engine(host, spec))
 
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def neuron_backend(module: fx.GraphModule, inputs: Sequence[Any], **options: Any
     return aot(module, inputs)
 
 
+@cache
 def register() -> None:
     """Put the backend into torch.compile's table."""
     register_backend(neuron_backend, name="neuron")

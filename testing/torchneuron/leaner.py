@@ -1,4 +1,4 @@
-"""A checkpoint whose graphs are captured in a third of the tiny one's time, for several ranks."""
+"""A checkpoint whose graphs are captured in a fraction of the tiny one's time."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.tiny.sizes import SIZES
 
-CODE_GROUPS = 4
+CODE_GROUPS = 3
 
 
 def write_leaner_checkpoint(folder: Path, seed: int = 1) -> Path:
-    """Write a tiny checkpoint of fewer layers and codes: the fewest that have one of each kind."""
+    """Write a tiny checkpoint of the fewest layers, codes and stages that have all operations."""
     changes: dict[str, Any] = {
         "thinker_config": {
             "text_config": {"num_hidden_layers": 2},
@@ -23,7 +23,12 @@ def write_leaner_checkpoint(folder: Path, seed: int = 1) -> Path:
             "text_config": {"num_hidden_layers": 1},
             "code_predictor_config": {"num_code_groups": CODE_GROUPS},
         },
-        "code2wav_config": {"num_hidden_layers": 1, "num_quantizers": CODE_GROUPS},
+        "code2wav_config": {
+            "num_hidden_layers": 1,
+            "num_quantizers": CODE_GROUPS,
+            "upsampling_ratios": [2],
+            "upsample_rates": [4, 3],
+        },
     }
     return write_tiny_checkpoint(folder, seed, _merged(SIZES["tiny"], changes))
 

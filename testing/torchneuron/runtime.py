@@ -1,6 +1,7 @@
 """TorchNeuron's runtime made of the stand-in for its backend, gloo, and a CPU."""
 
 import os
+import signal
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from testing.specs import compiled_here
 
 CPU = torch.device("cpu")
 # One graph of each kind. 16 rows and fewer than the window follow in one call, more in several.
@@ -44,9 +46,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+HANG = signal.SIGUSR2  # has a rank hang for ever in what it is doing
+
+
 @dataclass(frozen=True)
 class StandIn:
-    """A neuron.torchneuron.runtime.Runtime.
+    """A neuron.torchneuron.runtime.Runtime, whose ranks hang at the signal HANG.
 
     seen: a folder that takes each rank's variables. caches: False for a tree of weights alone:
     what is compiled is kept nowhere, so that nobody sees that it was.
@@ -66,6 +71,7 @@ class StandIn:
         if not self.caches:
             del os.environ[CACHE_FOLDER]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        signal.signal(HANG, hang_for_ever)
         seat.join("gloo")
         return CPU
 
@@ -78,6 +84,12 @@ class StandIn:
         from testing.torchneuron.backend import register
 
         register()
+
+
+def hang_for_ever(*_: Any) -> None:
+    """Loop."""
+    while True:
+        pass
 
 
 def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
@@ -100,15 +112,18 @@ def compile_for_stand_in(
     """Compile a checkpoint into a tree, and open it. settings: in the place of SETTINGS."""
     target, config = stand_in_target(extends=extends), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
-    outcome = compile_tree(plan, tree, target)
+    with compiled_here():
+        outcome = compile_tree(plan, tree, target)
     assert not outcome.missing
     plan = open_tree(tree, checkpoint, config, {"torchneuron": target}, {})
     return EngineSpec(plan, config, Conversation(checkpoint, config).newline_id, tree)
 
 
-def weights_for_stand_in(checkpoint: Path, tree: Path, **settings: Any) -> EngineSpec:
+def weights_for_stand_in(
+    checkpoint: Path, tree: Path, extends: bool = False, **settings: Any
+) -> EngineSpec:
     """Write the weights of a tree without NEFFs; see StandIn.caches."""
-    config, limits = read_config(checkpoint), stand_in_target(extends=False).limits
+    config, limits = read_config(checkpoint), stand_in_target(extends=extends).limits
     plan = make_plan(checkpoint, config, limits, **(SETTINGS | settings))
     for graph, parts in GRAPH_PARTS.items():
         (tree / graph / NEFF_FOLDER).mkdir(parents=True)

@@ -6,28 +6,48 @@ its own pass between the import and the pipeline, which is not public.
 """
 
 import copy
+import tempfile
+from collections import Counter
 from typing import Any
 
 import torch
 from torch import fx
 
-PIPELINE = "builtin.module(torchdynamo-export-to-torch-backend-pipeline)"
+PIPELINE = "torchdynamo-export-to-torch-backend-pipeline"
+COLLECTIVES = "torch._c10d_functional."
+# torch-mlir has no operations for collectives. The importer carries them as torch.operator, and the
+# pipeline refuses such an operation until a library says that it changes none of its operands.
+# Source: llvm/torch-mlir, lib/Dialect/Torch/Transforms/ReduceOpVariants.cpp.
+LIBRARY = "\n".join(
+    f'func.func private @"__torch_mlir_has_value_semantics_fn.{COLLECTIVES}{name}"()'
+    for name in ("all_reduce", "all_gather_into_tensor", "wait_tensor")
+)
 
 
 def imported(module: fx.GraphModule) -> Any:
     """Import a graph into the torch dialect, and lower it to the form that backends take.
 
-    What it renews comes out as its first outputs. Returns the MLIR module; raises what the importer
-    and the passes raise.
+    What it renews comes out as its first outputs. Collectives stay torch.operator. Returns the MLIR
+    module; raises what the importer and the passes raise.
     """
     from iree.compiler.extras.fx_importer import FxImporter
     from iree.compiler.passmanager import PassManager
 
     importer = FxImporter()
     importer.import_stateless_graph(with_renewed_as_outputs(module).graph, func_name="main")
-    with importer.module.context:
-        PassManager.parse(PIPELINE).run(importer.module.operation)
+    with importer.module.context, tempfile.NamedTemporaryFile("w", suffix=".mlir") as library:
+        library.write(LIBRARY)
+        library.flush()
+        pipeline = f"builtin.module({PIPELINE}{{extra-library={library.name}}})"
+        PassManager.parse(pipeline).run(importer.module.operation)
     return importer.module
+
+
+def collectives_of(module: fx.GraphModule) -> Counter[str]:
+    """Count the collectives of a graph, named as they are in its MLIR module."""
+    called = [str(node.target) for node in module.graph.nodes]
+    names = [f"torch.{name.removesuffix('.default')}" for name in called]
+    return Counter(name for name in names if name.startswith(COLLECTIVES))
 
 
 def with_renewed_as_outputs(module: fx.GraphModule) -> fx.GraphModule:

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.cli.compile import add_compile
 from qwen3_omni_neuron.cli.doctor import add_doctor
 from qwen3_omni_neuron.cli.inspect import add_inspect
+from qwen3_omni_neuron.cli.pull import add_pull
+from qwen3_omni_neuron.cli.push import add_push
 from qwen3_omni_neuron.cli.say import add_say
 from qwen3_omni_neuron.cli.serve import add_serve
 from qwen3_omni_neuron.cli.speak import add_speak
@@ -48,6 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
     add_transcribe(verbs.add_parser("transcribe", help="write down the words of sound files"))
     add_compile(verbs.add_parser("compile", help="convert a checkpoint once, for one target"))
     add_inspect(verbs.add_parser("inspect", help="show what compile wrote, and verify it"))
+    add_push(verbs.add_parser("push", help="copy what compile wrote to shared storage"))
+    add_pull(verbs.add_parser("pull", help="copy it from there to this machine"))
     add_doctor(verbs.add_parser("doctor", help="report on this machine, to paste into an issue"))
     add_tiny(verbs.add_parser("tiny-checkpoint", help="write a small checkpoint of random weights"))
     return parser

@@ -22,8 +22,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
     add_checkpoint_argument(parser, otherwise)
     parser.add_argument(
         "--compiled",
-        metavar="DIR",
-        help="folder that `compile` wrote for this checkpoint; default: none",
+        metavar="DIR|URL",
+        help="folder that `compile` wrote for this checkpoint, or the URL that `push` printed; "
+        "default: none",
     )
     parser.add_argument("--dtype", default="auto", help=DTYPES)
     parser.add_argument(

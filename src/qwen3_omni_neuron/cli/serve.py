@@ -26,6 +26,7 @@ _LIMITS = {
     "--send-timeout-s": "time for a client that has stopped reading to go on",
     "--request-timeout-s": "time for a whole request",
     "--drain-timeout-s": "time for running requests to end after SIGTERM",
+    "--stall-timeout-s": "time for one call of an engine; after it /health and /ready say 503",
     "--max-body-bytes": "of one request",
     "--max-bodies-bytes": "of all requests that are held at a time",
     "--max-media": "media items of a request",
@@ -43,7 +44,13 @@ _LIMITS = {
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
-    parser.set_defaults(run=_serve)
+    parser.set_defaults(run=partial(_serve, parser))
+    parser.add_argument(
+        "--ray",
+        type=Path,
+        metavar="CONFIG",
+        help="serve with Ray what a Serve YAML says, see docs/fleet.md; takes no other argument",
+    )
     add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
     parser.add_argument("--port", type=int, default=8000, help="default: %(default)s")
@@ -91,22 +98,37 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, type=_number, metavar="N", help=text)
 
 
-def _serve(parsed: argparse.Namespace) -> int:
+def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
+    extra = "serve" if parsed.ray is None else "ray"
     try:
         import fastapi  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
         import websockets  # noqa: F401
+
+        if parsed.ray is not None:
+            import ray.serve  # noqa: F401
     except ImportError as error:
         raise NotInstalledError(
             f"the server needs {error.name}, which is not installed. Run: "
-            "pip install 'qwen3-omni-neuron[serve]'."
+            f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
-    from qwen3_omni_neuron.api import Qwen3Omni
+    if parsed.ray is not None:
+        others = [
+            f"--{name.replace('_', '-')}"
+            for name, value in vars(parsed).items()
+            if name != "ray" and value != parser.get_default(name)
+        ]
+        if others:
+            parser.error(f"{parsed.ray} has everything, leave out {', '.join(others)}")
+        from qwen3_omni_neuron.fleet.command import run_config
+
+        run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs
+    from qwen3_omni_neuron.serving.model import load_and_answer
     from qwen3_omni_neuron.serving.server import Server
-    from qwen3_omni_neuron.serving.settings import ServerSettings
+    from qwen3_omni_neuron.serving.settings import ServerSettings, name_of_model
 
     model = model_or_shipped(parsed)
     given: dict[str, Any] = {
@@ -116,7 +138,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     }
     settings = ServerSettings(
         **{
-            "model_name": Path(model).resolve().name if Path(model).exists() else model,
+            "model_name": name_of_model(model),
             **given,
             "api_keys": _keys(parsed.api_keys),
             "media_hosts": tuple(parsed.allow_media_host),
@@ -136,7 +158,7 @@ def _serve(parsed: argparse.Namespace) -> int:
     }
     if parsed.max_concurrency is not None:
         load["max_concurrency"] = parsed.max_concurrency
-    return Server(settings, partial(Qwen3Omni.load, model, **load)).run()
+    return Server(settings, partial(load_and_answer, model, **load)).run()
 
 
 def _keys(file: Path | None) -> tuple[str, ...]:

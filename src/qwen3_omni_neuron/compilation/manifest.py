@@ -12,10 +12,11 @@ A graph's folder appears in one piece, by a rename, and what is in it never chan
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from qwen3_omni_neuron.errors import ArtifactError
 
@@ -137,7 +138,7 @@ def record_files(folder: Path) -> dict[str, FileRecord]:
         if name != RECORD_FILE:
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-            found[name] = FileRecord(path.stat().st_size, _sha256(path))
+            found[name] = FileRecord(path.stat().st_size, file_sha256(path))
     sync_folder(folder)
     return found
 
@@ -166,13 +167,26 @@ def read_manifest(tree: Path) -> Manifest:
 
     Raises ArtifactError where there is none, it can't be read, or it has another schema.
     """
+    return parse_manifest(manifest_bytes(tree), str(tree / MANIFEST_FILE))
+
+
+def manifest_bytes(tree: Path) -> bytes:
+    """Return the content of a tree's manifest. Raises ArtifactError where there is none."""
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
             f"{tree} is no whole compiled tree: it has no {MANIFEST_FILE}, which is written last. "
             "Run the compile command again: it goes on where it ended."
         )
-    raw = _read_json(path)
+    return _read_bytes(path)
+
+
+def parse_manifest(content: bytes, path: str) -> Manifest:
+    """Parse the content of a manifest. path: where it was read, for the errors.
+
+    Raises ArtifactError where it is no manifest, or has another schema.
+    """
+    raw = _parse_json(content, path)
     if raw.get("schema") != SCHEMA:
         raise ArtifactError(
             f"{path} is of schema {raw.get('schema')}, this version reads {SCHEMA}. Run the "
@@ -219,7 +233,7 @@ def verify_files(tree: Path, manifest: Manifest) -> None:
     check_files(tree, manifest)
     for graph, record in manifest.graphs.items():
         for name, file in record.files.items():
-            if (found := _sha256(tree / graph / name)) != file.sha256:
+            if (found := file_sha256(tree / graph / name)) != file.sha256:
                 raise ArtifactError(
                     f"{tree / graph / name} has changed: its sha256 is {found}, it was "
                     f"{file.sha256}. Delete {tree / graph} and compile again: only it will be."
@@ -246,15 +260,28 @@ def _specs(raw: Mapping[str, Any]) -> dict[str, TensorRecord]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    return _parse_json(_read_bytes(path), str(path))
+
+
+def _read_bytes(path: Path) -> bytes:
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ArtifactError(
-            f"{path} can't be read: {error}. Delete it and compile again."
-        ) from error
+        return path.read_bytes()
+    except OSError as error:
+        raise _unreadable(str(path), error) from error
+
+
+def _parse_json(content: bytes, path: str) -> dict[str, Any]:
+    try:
+        raw = json.loads(content)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
     if not isinstance(raw, dict):
         raise ArtifactError(f"{path} holds a {type(raw).__name__}, not an object.")
     return raw
+
+
+def _unreadable(path: str, error: Exception) -> ArtifactError:
+    return ArtifactError(f"{path} can't be read: {error}. Delete it and compile again.")
 
 
 def _shown(value: Any) -> str:
@@ -263,7 +290,8 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _sha256(path: Path) -> str:
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file's content, as 64 hex digits. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_HASH_BLOCK_BYTES):
@@ -273,10 +301,20 @@ def _sha256(path: Path) -> str:
 
 def write_json(path: Path, value: object) -> None:
     """Write a value as JSON so that the file is there completely or not at all. Raises OSError."""
+    with written_whole(path) as file:
+        file.write((json.dumps(value, indent=2) + "\n").encode())
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write, which gets its name when the block has ended, and is on the disk then.
+
+    A block that raises leaves nothing; one that is killed leaves `.NAME.part`. Raises OSError.
+    """
     temporary = path.with_name(f".{path.name}.part")
     try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(value, indent=2) + "\n")
+        with temporary.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -42,15 +42,16 @@ _RETRY_S = 0.05
 
 
 @contextmanager
-def tree_lock(tree: Path) -> Iterator[int]:
+def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
     """Hold the tree's lock. Yields its descriptor: a process that inherits it holds the lock, too.
 
-    The system releases the lock when the last of these processes ends, in whatever way.
+    wait_s: time for another run to end. The system releases the lock when the last process that
+    holds it ends, in whatever way.
     Raises CompileError where another run holds it, and OSError where the tree can't be written.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        _acquire(descriptor, tree)
+        _acquire(descriptor, tree, wait_s)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield descriptor
@@ -59,8 +60,8 @@ def tree_lock(tree: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _acquire(descriptor: int, tree: Path) -> None:
-    deadline = time.monotonic() + WAIT_S
+def _acquire(descriptor: int, tree: Path, wait_s: float) -> None:
+    deadline = time.monotonic() + wait_s
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,8 +70,8 @@ def _acquire(descriptor: int, tree: Path) -> None:
             if time.monotonic() >= deadline:
                 holder = os.pread(descriptor, 32, 0).decode().strip()
                 raise CompileError(
-                    f"another run{f' (process {holder})' if holder else ''} is compiling into "
-                    f"{tree}. Wait for its end, or compile into another folder."
+                    f"another run{f' (process {holder})' if holder else ''} is writing into "
+                    f"{tree}. Wait for its end, or take another folder."
                 ) from None
             time.sleep(_RETRY_S)
 

@@ -1,5 +1,6 @@
 """Child processes: started, ended with their parent, their output and exceptions reported."""
 
+import faulthandler
 import os
 import pickle
 import signal
@@ -15,6 +16,7 @@ from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
+STACK_SIGNAL = signal.SIGUSR1  # has a child print its stack, whatever it is doing
 
 
 class OutputTail:
@@ -90,11 +92,13 @@ def follow_parent(parent: int) -> None:
     """Make this process, a child, ignore Ctrl-C and end when its parent ends.
 
     Ctrl-C reaches every process of the terminal; the parent decides what to do about it. It ends
-    together with its parent even in the middle of a call. parent: the parent's process id.
+    together with its parent even in the middle of a call. STACK_SIGNAL has it print its stack.
+    parent: the parent's process id.
     """
     # The parent has blocked the signal until here, so that it does no harm during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    faulthandler.register(STACK_SIGNAL, all_threads=False)
     threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 

@@ -4,22 +4,49 @@ import select
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 from qwen3_omni_neuron.process.engine_process import EngineProcess
 from qwen3_omni_neuron.process.mailbox import SharedBlock
+from qwen3_omni_neuron.process.progress import Progress
 
 TICK_S = 0.1  # how often a call looks after processes that do not answer
 GRACE_S = 0.5  # how long the others have to answer after one of them has failed
+USUAL_FACTOR = 20  # a call that takes so many times the longest one of its kind hangs
+
+
+@dataclass
+class CallLimit:
+    """The time after which a call hangs, which follows from the calls of its kind so far.
+
+    first_s: of the first one, and of one in which a process compiles. least_s: of a later one, even
+    where all were short.
+    """
+
+    first_s: float
+    least_s: float
+    _longest_s: float | None = field(default=None, init=False)
+
+    @property
+    def seconds(self) -> float:
+        """The limit of the next call."""
+        if self._longest_s is None:
+            return self.first_s
+        return max(self.least_s, USUAL_FACTOR * self._longest_s)
+
+    def add(self, seconds: float) -> None:
+        """Take a call's time into account; 0 for one in which a process compiled."""
+        self._longest_s = max(self._longest_s or 0.0, seconds)
 
 
 class EngineGroup:
     """Processes that are sent the same calls in the same order, such as the ranks of a model.
 
     A call's arguments are in memory that all share. It returns what the first process does, when
-    all have answered. A process that ends, is stopped, or fails where others don't ends them all:
-    they may be waiting for each other, and none can go on without it.
+    all have answered. A process that ends, is stopped, hangs, or fails where others don't ends them
+    all: they may be waiting for each other, and none can go on without it.
 
     _calling guards the processes: a call holds it from its request to the last answer. _error is
     what every later call raises, set once.
@@ -30,11 +57,16 @@ class EngineGroup:
         names: Sequence[str],
         factories: Sequence[Callable[[], Any]],
         environments: Sequence[Mapping[str, str]],
+        progress: Sequence[Progress],
         threads: int | None = None,
     ) -> None:
-        """Start the processes. names: for messages. Others: see EngineProcess."""
+        """Start the processes. names: for messages. Others: see EngineProcess.
+
+        progress: where the engines say how far they are; one that says nothing is as far as others.
+        """
         self._calling = threading.Lock()
         self._error: Qwen3OmniError | None = None
+        self._progress = progress
         self._processes: list[EngineProcess] = []
         block = SharedBlock.create()
         try:
@@ -56,28 +88,30 @@ class EngineGroup:
         """
         try:
             with self._calling:
-                _, failures = self._collect(timeout_s)
+                _, failures = self._collect("starting", CallLimit(timeout_s, timeout_s))
                 for failure in failures.values():
                     raise failure
         except BaseException:
             self.close()
             raise
 
-    def call(self, method: str, *arguments: object, timeout_s: float | None = None) -> Any:
+    def call(self, method: str, *arguments: object, limit: CallLimit) -> Any:
         """Call a method of every engine.
 
-        timeout_s: after which the processes that have not answered are taken for hung.
+        limit: of this kind of call, which it takes into account.
         Raises what every engine raised; EngineDiedError that names a process that ended, was
-        stopped, did not answer, or failed alone; ClosedError after `close`.
+        stopped, hung, or failed alone; ClosedError after `close`.
         """
         with self._calling:
             if self._error is not None:
                 raise self._error
             packed = self._processes[0].pack(method, *arguments)
+            named = " ".join([method, *(word for word in arguments if isinstance(word, str))])
+            started, compilations = time.monotonic(), self._compilations()
             try:
                 for process in self._processes:
                     process.post(packed)
-                results, failures = self._collect(timeout_s)
+                results, failures = self._collect(named, limit)
                 if failures and len(failures) < len(self._processes):
                     raise self._failed_alone(failures)
             except BaseException as error:
@@ -85,6 +119,8 @@ class EngineGroup:
                 raise
             for index in sorted(failures):
                 raise failures[index]
+            compiled = self._compilations() > compilations
+            limit.add(0.0 if compiled else time.monotonic() - started)
             return results[0]
 
     def close(self) -> None:
@@ -97,13 +133,15 @@ class EngineGroup:
         for thread in closing:
             thread.join()
 
-    def _collect(self, timeout_s: float | None) -> tuple[dict[int, Any], dict[int, Exception]]:
+    def _collect(self, call: str, limit: CallLimit) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Take every process's answer. Returns results and exceptions by the process's index.
 
         After an exception the others have GRACE_S. Raises EngineDiedError for a process that ended
-        or was stopped, and, where none failed, for those that take longer.
+        or was stopped, and, where none failed, for those that take longer than the limit.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        # Time is counted in ticks in which nothing came: a clock goes on while a machine sleeps.
+        ticks, waited_s, until_s = 0, 0.0, limit.seconds
+        compilations = self._compilations()
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         waiting = {process.fileno(): index for index, process in enumerate(self._processes)}
@@ -117,21 +155,37 @@ class EngineGroup:
                 poll.unregister(descriptor)
                 done, value = self._processes[index].take()
                 if not done and not failures:
-                    soon = time.monotonic() + GRACE_S
-                    deadline = soon if deadline is None else min(deadline, soon)
+                    until_s = waited_s + GRACE_S
                 (results if done else failures)[index] = value
-            if not ready:
-                for index in waiting.values():
-                    self._processes[index].check()
-            if waiting and deadline is not None and time.monotonic() >= deadline:
+            if ready:
+                continue
+            ticks += 1
+            waited_s = ticks * TICK_S
+            for index in waiting.values():
+                self._processes[index].check()
+            if not failures and self._compilations() > compilations:
+                until_s = limit.first_s
+            if waited_s >= until_s:
                 if failures:
                     break
-                named = ", ".join(self._processes[index].label for index in waiting.values())
-                raise EngineDiedError(
-                    f"{named} did not answer within {timeout_s:g} s, which ended all. Load the "
-                    "model again."
-                )
+                raise self._hung(call, waited_s, list(waiting.values()))
         return results, failures
+
+    def _compilations(self) -> int:
+        return sum(progress.compilations for progress in self._progress)
+
+    def _hung(self, call: str, waited_s: float, waiting: Sequence[int]) -> EngineDiedError:
+        """Return the error that names those of the waiting that have made the fewest steps."""
+        steps = {index: self._progress[index].steps for index in waiting}
+        last = [index for index in waiting if steps[index] == min(steps.values())]
+        processes = [self._processes[index] for index in last]
+        named = ", ".join(process.label for process in processes)
+        total = len(self._processes)
+        others = f"{total - len(last)} of {total} were further or had finished"
+        return EngineDiedError(
+            f"{named} did not finish {call!r} within {waited_s:.1f} s ({others}), which ended all. "
+            "Load the model again." + "".join(process.stack() for process in processes)
+        )
 
     def _failed_alone(self, failures: Mapping[int, Exception]) -> EngineDiedError:
         index, cause = next(iter(failures.items()))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
-from qwen3_omni_neuron.process.child import OutputTail, describe_exit, start_child
+from qwen3_omni_neuron.process.child import STACK_SIGNAL, OutputTail, describe_exit, start_child
 from qwen3_omni_neuron.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 LIVENESS_S = 1.0  # how often a call checks that the process still runs: see _wait
 # How long a process has to end after its connection is closed, after SIGTERM, and after SIGKILL.
 DISCONNECT_S, TERMINATE_S, KILL_S = 1.0, 1.0, 5.0
+STACK_S = 0.1  # how long it has to print its stack
 
 
 class EngineProcess:
@@ -149,6 +150,12 @@ class EngineProcess:
         if _is_stopped(self.pid):
             self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
             raise self._died()
+
+    def stack(self) -> str:
+        """Have the process print where its main thread is. Returns the end of its output."""
+        self._process.send_signal(STACK_SIGNAL)
+        time.sleep(STACK_S)
+        return self._quoted_output()
 
     def end(self, reason: str) -> None:
         """Kill the process at once. Later calls raise EngineDiedError with the reason."""

@@ -146,6 +146,16 @@ class Output:
         """True where the vocoder's stage may put a chunk."""
         return self._chunks < MAX_CHUNKS
 
+    @property
+    def has_item(self) -> bool:
+        """True where `take` would return one."""
+        return bool(self._items)
+
+    @property
+    def has_chunk(self) -> bool:
+        """True where one of the items is a chunk."""
+        return self._chunks > 0
+
     def put(self, item: Item) -> None:
         """Append a token id, a chunk, or the text's end. The stage must have checked for space."""
         self._chunks += isinstance(item, AudioChunk)

@@ -83,13 +83,16 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = False
-        self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes them
+        self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes these three
+        self._called_s: float | None = None  # when the engine's call in progress began
         self._thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
 
     @property
     def time(self) -> StageTime:
         """Calls of the engine so far, and how long they took."""
-        return StageTime(self._calls, self._busy_s)
+        called_s = self._called_s
+        call_s = 0.0 if called_s is None else self._clock.now() - called_s
+        return StageTime(self._calls, self._busy_s, call_s)
 
     def start(self) -> None:
         """Start the thread."""
@@ -184,7 +187,7 @@ class Stage(ABC, Generic[AnyTask]):
         changed no slot (see engines.protocols): a request whose own call raises ends with that
         error, and the others go on.
         """
-        now = self._clock.now()
+        now = self._called_s = self._clock.now()
         for task in tasks:
             task.live.called_s[self.name] = now
         try:
@@ -195,6 +198,7 @@ class Stage(ABC, Generic[AnyTask]):
                     tasks[0].live.end(error)
                 return []
         finally:
+            self._called_s = None
             self._calls, self._busy_s = self._calls + 1, self._busy_s + self._clock.now() - now
             for task in tasks:
                 task.live.called_s[self.name] = None

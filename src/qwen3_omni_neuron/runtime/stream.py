@@ -1,6 +1,7 @@
 """The caller's end of a request: its events one by one, the text in whole characters."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -22,6 +23,8 @@ from qwen3_omni_neuron.runtime.buffers import Item, TextEnd
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
+
+TEXT_DELAY_S = 0.005  # at most, of text in `SpeechStream.bursts`
 
 
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
@@ -82,6 +85,23 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             raise
         self._done = isinstance(event, Finished)
         return event
+
+    async def bursts(self) -> AsyncIterator[list[Event]]:
+        """Yield the events in an event loop, those that come together as one list.
+
+        For a caller whose work for several is little more than for one. Text that follows the last
+        list within TEXT_DELAY_S waits until then; audio, and the end, wait for nothing.
+        """
+        before_s = -math.inf
+        async for event in self:
+            events = [event]
+            if isinstance(event, TextDelta):
+                delay_s = before_s + TEXT_DELAY_S - self._clock.now()
+                if delay_s > 0:
+                    await self._wait(lambda: self._live.output.has_chunk, delay_s)
+                events += filter(None, map(self._event_of, self._items_ready()))
+            yield events
+            before_s = self._clock.now()
 
     @property
     def slot(self) -> int:
@@ -186,29 +206,54 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 
     async def _next_item_async(self) -> Item | None:
         """Wait as `_next_item`, in an event loop. Raises StopAsyncIteration where it was closed."""
-        loop, output, since_s = asyncio.get_running_loop(), self._live.output, self._clock.now()
+        output, since_s = self._live.output, self._clock.now()
         while True:
-            woken = asyncio.Event()
-
-            def wake(woken: asyncio.Event = woken) -> None:
-                output.on_change = None
-                loop.call_soon_threadsafe(woken.set)
-
             with output.changed:
                 item, remaining_s = self._take(since_s)
-                if remaining_s is None:
-                    if item is None and self._done:
-                        raise StopAsyncIteration
-                    return item
-                output.on_change = wake
-            # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
-            deadline = loop.call_later(remaining_s, woken.set)  # the next turn ends the request
-            try:
-                await woken.wait()
-            finally:
-                deadline.cancel()
-                with output.changed:
-                    output.on_change = None
+            if remaining_s is None:
+                if item is None and self._done:
+                    raise StopAsyncIteration
+                return item
+            await self._wait(lambda: output.has_item, remaining_s)  # a late one ends the request
+
+    async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
+        """Wait in an event loop, for a time at most, until `holds` or the request has ended.
+
+        holds: called with the lock held, in the thread that has changed the output.
+        """
+        loop, live, woken = asyncio.get_running_loop(), self._live, asyncio.Event()
+
+        def wake() -> None:
+            if live.ended or holds():
+                live.output.on_change = None
+                loop.call_soon_threadsafe(woken.set)
+
+        with live.output.changed:
+            if live.ended or holds():
+                return
+            live.output.on_change = wake
+        # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
+        deadline = loop.call_later(seconds, woken.set)
+        try:
+            await woken.wait()
+        finally:
+            deadline.cancel()
+            if (
+                live.output.on_change is not None
+            ):  # no thread sets it, and `wake` has not cleared it
+                with live.output.changed:
+                    live.output.on_change = None
+
+    def _items_ready(self) -> list[Item]:
+        """Take the items that are there, up to a chunk. What ends them is left to the next wait."""
+        items: list[Item] = []
+        with self._live.output.changed:
+            while self._live.error is None and not (items and isinstance(items[-1], AudioChunk)):
+                item = self._live.output.take()
+                if item is None:
+                    break
+                items.append(item)
+        return items
 
     def _take(self, since_s: float) -> tuple[Item | None, float | None]:
         """Take an item where there is one; the lock is held.

@@ -5,7 +5,6 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -54,43 +53,17 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    chat = await service.model.in_thread(_read, service, context)
-    wanted = chat.wanted
-    context.wanted(bool(wanted.stream), wanted.speaks)
-    stream = await service.model.start(chat.start)
-    reply = ChatReply(wanted, bool(chat.options.get("tools")), service, context)
-    del chat  # its media
+    reply = await service.model.start(_start, service, context)
     context.release_body()
-    if wanted.stream:
-        pieces = await with_first(reply.pieces(stream))
-        return EventStream(pieces)
-    with stream:
-        async for event in stream:
-            reply.take(event)
-            if isinstance(event, AudioChunk):
-                reply.player.arrived(event)
+    if reply.wanted.stream:
+        return EventStream(await with_first(reply.pieces()))
+    await reply.collect()
     body = await service.model.in_thread(reply.whole)
     return Response(body, media_type="application/json")
 
 
-@dataclass(frozen=True)
-class Chat:
-    """A request that has been read: what was wanted, and what the model is asked for."""
-
-    wanted: ChatRequest
-    messages: list[Json]
-    options: Json
-    service: Service
-
-    def start(self) -> SpeechStream:
-        """Start it. Raises the API's errors."""
-        omni = self.service.model.take()
-        ask = omni.stream if self.wanted.speaks else omni.stream_text
-        return ask(self.messages, **self.options)
-
-
-def _read(service: Service, context: Context) -> Chat:
-    """Read a request's body and its media. Raises ApiError."""
+def _start(service: Service, context: Context) -> "ChatReply":
+    """Read a request's body and its media, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(ChatRequest, context.body)
     omni = service.model.take()
     check_model(service, wanted.model)
@@ -108,7 +81,10 @@ def _read(service: Service, context: Context) -> Chat:
     messages = conversation(wanted, media, service.replies, context.owner)
     if service.settings.log_content:
         context.question = [m for message in messages if (m := _texts(message))]
-    return Chat(wanted, messages, options, service)
+    context.wanted(bool(wanted.stream), wanted.speaks)
+    ask = omni.stream if wanted.speaks else omni.stream_text
+    stream = ask(messages, **options)
+    return ChatReply(wanted, stream, "tools" in options, service, context)
 
 
 def _texts(message: Json) -> Json:
@@ -122,8 +98,15 @@ def _texts(message: Json) -> Json:
 class ChatReply:
     """One answer: its events become the pieces of a stream, or one object at the end."""
 
-    def __init__(self, wanted: ChatRequest, takes_calls: bool, service: Service, context: Context):
-        self._wanted, self._service, self._context = wanted, service, context
+    def __init__(
+        self,
+        wanted: ChatRequest,
+        stream: SpeechStream,
+        takes_calls: bool,
+        service: Service,
+        context: Context,
+    ):
+        self.wanted, self._stream, self._service, self._context = wanted, stream, service, context
         wanted.messages.clear()  # its media, which are as large as all else together
         self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
@@ -137,48 +120,53 @@ class ChatReply:
         self._samples: list[NDArray[np.float32]] = []
         self._result: SpeechResult | None = None
         self._headed = False
-        self.player = Player()
+        frame = json.dumps(self._frame([]), ensure_ascii=False).removesuffix("[]}")
+        self._before_delta = f'data: {frame}[{{"index": 0, "delta": '.encode()
+        self._player = Player()
 
-    def take(self, event: Event) -> list[Json]:
-        """Take an event. Returns the deltas that it makes."""
-        if isinstance(event, TextDelta):
-            return self._text_deltas(self._split.push(event.text), len(event.token_ids))
-        if isinstance(event, AudioChunk):
-            # A call of a tool is not for the ear: from there on the speech is left out.
-            if self._calls:
-                return []
-            self._samples.append(event.samples)
-            return [self._sound(event)]
-        self._result = event.result
-        deltas = self._text_deltas(self._split.finish(), 0)
-        self._finish(event.result)
-        if self._speaks and not self._vllm_omni:
-            deltas.append({"audio": {"expires_at": self._expires_at}})
-        return deltas
+    def close(self) -> None:
+        """Cancel the request."""
+        self._stream.close()
 
-    async def pieces(self, stream: SpeechStream) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a streamed answer."""
-        with stream:
-            first: Json = {"role": "assistant", "content": ""}
-            if self._speaks and not self._vllm_omni:
-                first |= {"content": None, "audio": {"id": self._audio_id}}
-            begun = False
+    async def collect(self) -> None:
+        """Take all events."""
+        with self._stream as stream:
             async for event in stream:
-                if not begun:
-                    begun = True
-                    yield self._piece(first)
-                deltas = self.take(event)
-                for delta in deltas:
-                    yield self._piece(delta)
-                # After the yield: the client, or its connection's buffer, has it now.
+                self._take(event)
                 if isinstance(event, AudioChunk):
-                    self.player.arrived(event)
+                    self._player.arrived(event)
+        self._finish()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of a streamed answer, those that come together as one."""
+        first: Json = {"role": "assistant", "content": ""}
+        if self._speaks and not self._vllm_omni:
+            first |= {"content": None, "audio": {"id": self._audio_id}}
+        pieces = [self._piece(first)]
+        with self._stream as stream:
+            async for events in stream.bursts():
+                for event in events:
+                    pieces += map(self._piece, self._take(event))
+                    if isinstance(event, AudioChunk) and not self._calls:
+                        pieces.append(self._sound(event))
+                if self._result is None:
+                    yield b"".join(pieces)
+                    pieces = []
+                # After the yield: the client, or its connection's buffer, has it now.
+                for event in events:
+                    if isinstance(event, AudioChunk):
+                        self._player.arrived(event)
+        if self._speaks and not self._vllm_omni:
+            pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
+        self._finish()
         # vllm-omni's clients print the content of every piece.
-        yield self._piece({"content": ""} if self._vllm_omni else {}, self._finish_reason())
-        options = self._wanted.stream_options
+        pieces.append(
+            self._piece({"content": ""} if self._vllm_omni else {}, self._finish_reason())
+        )
+        options = self.wanted.stream_options
         if options is not None and options.include_usage:
-            yield json_event(self._frame([]) | {"usage": self._usage()})
-        yield b"data: [DONE]\n\n"
+            pieces.append(json_event(self._frame([]) | {"usage": self._usage()}))
+        yield b"".join((*pieces, b"data: [DONE]\n\n"))
 
     def whole(self) -> bytes:
         """Return the answer as one object, in JSON."""
@@ -190,7 +178,7 @@ class ChatReply:
             message["tool_calls"] = [_call(call) for call in self._calls]
         if self._speaks and not self._calls:
             samples = np.concatenate([np.zeros(0, np.float32), *self._samples])
-            sound = encode_sound(samples, SAMPLE_RATE, self._wanted.sound_format)
+            sound = encode_sound(samples, SAMPLE_RATE, self.wanted.sound_format)
             message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
@@ -209,6 +197,18 @@ class ChatReply:
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
         return json.dumps(answer, ensure_ascii=False).encode()
 
+    def _take(self, event: Event) -> list[Json]:
+        """Take an event. Returns the deltas of text that it makes."""
+        if isinstance(event, TextDelta):
+            return self._text_deltas(self._split.push(event.text), len(event.token_ids))
+        if isinstance(event, AudioChunk):
+            # A call of a tool is not for the ear: from there on the speech is left out.
+            if not self._calls:
+                self._samples.append(event.samples)
+            return []
+        self._result = event.result
+        return self._text_deltas(self._split.finish(), 0)
+
     def _text_deltas(self, parts: list[Part], tokens: int) -> list[Json]:
         deltas: list[Json] = []
         for part in parts:
@@ -226,23 +226,14 @@ class ChatReply:
                 self._calls.append(part)
         return deltas
 
-    def _sound(self, chunk: AudioChunk) -> Json:
-        """Return the delta of a chunk: with one header in all, or for vllm-omni's a file each."""
-        data = pcm16(chunk.samples)
-        if self._vllm_omni:
-            file = wav_header(SAMPLE_RATE, len(data)) + data
-            return {"content": base64.b64encode(file).decode("ascii"), "modality": "audio"}
-        if self._wanted.sound_format == "wav" and not self._headed:
-            data = wav_header(SAMPLE_RATE) + data
-        self._headed = True
-        return {"audio": {"data": base64.b64encode(data).decode("ascii")}}
-
-    def _finish(self, result: SpeechResult) -> None:
-        text = "".join(self._texts)
+    def _finish(self) -> None:
+        """Note the complete reply, its transcript for later turns among it."""
+        assert self._result is not None, "an answer that has ended"
+        result, text = self._result, "".join(self._texts)
         if self._speaks:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
         self._context.finished(result, text if self._service.settings.log_content else None)
-        self._service.metrics.finished(result, self.player, cached_tokens(result.timings))
+        self._service.metrics.finished(result, self._player, cached_tokens(result.timings))
 
     def _finish_reason(self) -> str:
         assert self._result is not None, "an answer that has ended"
@@ -256,18 +247,32 @@ class ChatReply:
         return usage_of(self._result.timings, self._reasoning_tokens)
 
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
-        modality = delta.pop("modality", None)
-        if modality is None:
-            modality = "audio" if "data" in (delta.get("audio") or {}) else "text"
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return json_event(self._frame([choice]) | {"modality": modality})
+        """Return a delta as a server-sent event."""
+        return self._event(json.dumps(delta, ensure_ascii=False).encode(), "text", finish_reason)
+
+    def _sound(self, chunk: AudioChunk) -> bytes:
+        """Return a chunk as an event: with one header in all, or for vllm-omni's a file each."""
+        data = pcm16(chunk.samples)
+        if self._vllm_omni:
+            file = base64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
+            return self._event(b'{"content": "' + file + b'"}', "audio")
+        if self.wanted.sound_format == "wav" and not self._headed:
+            data = wav_header(SAMPLE_RATE) + data
+        self._headed = True
+        return self._event(b'{"audio": {"data": "' + base64.b64encode(data) + b'"}}', "audio")
+
+    def _event(self, delta: bytes, modality: str, finish_reason: str | None = None) -> bytes:
+        """Return an event. Most of it is the same in all of them, so that it is made once."""
+        reason = "null" if finish_reason is None else f'"{finish_reason}"'
+        end = f', "logprobs": null, "finish_reason": {reason}}}], "modality": "{modality}"}}\n\n'
+        return b"".join((self._before_delta, delta, end.encode()))
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
         return {
             "id": self._id,
             "object": kind,
             "created": self._created,
-            "model": self._wanted.model,
+            "model": self.wanted.model,
             "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
             "choices": choices,
         }

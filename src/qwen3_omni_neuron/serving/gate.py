@@ -32,7 +32,8 @@ class Gate:
 
     A body is read as a whole, within its limits, after its sender has shown a key. A client that
     leaves, and a request that takes too long, cancel the task that answers it. Every answer gets a
-    request id and a line in the log. For one event loop.
+    request id, the scope's `request_id` where it has one, and a line in the log. For one event
+    loop.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -43,7 +44,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request_id = f"req_{secrets.token_hex(12)}"
+        request_id = scope.get("request_id") or f"req_{secrets.token_hex(12)}"
         method = scope.get("method", "WEBSOCKET")
         context = Context(request_id, method, scope["path"])
         scope["context"] = context

@@ -12,15 +12,18 @@ from qwen3_omni_neuron.serving.service import Service
 router = APIRouter()
 
 
-@router.get("/health")
-async def health() -> dict[str, str]:
-    """Say that the process runs."""
-    return {"status": "ok"}
+@router.get("/health", responses={503: {"description": "stalled or failed"}})
+async def health(request: Request) -> JSONResponse:
+    """Say that the process runs; 503 where only a new start can help, with the reason."""
+    fault = request.app.state.service.model.fault
+    if fault is None:
+        return JSONResponse({"status": "ok"})
+    return JSONResponse({"status": "failed", "reason": fault}, 503)
 
 
-@router.get("/ready", responses={503: {"description": "loading, draining or failed"}})
+@router.get("/ready", responses={503: {"description": "loading, stalled, draining or failed"}})
 async def ready(request: Request) -> JSONResponse:
-    """Say whether requests are answered: 200, or 503 while loading, draining, or failed.
+    """Say whether requests are answered: 200, or 503 while loading, stalled, draining, or failed.
 
     While the model loads, seconds and memory_mb say how far it is.
     """

@@ -1,4 +1,4 @@
-"""The model that a server answers with: loading, ready, draining, or gone."""
+"""The model that a server answers with: loading, ready, stalled, draining, or gone."""
 
 import asyncio
 import functools
@@ -6,54 +6,116 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
 Result = TypeVar("Result")
-State = Literal["loading", "ready", "draining", "failed"]
+Request = TypeVar("Request", bound="Closing")
+State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
+FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 _MB = 1e6
+_QUESTION = [{"role": "user", "content": "Hello"}]
+
+
+class Closing(Protocol):
+    """A request that has started: a stream, or what holds one."""
+
+    def close(self) -> None:
+        """Cancel it."""
 
 
 class ServedModel:
     """A model, which may still be loading, and the threads that read requests for it.
 
-    state: "loading" until `loaded`; "draining" once no new request is taken; "failed" where a
-    process of the model has died, which nothing but a new start can mend. on_failure: called once,
-    in the event loop, when that is noticed. Only the event loop's thread changes the fields.
+    stall_timeout_s: of one call of an engine. on_failure: called once, in the event loop, when a
+    process of the model is found to have died. Only the event loop's thread changes the fields.
     """
 
-    def __init__(self, name: str, threads: int):
+    def __init__(self, name: str, threads: int, stall_timeout_s: float):
         self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
-        self.state: State = "loading"
         self.on_failure: Callable[[], None] | None = None
+        self._state: State = "loading"
+        self._stall_timeout_s = stall_timeout_s
+        self._sessions_until_s: float | None = None
         self._pool = ThreadPoolExecutor(threads, "serving")
+
+    @property
+    def state(self) -> State:
+        """State of the model.
+
+        "loading" until `loaded`; "stalled" while a stage is in one call of its engine for too long;
+        "draining" once no new request is taken; "failed" where a process of the model has died,
+        which nothing but a new start can mend.
+        """
+        return "stalled" if self._state == "ready" and self._stall() else self._state
 
     @property
     def ready(self) -> bool:
         """True where requests are answered."""
         return self.state == "ready"
 
+    @property
+    def fault(self) -> str | None:
+        """The reason why this process has to be started anew; None where it need not be."""
+        if self._state == "failed":
+            return "a process of the model has died. Start the server anew."
+        stall = self._stall()
+        if stall is None:
+            return None
+        stage, seconds = stall
+        return (
+            f"the {stage} has been in one call of its engine for {seconds:.0f} s, and "
+            f"{self._stall_timeout_s:g} s is the most (stall_timeout_s). Start the server anew; "
+            "where its calls do take so long, give them more time."
+        )
+
+    def _stall(self) -> tuple[str, float] | None:
+        """Return the stage whose call is over the limit, and how long it has taken so far."""
+        if self.omni is None:
+            return None
+        calls = {name: stage.call_s for name, stage in self.omni.status().stages.items()}
+        stage = max(calls, key=calls.__getitem__)
+        return (stage, calls[stage]) if calls[stage] > self._stall_timeout_s else None
+
     def loaded(self, omni: Qwen3Omni) -> None:
         """Take the model, and requests from now on."""
         self.omni = omni
-        if self.state == "loading":
-            self.state = "ready"
+        if self._state == "loading":
+            self._state = "ready"
 
-    def drain(self) -> None:
-        """Take no more requests."""
-        if self.state != "failed":
-            self.state = "draining"
+    def drain(self, within_s: float) -> None:
+        """Take no more requests and sessions, and end the sessions within some seconds."""
+        self.end_sessions(within_s)
+        if self._state != "failed":
+            self._state = "draining"
+
+    def end_sessions(self, within_s: float) -> None:
+        """Take no more realtime sessions, and end those that are open within some seconds."""
+        if self._sessions_until_s is None:
+            self._sessions_until_s = time.monotonic() + within_s
+
+    def keep_sessions(self) -> None:
+        """Take realtime sessions again after `end_sessions`, unless the process ends."""
+        if self._state == "ready":
+            self._sessions_until_s = None
+
+    @property
+    def sessions_end_in_s(self) -> float | None:
+        """Time that realtime sessions have left, None where they may go on."""
+        if self._sessions_until_s is None:
+            return None
+        return max(0.0, self._sessions_until_s - time.monotonic())
 
     def noticed(self, error: BaseException) -> None:
         """Look at an error that ended a request: it may be the end of the model."""
-        if isinstance(error, EngineDiedError) and self.state != "failed":
-            self.state = "failed"
+        if isinstance(error, EngineDiedError) and self._state != "failed":
+            self._state = "failed"
+            self.end_sessions(FAILED_DRAIN_S)
             if self.on_failure is not None:
                 self.on_failure()
 
@@ -73,12 +135,12 @@ class ServedModel:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, functools.partial(call, *arguments))
 
-    async def start(self, call: Callable[[], SpeechStream]) -> SpeechStream:
-        """Start a request in a thread, as its media are decoded first.
+    async def start(self, call: Callable[..., Request], *arguments: Any) -> Request:
+        """Start a request in a thread: its body is read there, and its media are decoded.
 
         A task that is cancelled meanwhile leaves no request behind.
         """
-        future = self._pool.submit(call)
+        future = self._pool.submit(call, *arguments)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -92,7 +154,22 @@ class ServedModel:
             self.omni.close()
 
 
-def _close_started(future: "Future[SpeechStream]") -> None:
+def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
+    """Load a model and let it make one short reply: what can't compute is found before `ready`.
+
+    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request.
+    """
+    omni = Qwen3Omni.load(model, **load)
+    try:
+        reply = omni.generate_audio if omni.info.speakers else omni.generate_text
+        reply(_QUESTION, cache_key="", thinker_max_new_tokens=1, talker_max_new_tokens=2)
+    except BaseException:
+        omni.close()
+        raise
+    return omni
+
+
+def _close_started(future: "Future[Any]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
 

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -17,7 +18,7 @@ from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.model import resident_mb
+from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, resident_mb
 from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
@@ -27,7 +28,6 @@ EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
-_FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 
 
 class Server:
@@ -70,7 +70,8 @@ class Server:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
-        self._uvicorn = _Uvicorn(config, self._on_signal)
+        beside = (self._load_model, self._drained)
+        self._uvicorn = _Uvicorn(config, beside, self._on_signal)
 
     @property
     def port(self) -> int:
@@ -84,7 +85,7 @@ class Server:
         Raises what loading the model raised, and OutputError where the address can't be had.
         """
         try:
-            asyncio.run(self._serve())
+            self._uvicorn.run()  # in uvloop's event loop where that is installed
         except SystemExit as error:  # uvicorn's, where it could not listen
             raise OutputError(
                 f"{self.settings.host}:{self.settings.port} can't be listened on. Take another "
@@ -99,14 +100,6 @@ class Server:
     def stop(self) -> None:
         """Do what the first signal does, from any thread; the second call what the second does."""
         self._on_signal()
-
-    async def _serve(self) -> None:
-        steps = [asyncio.create_task(self._load_model()), asyncio.create_task(self._drained())]
-        try:
-            await self._uvicorn.serve()
-        finally:
-            for step in steps:
-                step.cancel()
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log how far it is."""
@@ -164,10 +157,10 @@ class Server:
         self._status = EXIT_MODEL_DIED
         logs.event("model_died", logging.ERROR, exit_status=EXIT_MODEL_DIED)
         if self._drain_until_s is None:
-            self._drain(_FAILED_DRAIN_S)
+            self._drain(FAILED_DRAIN_S)
 
     def _drain(self, seconds: float) -> None:
-        self.service.model.drain()
+        self.service.model.drain(seconds)
         self._drain_until_s = time.monotonic() + seconds
         logs.event("draining", running=self._gate.running, most_s=seconds)
 
@@ -178,11 +171,25 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, whose signals go to ours."""
+    """uvicorn's server, with other tasks beside it, and whose signals go to ours."""
 
-    def __init__(self, config: uvicorn.Config, on_signal: Callable[[], None]):
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
+        on_signal: Callable[[], None],
+    ):
         super().__init__(config)
-        self._on_signal = on_signal
+        self._beside, self._on_signal = beside, on_signal
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until it is told to end."""
+        tasks = [asyncio.create_task(task()) for task in self._beside]
+        try:
+            await super().serve(sockets)
+        finally:
+            for task in tasks:
+                task.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""

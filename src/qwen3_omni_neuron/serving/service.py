@@ -24,7 +24,7 @@ class Service:
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
         """Make the parts. fetcher: by default one that asks the system for addresses."""
-        model = ServedModel(settings.model_name, settings.threads)
+        model = ServedModel(settings.model_name, settings.threads, settings.stall_timeout_s)
         return Service(
             settings,
             model,

@@ -8,6 +8,11 @@ from qwen3_omni_neuron.errors import OptionError
 MIB = 1 << 20
 
 
+def name_of_model(model: str) -> str:
+    """Return the name that requests ask for where none is given: the folder's, or the hub id."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
 @dataclass(frozen=True)
 class ServerSettings:
     """Addresses, limits and deadlines of one server. Times are in seconds.
@@ -25,8 +30,9 @@ class ServerSettings:
     max_realtime_sessions: open at a time. max_realtime_s: duration of one. max_realtime_bytes: of
     one session's items, with the sound that has not become one. allowed_origins: pages of other
     hosts that may open one, such as "https://example.org".
-    drain_timeout_s: time for running requests to end after SIGTERM. threads: that read requests and
-    their media. log_content: write texts of requests and replies into the log.
+    drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: of one call of
+    an engine; after it the model counts as stalled. threads: that read requests and their media.
+    log_content: write texts of requests and replies into the log.
     """
 
     model_name: str = "qwen3-omni"
@@ -57,6 +63,7 @@ class ServerSettings:
     max_realtime_bytes: int = 64 * MIB
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = 300.0
+    stall_timeout_s: float = 300.0
     threads: int = 4
     log_content: bool = False
 
@@ -76,7 +83,7 @@ class ServerSettings:
         for name in (
             *("header_timeout_s", "body_timeout_s", "send_timeout_s", "request_timeout_s"),
             *("max_media_s", "media_timeout_s", "kept_reply_s", "drain_timeout_s"),
-            "max_realtime_s",
+            *("max_realtime_s", "stall_timeout_s"),
         ):
             if not getattr(self, name) > 0:
                 raise OptionError(f"{name} is above 0, got {getattr(self, name)}.")

@@ -97,22 +97,20 @@ async def speech(request: Request) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     context.param = "input"
-    wanted, start = await service.model.in_thread(_read, service, context)
+    spoken = await service.model.start(_start, service, context)
     context.release_body()
-    context.wanted(wanted.as_made or wanted.stream_format == "sse", True)
-    spoken = SpokenText(wanted, service, context)
-    stream = await service.model.start(start)
+    wanted = spoken.wanted
     if wanted.stream_format == "sse":
-        return EventStream(await with_first(spoken.events(stream)))
+        return EventStream(await with_first(spoken.events()))
     media_type = MEDIA_TYPES[wanted.sound_format]
     if wanted.as_made:
-        return PieceStream(await with_first(spoken.pieces(stream)), media_type)
-    sound = [piece async for piece in spoken.pieces(stream)]
+        return PieceStream(await with_first(spoken.pieces()), media_type)
+    sound = [piece async for piece in spoken.pieces()]
     return Response(b"".join(sound), media_type=media_type)
 
 
-def _read(service: Service, context: Context) -> tuple[SpeechRequest, Callable[[], SpeechStream]]:
-    """Return what a request wants, and what starts its speech. Raises ApiError."""
+def _start(service: Service, context: Context) -> "SpokenText":
+    """Read a request's body, and start its speech. Raises ApiError and the API's errors."""
     wanted = parse_json(SpeechRequest, context.body)
     omni = service.model.take()
     check_model(service, wanted.model)
@@ -136,22 +134,35 @@ def _read(service: Service, context: Context) -> tuple[SpeechRequest, Callable[[
         context.question = wanted.input
     options = bounded_options(extra, service.settings, context.owner)
     options |= {"speaker": voice, "seed": wanted.seed}
-    return wanted, partial(omni.stream_speech, wanted.input, **options)
+    context.wanted(wanted.as_made or wanted.stream_format == "sse", True)
+    start = partial(omni.stream_speech, wanted.input, **options)
+    return SpokenText(wanted, start, service, context)
 
 
 class SpokenText:
     """One answer: the events of its stream become a sound file's pieces, or server-sent events."""
 
-    def __init__(self, wanted: SpeechRequest, service: Service, context: Context):
-        """Make it. Raises ApiError where the speed can't be had."""
-        self._service, self._context = service, context
+    def __init__(
+        self,
+        wanted: SpeechRequest,
+        start: Callable[[], SpeechStream],
+        service: Service,
+        context: Context,
+    ):
+        """Start it. Raises ApiError where the speed can't be had, and the API's errors."""
+        self.wanted, self._service, self._context = wanted, service, context
         self._file = _SoundFile(wanted)
+        self._stream = start()
         self._usage: dict[str, int] = {}
 
-    async def pieces(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
+    def close(self) -> None:
+        """Cancel the request."""
+        self._stream.close()
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the sound as it is made, or in one piece at the end."""
         player, result = Player(), None
-        with stream:
+        with self._stream as stream:
             async for event in stream:
                 if isinstance(event, AudioChunk):
                     piece = self._file.push(event.samples)
@@ -172,9 +183,9 @@ class SpokenText:
             "total_tokens": tokens + frames,
         }
 
-    async def events(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
+    async def events(self) -> AsyncGenerator[bytes, None]:
         """Yield the same pieces as server-sent events, and one with the usage after them."""
-        async with aclosing(self.pieces(stream)) as pieces:
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 if piece:
                     sound = base64.b64encode(piece).decode("ascii")

@@ -1,17 +1,14 @@
-"""A decoder over the graphs of graphs.decoders: its slots, and the thinker's engine over them."""
+"""The slots of a decoder over the graphs of graphs.decoders, the talker's and the thinker's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
@@ -102,11 +99,6 @@ class GraphSlots:
         logits, hidden = self._step(slots, rows.to(self._dtype))
         return logits, hidden
 
-    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot of the thinker. Returns logits [n, vocab]."""
-        (logits,) = self._step(slots, torch.tensor(token_ids))
-        return logits
-
     def _step(self, slots: Sequence[int], rows: Tensor) -> tuple[Tensor, ...]:
         lengths = [self._lengths[slot] for slot in slots]
         longest = max(lengths)
@@ -148,52 +140,36 @@ class GraphSlots:
         return size, window
 
 
-class GraphThinker:
-    """The thinker's engine (see engines.protocols.Thinker).
+class GraphThinkerSlots(GraphSlots):
+    """The thinker's slots (see neuron.engines.thinker.ThinkerSlots) over its loaded part.
 
     embedding: the token embedding [vocab, hidden], on the host: a prompt's rows are looked up here.
-    release: called at `close`, to release graphs and weights.
     """
 
-    def __init__(
+    def __init__(self, part: LoadedPart, extends: bool, embedding: Tensor):
+        super().__init__(part, "thinker", extends)
+        self._embedding = embedding
+
+    def prefill_tokens(
         self,
-        config: OmniConfig,
-        decoder: GraphSlots,
-        media: MediaEncoders,
-        embedding: Tensor,
-        release: Callable[[], None],
-    ):
-        self.slots, self.context_length = decoder.slots, decoder.context_length
-        self.extends = decoder.extends
-        self._config, self._decoder, self._media = config, decoder, media
-        self._embedding, self._release = embedding, release
+        slot: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        media: PromptMedia | None,
+        start: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to the first `start` rows of a slot; see ThinkerSlots.prefill_tokens."""
+        rows = self._embedding.index_select(0, token_ids)
+        if media is None:
+            return self.prefill(slot, rows, positions, start=start)
+        rows[media.filled] = media.rows
+        visual, deepstack = (media.visual, media.deepstack) if len(media.visual) else (None, None)
+        return self.prefill(slot, rows, positions, start=start, visual=visual, deepstack=deepstack)
 
-    @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
-        """Compute a prompt's rows from `start` on; see Thinker.prefill."""
-        ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
-        rows = self._embedding.index_select(0, ids)
-        media, visual = self._media.encode(prompt, start), {}
-        if media is not None:
-            rows[media.filled] = media.rows
-            if len(media.visual):
-                visual = {"visual": media.visual, "deepstack": media.deepstack}
-        logits, accepted = self._decoder.prefill(slot, rows, positions, start=start, **visual)
-        return logits, accepted[media_mask(ids, self._config)]
-
-    @torch.inference_mode()
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one; see Thinker.copy."""
-        self._decoder.copy(source, target, rows)
-
-    @torch.inference_mode()
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see Thinker.step."""
-        return self._decoder.step_tokens(slots, token_ids)
-
-    def close(self) -> None:
-        """Release graphs and weights."""
-        self._release()
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot. Returns logits [n, vocab]."""
+        (logits,) = self._step(slots, torch.tensor(token_ids))
+        return logits
 
 
 def _visual_inputs(

@@ -15,11 +15,12 @@ from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
-from qwen3_omni_neuron.neuron.nxdi.slots import NeuronThinker, NxdiSlots
+from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Toolchain
 from qwen3_omni_neuron.neuron.part import LoadedPart, log_warm_up, part_spec
 
@@ -92,14 +93,14 @@ class _Loader:
 
 
 def _thinker(spec: EngineSpec, loader: _Loader) -> NeuronThinker:
-    config, dtype = spec.config, spec.dtype
-    c = config.thinker
+    config, c = spec.config, spec.config.thinker
     with ExitStack() as loaded:
         graphs = loader.decoder("thinker", loaded)
         audio = NeuronAudio(loader.part("audio_encoder", loaded), c.audio)
         vision = NeuronVision(loader.part("vision_encoder", loaded), c.vision)
-        media = MediaEncoders(config, audio, vision, dtype)
-        return NeuronThinker(config, NxdiSlots(graphs), media, dtype, loaded.pop_all().close)
+        media = MediaEncoders(config, audio, vision, spec.dtype)
+        slots = NxdiThinkerSlots(graphs, config)
+        return NeuronThinker(config, slots, media, loaded.pop_all().close)
 
 
 def _talker(spec: EngineSpec, loader: _Loader) -> TalkerEngine:

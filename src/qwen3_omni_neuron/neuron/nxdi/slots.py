@@ -1,16 +1,14 @@
-"""The slots of one decoder on NxDI, and the thinker's engine over them."""
+"""The slots of a decoder on NxDI, the talker's and the thinker's."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Media, decode_inputs, prefill_inputs
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 
@@ -18,11 +16,7 @@ CANNOT_EXTEND = "NxDI computes each prompt anew, and this call needs rows of an 
 
 
 class NxdiSlots:
-    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots).
-
-    The talker calls `prefill` and `step`, with rows; the thinker `prefill_tokens` and
-    `step_tokens`.
-    """
+    """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots)."""
 
     extends = False  # NxDI's prompt graphs begin at position 0
 
@@ -41,19 +35,6 @@ class NxdiSlots:
         logits, hidden = self._fill(slot, inputs, positions)
         return logits, hidden[:, 0]
 
-    def prefill_tokens(
-        self, slot: int, token_ids: Tensor, positions: Tensor, media: Media
-    ) -> tuple[Tensor, Tensor]:
-        """Fill a slot from position 0.
-
-        token_ids: int64 [S]; positions: float32 [3, S]. Returns logits [1, vocab] of the last row,
-        and the captured hidden states [S, hidden].
-        """
-        bucket = self._prompt_bucket(positions)
-        inputs = prefill_inputs(slot, bucket, positions, token_ids, media=media)
-        logits, hidden = self._fill(slot, inputs, positions)
-        return logits, hidden[0, : len(token_ids)]
-
     def copy(self, source: int, target: int, rows: int) -> None:
         """Refuse: see engines.protocols.Thinker."""
         raise AssertionError(CANNOT_EXTEND)
@@ -62,10 +43,6 @@ class NxdiSlots:
         """Append one row to each slot; see DecoderSlots.step."""
         logits, hidden = self._step(slots, None, rows)
         return logits, hidden[:, 0]
-
-    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot. Returns logits [n, vocab]."""
-        return self._step(slots, token_ids, None)[0]
 
     def _prompt_bucket(self, positions: Tensor) -> int:
         return bucket_of(positions.shape[1], self._plan.prompt_buckets, "prompt rows")
@@ -120,56 +97,40 @@ class NxdiSlots:
         return seq_ids, [index.get(slot, 0) for slot in range(batch)], list(slots)
 
 
-class NeuronThinker:
-    """The thinker's engine (see engines.protocols.Thinker).
+class NxdiThinkerSlots(NxdiSlots):
+    """The thinker's slots (see neuron.engines.thinker.ThinkerSlots)."""
 
-    decoder: its graphs capture the accept layer. release: called at `close`, to release graphs and
-    weights.
-    """
+    def __init__(self, graphs: DecoderGraphs, config: OmniConfig):
+        """graphs: capture the accept layer."""
+        super().__init__(graphs)
+        self._config = config.thinker
 
-    extends = False
-
-    def __init__(
+    def prefill_tokens(
         self,
-        config: OmniConfig,
-        decoder: NxdiSlots,
-        media: MediaEncoders,
-        dtype: torch.dtype,
-        release: Callable[[], None] = lambda: None,
-    ):
-        self.slots, self.context_length = decoder.slots, decoder.context_length
-        self._config, self._decoder, self._media, self._dtype = config, decoder, media, dtype
-        self._release = release
-
-    @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
-        """Fill a slot from its beginning; see Thinker.prefill."""
+        slot: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        media: PromptMedia | None,
+        start: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Fill a slot from position 0; see ThinkerSlots.prefill_tokens."""
         assert not start, CANNOT_EXTEND
-        ids = prompt.token_ids
-        media = self._laid_out(len(ids), self._media.encode(prompt))
-        logits, accepted = self._decoder.prefill_tokens(slot, ids, prompt.positions, media)
-        return logits, accepted[media_mask(ids, self._config)]
+        laid_out, bucket = self._laid_out(len(token_ids), media), self._prompt_bucket(positions)
+        inputs = prefill_inputs(slot, bucket, positions, token_ids, media=laid_out)
+        logits, hidden = self._fill(slot, inputs, positions)
+        return logits, hidden[0, : len(token_ids)]
 
-    def copy(self, source: int, target: int, rows: int) -> None:
-        """Refuse: see engines.protocols.Thinker."""
-        self._decoder.copy(source, target, rows)
-
-    @torch.inference_mode()
-    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
-        """Append one token to each slot; see Thinker.step."""
-        return self._decoder.step_tokens(slots, token_ids)
-
-    def close(self) -> None:
-        """Release graphs and weights."""
-        self._release()
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot. Returns logits [n, vocab]."""
+        return self._step(slots, token_ids, None)[0]
 
     def _laid_out(self, length: int, encoded: PromptMedia | None) -> Media:
         """Put media at their rows of the prompt, 0 elsewhere."""
-        c = self._config.thinker
+        c, dtype = self._config, self._plan.dtype
         width, layers = c.text.hidden_size, len(c.vision.deepstack_layers)
-        rows = torch.zeros(length, width, dtype=self._dtype)
+        rows = torch.zeros(length, width, dtype=dtype)
         filled = torch.zeros(length, dtype=torch.bool)
-        deepstack = torch.zeros(layers, length, width, dtype=self._dtype)
+        deepstack = torch.zeros(layers, length, width, dtype=dtype)
         if encoded is not None:
             filled = encoded.filled
             rows[filled] = encoded.rows

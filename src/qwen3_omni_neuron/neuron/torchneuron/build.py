@@ -3,6 +3,7 @@
 import logging
 import os
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -16,19 +17,22 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
-from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinker
+from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
-from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_settings
+from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeuron
-from qwen3_omni_neuron.process.engine_group import EngineGroup
+from qwen3_omni_neuron.process.engine_group import CallLimit, EngineGroup
 
 logger = logging.getLogger(__name__)
 
 READY_TIMEOUT_S = 600.0  # importing torch and joining the others
-CALL_TIMEOUT_S = 60.0  # of one graph that has been called before: far longer than any takes
+LOAD_TIMEOUT_S = 3600.0  # of reading a part's weights from a slow disk
+FIRST_CALL_S = 1800.0  # of a graph's first call, which captures it
+HANGS_S = 10.0  # no later call is taken for hung sooner: a busy host may hold it up for seconds
 
 
 def build_engines(
@@ -63,18 +67,24 @@ class ModelRanks:
     late_compilations: of graphs that were called before, each logged as the bug that it is.
     """
 
-    def __init__(self, spec: EngineSpec, runtime: Runtime):
-        """Start the processes and wait for them. Raises what EngineGroup.wait_ready raises."""
+    def __init__(self, spec: EngineSpec, runtime: Runtime, hangs_s: float = HANGS_S):
+        """Start the processes and wait for them.
+
+        hangs_s: see HANGS_S. Raises what EngineGroup.wait_ready raises.
+        """
         self._spec, self._engines = spec, 0
-        self._settled: set[str] = set()
+        self._limits: dict[str, CallLimit] = defaultdict(lambda: CallLimit(FIRST_CALL_S, hangs_s))
+        self._loading = CallLimit(LOAD_TIMEOUT_S, LOAD_TIMEOUT_S)
         self.late_compilations = 0
         self._work = tempfile.TemporaryDirectory(prefix="qwen3-omni-neuron-")
         tp = spec.plan.tp
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
-        factories, environments = [], []
+        factories, environments, progress = [], [], []
         for rank in range(tp):
             seat = Seat(rank, tp, Path(self._work.name) / "store")
             work = Path(self._work.name) / f"rank{rank}"
+            work.mkdir()
+            progress.append(rank_progress(work))
             factories.append(partial(Rank, spec, runtime, seat, work))
             environments.append(
                 {
@@ -84,7 +94,7 @@ class ModelRanks:
                 }
             )
         names = [f"rank {rank} of {tp}" for rank in range(tp)]
-        self._group = EngineGroup(names, factories, environments, threads=1)
+        self._group = EngineGroup(names, factories, environments, progress, threads=1)
         try:
             self._group.wait_ready(READY_TIMEOUT_S)
         except BaseException:
@@ -102,16 +112,15 @@ class ModelRanks:
         Raises ArtifactError, and the error of a graph that fails.
         """
         spec = part_spec(self._spec.config, self._spec.plan, name)
-        self._group.call("load", name)
+        self._group.call("load", name, limit=self._loading)
         part = LoadedPart(spec.graphs, partial(self._run, name))
         part.warm_up()
-        self._group.call("settle", name)
-        self._settled.add(name)
+        self._group.call("settle", name, limit=self._loading)
         return part
 
     def unload(self, name: str) -> None:
         """Release a part's memory at every rank."""
-        self._group.call("unload", name)
+        self._group.call("unload", name, limit=self._loading)
 
     def opened(self) -> Callable[[], None]:
         """Count an engine. Returns what its `close` calls, once."""
@@ -124,9 +133,8 @@ class ModelRanks:
         self._work.cleanup()
 
     def _run(self, name: str, label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-        # A first call captures the graph, which may take minutes.
-        limit = CALL_TIMEOUT_S if name in self._settled else None
-        outputs, late = self._group.call("run", name, label, inputs, timeout_s=limit)
+        limit = self._limits[label]
+        outputs, late = self._group.call("run", name, label, inputs, limit=limit)
         for again in late[self.late_compilations :]:
             self.late_compilations += 1
             logger.error(
@@ -143,16 +151,16 @@ class ModelRanks:
             self.close()
 
 
-def _thinker(spec: EngineSpec, ranks: ModelRanks) -> GraphThinker:
+def _thinker(spec: EngineSpec, ranks: ModelRanks) -> NeuronThinker:
     config, dtype = spec.config, spec.dtype
     tables = load_tables(Checkpoint(spec.plan.model), config, dtype)
     assert tables.embedding is not None
-    slots = GraphSlots(ranks.part("thinker"), "thinker", spec.plan.extends)
+    table = tables.embedding.weight.detach()
+    slots = GraphThinkerSlots(ranks.part("thinker"), spec.plan.extends, table)
     audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
     vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
     media = MediaEncoders(config, audio, vision, dtype)
-    table = tables.embedding.weight.detach()
-    return GraphThinker(config, slots, media, table, ranks.opened())
+    return NeuronThinker(config, slots, media, ranks.opened())
 
 
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:

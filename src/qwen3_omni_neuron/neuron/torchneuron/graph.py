@@ -77,15 +77,19 @@ class CompiledGraph:
             dynamic=False,
         )
 
-    def __call__(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+    def __call__(
+        self, given: Mapping[str, Tensor], entering: Callable[[], None] = lambda: None
+    ) -> tuple[Tensor, ...]:
         """Run the graph and renew the state.
 
-        given: the inputs by name, in the device's types. Returns the outputs on the host.
+        given: the inputs by name, in the device's types. entering: called when the inputs are on
+        the device, before the graph runs. Returns the outputs on the host.
         """
         # The same mode at every call: Dynamo compiles anew for another one.
         with torch.inference_mode(False), torch.no_grad():
             for name, held in self._inputs.items():
                 held.copy_(given[name])
+            entering()
             outputs = self._run(*self._inputs.values())
             return tuple(output.to("cpu", copy=True) for output in outputs)
 

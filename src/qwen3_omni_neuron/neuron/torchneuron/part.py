@@ -1,6 +1,6 @@
 """One rank's graphs of a part, over its share of the weights and its state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -70,9 +70,14 @@ class PartGraphs:
             for graph in spec.graphs
         }
 
-    def run(self, label: str, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run one graph, as neuron.part.Run does."""
-        return self._graphs[label](inputs)
+    def run(
+        self,
+        label: str,
+        inputs: Mapping[str, Tensor],
+        entering: Callable[[], None] = lambda: None,
+    ) -> tuple[Tensor, ...]:
+        """Run one graph, as neuron.part.Run does. entering: see CompiledGraph."""
+        return self._graphs[label](inputs, entering)
 
     @property
     def labels(self) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
+from torch._dynamo.callback import on_compile_start
 
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
@@ -17,6 +18,12 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat
+from qwen3_omni_neuron.process.progress import Progress
+
+
+def rank_progress(work: Path) -> Progress:
+    """Return what a rank says of its progress. work: its folder."""
+    return Progress(work / "progress")
 
 
 def rank_settings(work: Path) -> dict[str, str]:
@@ -27,7 +34,8 @@ def rank_settings(work: Path) -> dict[str, str]:
 class Rank:
     """The parts of a compiled tree at one rank. All ranks get the same calls in the same order.
 
-    work: a folder of this rank's own, for the NEFFs.
+    work: a folder of this rank's own, for the NEFFs and its progress. A step is a graph that has
+    its inputs on the device: in it the rank may wait for the others.
     """
 
     def __init__(self, spec: EngineSpec, runtime: Runtime, seat: Seat, work: Path):
@@ -42,6 +50,9 @@ class Rank:
         self._device = runtime.start(seat)
         self._parts: dict[str, PartGraphs] = {}
         self.compilations = Compilations()
+        self._progress = rank_progress(work)
+        # Before Dynamo captures anything, which takes long, too.
+        on_compile_start(lambda *_: self._progress.compiles())
 
     def load(self, name: str) -> None:
         """Put a part's weights and state on the core, and its NEFFs where they are looked for.
@@ -73,7 +84,7 @@ class Rank:
 
         Returns the outputs, at rank 0 alone, and the labels of graphs that were compiled too late.
         """
-        outputs = self._parts[name].run(label, inputs)
+        outputs = self._parts[name].run(label, inputs, self._progress.step)
         return outputs if self._seat.rank == 0 else (), self.compilations.late
 
     def unload(self, name: str) -> None:

@@ -158,16 +158,21 @@ class LiveSession:
 
     async def _watch(self) -> None:
         """End the session when its time is over, or the server's; say so before."""
-        until_s = self._expires_s
-        while time.monotonic() < until_s:
+        while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
-            ready = self._service.model.ready
-            if not ready and not self._draining:
+            left_s = self._service.model.sessions_end_in_s
+            if left_s is None:
+                continue
+            if not self._draining:
                 self._draining = True
-                message = "the server ends: this session is closed as soon as no response is made."
-                error = ApiError(503, message, f"server_{self._service.model.state}")
+                message = (
+                    "the server ends: this session is closed as soon as no response is made, in "
+                    f"{left_s:.0f} s at the latest. Open another one."
+                )
+                failed = self._service.model.state == "failed"
+                error = ApiError(503, message, "server_failed" if failed else "server_draining")
                 await self._send("error", **events.error_of(error, None))
-            if self._draining and (self._response is None or not self._response.running):
+            if not left_s or self._response is None or not self._response.running:
                 return await self._close(RESTART, "the server ends")
         seconds = self._service.settings.max_realtime_s
         message = f"the session has lasted {seconds:g} s, the most for one. Begin another."
@@ -361,7 +366,8 @@ class LiveSession:
                 "conversation_already_has_active_response",
             )
         if self._draining:
-            self._service.model.take()
+            refusal = "the server ends: no response is made any more. Open another session."
+            raise ApiError(503, refusal, "server_draining")
         self._service.rates.count(self._context.owner)
         spoken = speaks(asked if asked.output_modalities else self._config)
         self._voices.check(None, spoken, "session")

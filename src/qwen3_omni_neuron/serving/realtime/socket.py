@@ -33,6 +33,9 @@ class RealtimeSockets:
                 "model",
             )
         omni = service.model.take()
+        if service.model.sessions_end_in_s is not None:
+            message = "the server ends: open the session again."
+            raise ApiError(503, message, "model_draining", retry_after_s=RETRY_S)
         most = service.settings.max_realtime_sessions
         if self._open >= most:
             raise ApiError(

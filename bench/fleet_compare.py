@@ -1,0 +1,234 @@
+"""The simulation of a fleet beside a real one: three replicas in a Ray cluster of this machine.
+
+    python -m bench.fleet_compare --clients 1,6,12 --json fleet_compare.json
+
+Service curves are measured through the API in this process, at several numbers of requests at once
+(first sample, time a frame, CPU time), with one thread a replica; and what Ray, HTTP and the client
+add to one request alone (time, CPU time) through a cluster with one replica. From these alone the
+simulation predicts three replicas, which share the cores of this machine with Ray's processes and
+with the clients: the same clients then ask the real ones. On a machine that does other work, too,
+neither is what it would be alone. Needs the extra `ray`.
+"""
+
+import argparse
+import gc
+import os
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.common.command_line import Figures, Row, natural, parser_of, positive, run, sizes
+from bench.common.metrics import RequestMetrics, request_metrics
+from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
+from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
+from bench.replaying.fleet import Fleet, Plan, Talk
+from bench.replaying.load import RequestLengths
+from bench.replaying.ray_parts import RayRing
+from bench.serve_load import LOCAL, SLOTS, Way, at_once, over_http, through_api
+from testing.ray_cluster import cluster
+
+REPLICAS, QUEUED = 3, 8
+AT_ONCE = (1, 2, 4, 8)
+BACKGROUND_S, SIMULATED_S, AGREES = 3.0, 300.0, 0.15
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Requests of one case, and what they took: seconds of all, and CPU seconds of this machine."""
+
+    replies: list[RequestMetrics]
+    seconds: float
+    cpu_s: float
+
+    @property
+    def first_audio_s(self) -> list[float]:
+        """Time to the first sample of each."""
+        return [m.ttfb_s for m in self.replies if m.ttfb_s is not None]
+
+    @property
+    def total_s(self) -> float:
+        """Mean time of a reply."""
+        return statistics.mean(m.total_s for m in self.replies)
+
+    @property
+    def frames(self) -> float:
+        """Mean frames of a reply."""
+        return statistics.mean(m.audio_s for m in self.replies) / FRAME_S
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; return its exit status."""
+    parser = parser_of("fleet_compare", __doc__)
+    add_model_arguments(parser)
+    parser.set_defaults(threads=1)
+    parser.add_argument("--clients", type=sizes, default=[1, 6, 12], metavar="N,N,...")
+    parser.add_argument("--requests", type=positive, default=96, help="of a case; default: 96")
+    parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--seed", type=natural, default=0, help="of the simulation")
+    return run("fleet_compare", parser, measure, arguments)
+
+
+def measure(options: argparse.Namespace) -> Figures:
+    """Measure and predict, at each number of clients."""
+    with chosen_checkpoint(options) as checkpoint:
+        alone = measured_alone(checkpoint, options)
+        rows = []
+        with cluster() as ray:
+            args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load"}
+            args |= {"dtype": options.dtype, "placement": options.placement}
+            args |= {"max_concurrency": SLOTS, "max_queued": QUEUED, "threads": options.threads}
+
+            over_ray = partial(over_http, (LOCAL, ray.port), options)
+
+            def deployed(replicas: int) -> None:
+                ray.plan("load", replicas, **args)
+                ray.deploy()
+                ray.wait_for("load", replicas)
+                at_once(over_ray, 2 * replicas, 2)  # all of them have answered
+
+            deployed(1)
+            through_ray = observed(over_ray, 1, options.requests)
+            deployed(REPLICAS)
+            before = tree_cpu_s()
+            time.sleep(BACKGROUND_S)
+            background = (tree_cpu_s() - before) / BACKGROUND_S
+            curves, lengths = curves_of(alone, through_ray)
+            cores = len(os.sched_getaffinity(0)) - background
+            for clients in options.clients:
+                predicted = predict(clients, curves, lengths, cores, options.seed)
+                requests = max(2, options.requests // clients)
+                found = observed(over_ray, clients, requests)
+                rows.append(row_of(clients, predicted, found))
+    ratios = [abs(row[name] - 1) for row in rows for name in ("throughput_ratio", "p50_ratio")]
+    summary = {
+        "alone": [case_of(count, found) for count, found in alone.items()],
+        "through_ray": case_of(1, through_ray),
+        "background_cores": background,
+        "largest_difference": max(ratios),
+        "agrees": max(ratios) <= AGREES,
+    }
+    return rows, summary
+
+
+def measured_alone(checkpoint: str | Path, options: argparse.Namespace) -> dict[int, Observations]:
+    """Ask through the API in this process, at each of AT_ONCE."""
+    with load_chosen(checkpoint, options, SLOTS, reuse=True) as omni:
+        way = partial(through_api, omni, options)
+        at_once(way, 2, 2)
+        found = {
+            count: observed(way, count, max(2, options.requests // count)) for count in AT_ONCE
+        }
+    gc.collect()
+    return found
+
+
+def observed(way: Way, clients: int, requests: int) -> Observations:
+    """Run clients, each its requests one after the other."""
+    before = tree_cpu_s()
+    seconds, events = at_once(way, clients, requests)
+    replies = [request_metrics(one) for one in events]
+    return Observations(replies, seconds, tree_cpu_s() - before)
+
+
+def curves_of(
+    alone: dict[int, Observations], through_ray: Observations
+) -> tuple[ServiceCurves, list[RequestLengths]]:
+    """Return the curves of a replica behind Ray, and the lengths of the replies.
+
+    What Ray adds to a request alone, it is taken to add to every request; a request keeps as many
+    cores busy as its CPU time over its time says.
+    """
+    one = alone[1]
+    first_s = statistics.median(through_ray.first_audio_s) - statistics.median(one.first_audio_s)
+    total_s = through_ray.total_s - one.total_s
+    cpu_s = through_ray.cpu_s / len(through_ray.replies) - one.cpu_s / len(one.replies)
+    first, frame, cores = [], [], []
+    for count, found in alone.items():
+        first.append(np.quantile(found.first_audio_s, RANKS) + first_s)
+        total = found.total_s + total_s
+        frame.append((total - float(np.mean(first[-1]))) / found.frames)
+        cores.append(count * (found.cpu_s / len(found.replies) + cpu_s) / total)
+    curves = ServiceCurves(
+        (1,), tuple(alone), np.array([first]), np.array([frame]), np.array(cores)
+    )
+    frames = [round(m.audio_s / FRAME_S) for m in one.replies]
+    return curves, [RequestLengths(0, 0, 0.0, 0, count) for count in frames if count]
+
+
+def predict(
+    clients: int,
+    curves: ServiceCurves,
+    lengths: Sequence[RequestLengths],
+    cores: float,
+    seed: int,
+) -> tuple[float, float]:
+    """Simulate the clients. Returns replies a second, and the median time to the first sample."""
+    plan = Plan(SLOTS, queued=QUEUED, replicas=REPLICAS, cores=cores)
+    fleet = Fleet(plan, curves, Talk(lengths, turns=1.0), RayRing(), seed)
+    outcome = fleet.closed(clients, SIMULATED_S * statistics.mean(alone_s(curves, lengths)))
+    return len(outcome.first_audio_s) / outcome.seconds, outcome.quantile_s(0.5)
+
+
+def alone_s(curves: ServiceCurves, lengths: Sequence[RequestLengths]) -> list[float]:
+    """Return the time of each reply alone."""
+    first_s, frame_s = float(np.mean(curves.first_audio_of(0, 1))), curves.frame_of(0, 1)
+    return [first_s + frame_s * one.frames for one in lengths]
+
+
+def row_of(clients: int, predicted: tuple[float, float], found: Observations) -> Row:
+    """Compare a prediction with what was measured."""
+    per_s = len(found.replies) / found.seconds
+    p50_s = statistics.median(found.first_audio_s)
+    return {
+        "clients": clients,
+        "requests": len(found.replies),
+        "predicted_replies_per_s": predicted[0],
+        "replies_per_s": per_s,
+        "throughput_ratio": predicted[0] / per_s,
+        "predicted_first_audio_p50_s": predicted[1],
+        "first_audio_p50_s": p50_s,
+        "p50_ratio": predicted[1] / p50_s,
+        "cpu_s": found.cpu_s / len(found.replies),
+        "cores": found.cpu_s / found.seconds,
+    }
+
+
+def case_of(clients: int, found: Observations) -> Row:
+    """Return the figures of one measured case."""
+    return {
+        "clients": clients,
+        "requests": len(found.replies),
+        "replies_per_s": len(found.replies) / found.seconds,
+        "first_audio_p50_s": statistics.median(found.first_audio_s),
+        "total_s": found.total_s,
+        "cpu_s": found.cpu_s / len(found.replies),
+    }
+
+
+def tree_cpu_s() -> float:
+    """Return the CPU time of this process and of all below it, those that have ended included."""
+    ticks, parents = {}, {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(stat.parent.name)
+        parents[pid] = int(fields[1])
+        ticks[pid] = sum(map(int, fields[11:15]))  # user and system, own and of ended children
+    tree, grown = {os.getpid()}, True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in tree} - tree
+        tree, grown = tree | more, bool(more)
+    return sum(ticks.get(pid, 0) for pid in tree) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,324 @@
+"""Compiled trees on shared storage: pushed under the hash of their content, pulled once a machine.
+
+    URL/HASH/DIR/FILE          the files of each graph, as they are in the tree
+    URL/HASH/manifest.json     written last: a tree that has one is whole
+
+HASH is the sha256 of manifest.json, which has the sha256 of every file, so that an address names
+one content for ever: another tree has another address. A URL is a folder, or whatever fsspec
+opens: s3://, gs://, https:// to pull from. The records of single graphs, from which a compile goes
+on, stay behind.
+"""
+
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+
+from qwen3_omni_neuron.compilation.manifest import (
+    MANIFEST_FILE,
+    RECORD_FILE,
+    FileRecord,
+    Manifest,
+    check_files,
+    file_sha256,
+    manifest_bytes,
+    parse_manifest,
+    verify_files,
+    written_whole,
+)
+from qwen3_omni_neuron.compilation.runner import MB, tree_lock
+from qwen3_omni_neuron.errors import (
+    ArtifactError,
+    NotInstalledError,
+    OptionError,
+    OutputError,
+    Qwen3OmniError,
+)
+
+logger = logging.getLogger(__name__)
+
+PULL_TIMEOUT_S = 3600.0  # another process's copy of 70 GB, from slow storage
+Progress = Callable[[int, int], None]
+"""Called with the bytes that are done, kept ones included, and with the bytes of the tree."""
+_HASH = re.compile(r"[0-9a-f]{64}")
+_BLOCK_BYTES = 4 << 20
+
+
+def local_tree(compiled: str | Path) -> Path:
+    """Return the folder of a compiled tree. compiled: that folder, or a URL, which is pulled."""
+    if isinstance(compiled, str) and "://" in compiled:
+        return pull_tree(compiled)
+    return Path(compiled)
+
+
+def tree_cache() -> Path:
+    """Return the folder of pulled trees: qwen3-omni-neuron/trees in the user's cache folder."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "qwen3-omni-neuron" / "trees"
+
+
+def push_tree(tree: Path, url: str, progress: Progress | None = None) -> str:
+    """Copy a compiled tree to URL/HASH, and return that address.
+
+    Its files are hashed first. Those that are there, with their size, are not copied again, so
+    that a push that was interrupted goes on.
+    Raises ArtifactError where the tree is not whole or a file has changed, OptionError and
+    NotInstalledError for a URL, and OutputError where it can't be written.
+    """
+    content = manifest_bytes(tree)
+    manifest = parse_manifest(content, str(tree / MANIFEST_FILE))
+    verify_files(tree, manifest)
+    store = _Store(f"{url.rstrip('/')}/{_hash(content)}")
+    if store.size(MANIFEST_FILE) == len(content) and store.read(MANIFEST_FILE) == content:
+        return store.url
+    counter = _Counter(manifest, progress)
+    for name, file in _files(manifest):
+        if store.size(name) == file.bytes:
+            counter.add(file.bytes)
+        else:
+            store.write(name, counter.counted(_blocks_of(tree / name)))
+    store.write(MANIFEST_FILE, [content])
+    return store.url
+
+
+def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
+    """Copy a compiled tree from its address into a folder, and return the folder.
+
+    folder: None: a folder of the tree's hash in `tree_cache`. A tree that is there is returned at
+    once, where the address ends with its hash without a look at the storage. Each file is hashed
+    while it is copied, and gets its name when it is whole: a pull that was interrupted goes on, and
+    hashes what is there. The manifest comes last. Of several processes one copies, and the others
+    wait.
+    Raises ArtifactError for a tree that is missing, not whole or not what its hash says, or where
+    the folder has something else, OptionError and NotInstalledError for a URL, OutputError where
+    the folder can't be written, and CompileError where another process has it for an hour.
+    """
+    last = url.rstrip("/").rpartition("/")[2]
+    expected = last if _HASH.fullmatch(last) else None
+    if expected is not None:
+        place = folder or tree_cache() / expected
+        if _is_whole(place, expected):
+            return place
+    store = _Store(url)
+    content = store.read(MANIFEST_FILE)
+    found = _hash(content)
+    if expected not in (None, found):
+        raise ArtifactError(
+            f"{url} has a {MANIFEST_FILE} whose sha256 is {found}: it is not the tree of that "
+            "address. Push that tree again, or name the address that push printed."
+        )
+    manifest = parse_manifest(content, f"{url}/{MANIFEST_FILE}")
+    place = folder or tree_cache() / found
+    _refuse_others(place, found)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        with tree_lock(place, PULL_TIMEOUT_S):
+            if not _is_whole(place, found):
+                _fill(place, store, manifest, content, progress)
+    except OSError as error:
+        if isinstance(error, OutputError):
+            raise
+        raise OutputError(
+            f"{place} can't be written: {error}. Make room or take another folder, and run it "
+            "again: files that are whole are kept."
+        ) from error
+    return place
+
+
+class _Counter:
+    """Count of bytes, for a Progress."""
+
+    def __init__(self, manifest: Manifest, progress: Progress | None):
+        self._progress, self._done = progress, 0
+        self._total = sum(file.bytes for _, file in _files(manifest))
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if self._progress is not None:
+            self._progress(self._done, self._total)
+
+    def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        for block in blocks:
+            yield block
+            self.add(len(block))
+
+
+class _Store:
+    """The files of one tree on shared storage.
+
+    Raises ArtifactError where one can't be read, and OutputError where one can't be written.
+    """
+
+    def __init__(self, url: str):
+        import fsspec.core
+        from fsspec.implementations.local import LocalFileSystem
+
+        self.url = url.rstrip("/")
+        try:
+            self._system, self._root = fsspec.core.url_to_fs(self.url)
+        except ImportError as error:
+            raise NotInstalledError(
+                f"{url} needs a package that is not installed: {error}. Install it with pip."
+            ) from error
+        except ValueError as error:
+            raise OptionError(
+                f"{url} can't be opened: {error}. A URL is a folder, or an address such as "
+                "s3://BUCKET/TREES."
+            ) from error
+        self._is_local = isinstance(self._system, LocalFileSystem)
+        self._system.invalidate_cache()
+
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, None where there is none."""
+        try:
+            return self._system.info(f"{self._root}/{name}")["size"]
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # whatever the storage's client raises
+            raise self._unreadable(name, error) from error
+
+    def read(self, name: str) -> bytes:
+        return b"".join(self.blocks(name))
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """Yield a file's content, block by block."""
+        try:
+            with self._system.open(f"{self._root}/{name}", "rb") as file:
+                while block := file.read(_BLOCK_BYTES):
+                    yield block
+        except FileNotFoundError as error:
+            raise ArtifactError(
+                f"{self.url} is no whole compiled tree: it has no {name}. Push the tree again: it "
+                "goes on where it ended."
+            ) from error
+        except Exception as error:
+            raise self._unreadable(name, error) from error
+
+    def write(self, name: str, blocks: Iterable[bytes]) -> None:
+        try:
+            with self._created(f"{self._root}/{name}") as file:
+                for block in blocks:
+                    file.write(block)
+        except Exception as error:
+            raise OutputError(
+                f"{self.url}/{name} can't be written: {error}. Check the address and what you may "
+                "write there, and run it again: files that are whole are kept."
+            ) from error
+
+    def _created(self, path: str) -> AbstractContextManager[BinaryIO]:
+        if self._is_local:  # where a file that is being written would be seen
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+            return written_whole(Path(path))
+        try:
+            opened: Any = self._system.open(path, "wb")
+        except FileNotFoundError:  # a storage that has folders
+            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
+            opened = self._system.open(path, "wb")
+        return opened
+
+    def _unreadable(self, name: str, error: Exception) -> Qwen3OmniError:
+        if isinstance(error, Qwen3OmniError):
+            return error
+        return ArtifactError(
+            f"{self.url}/{name} can't be read: {error!r}. Check the address, the network and what "
+            "you may read there, and run it again: files that are whole are kept."
+        )
+
+
+def _fill(
+    folder: Path, store: _Store, manifest: Manifest, content: bytes, progress: Progress | None
+) -> None:
+    """Copy what a folder lacks of a tree, the manifest last."""
+    started_s = time.monotonic()
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    counter, lacking = _Counter(manifest, progress), list[tuple[str, FileRecord]]()
+    for name, file in _files(manifest):
+        path = folder / name
+        if path.is_file() and file_sha256(path) == file.sha256:
+            counter.add(file.bytes)
+        else:
+            lacking.append((name, file))
+    missing, free = sum(file.bytes for _, file in lacking), shutil.disk_usage(folder).free
+    if missing > free:
+        raise OutputError(
+            f"{missing / MB:.1f} MB of {store.url} are not in {folder} yet, and its disk has "
+            f"{free / MB:.1f} MB free. Make room or take another folder, and run it again: files "
+            "that are whole are kept."
+        )
+    logger.info("pulling %.1f MB of %s into %s", missing / MB, store.url, folder)
+    for name, file in lacking:
+        _copy(store, name, folder / name, file, counter)
+    with written_whole(folder / MANIFEST_FILE) as output:
+        output.write(content)
+    logger.info("pulled %s in %.1f s", store.url, time.monotonic() - started_s)
+
+
+def _copy(store: _Store, name: str, path: Path, file: FileRecord, counter: _Counter) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with written_whole(path) as output:
+        for block in counter.counted(store.blocks(name)):
+            digest.update(block)
+            output.write(block)
+        if digest.hexdigest() != file.sha256:
+            raise ArtifactError(
+                f"{store.url}/{name} is not what was compiled: the sha256 of its {output.tell()} "
+                f"bytes is {digest.hexdigest()}, and {file.sha256} of {file.bytes} bytes is "
+                "expected. Run it again; if it stays so, delete it there and push the tree again."
+            )
+
+
+def _is_whole(folder: Path, wanted: str) -> bool:
+    """Tell whether a folder has the tree of a hash, all its files with their sizes."""
+    try:
+        content = manifest_bytes(folder)
+        if _hash(content) != wanted:
+            return False
+        check_files(folder, parse_manifest(content, str(folder)))
+    except ArtifactError:
+        return False
+    return True
+
+
+def _refuse_others(folder: Path, wanted: str) -> None:
+    """Check that a folder has no other tree, whole or being compiled. Raises ArtifactError."""
+    manifest = folder / MANIFEST_FILE
+    if manifest.exists() and _hash(manifest.read_bytes()) != wanted:
+        raise ArtifactError(f"{folder} has another tree. Pull into another folder, or delete it.")
+    if found := sorted(folder.glob(f"*/{RECORD_FILE}")):
+        raise ArtifactError(
+            f"{folder} is a folder that compile writes into: it has {found[0]}. Pull into another."
+        )
+
+
+def _files(manifest: Manifest) -> list[tuple[str, FileRecord]]:
+    """Return every file of a tree by its path in it.
+
+    Raises ArtifactError for a path that leads out of it: storage may be written by others.
+    """
+    found = [
+        (f"{graph}/{name}", file)
+        for graph, record in manifest.graphs.items()
+        for name, file in record.files.items()
+    ]
+    for name, _ in found:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts or str(path) != name:
+            raise ArtifactError(f"the manifest names a file outside of the tree: {name!r}.")
+    return found
+
+
+def _blocks_of(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            yield block
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

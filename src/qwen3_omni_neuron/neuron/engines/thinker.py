@@ -1,0 +1,84 @@
+"""The thinker on Neuron, over the slots of either target's decoder."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.talker import media_mask
+
+
+class ThinkerSlots(Protocol):
+    """The thinker's decoder, with a KV cache row a slot. extends: see engines.protocols.Thinker."""
+
+    slots: int
+    context_length: int
+    extends: bool
+
+    def prefill_tokens(
+        self,
+        slot: int,
+        token_ids: Tensor,
+        positions: Tensor,
+        media: PromptMedia | None,
+        start: int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Append tokens to the first `start` rows of a slot, whose later ones are dropped.
+
+        token_ids: int64 [S]; positions: float32 [3, S]; media: of these tokens. Returns logits
+        [1, vocab] of the last row, and the accept layer's hidden states [S, hidden].
+        """
+        ...
+
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see engines.protocols.Thinker.copy."""
+        ...
+
+    def step_tokens(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot. Returns logits [n, vocab]."""
+        ...
+
+
+class NeuronThinker:
+    """The thinker's engine (see engines.protocols.Thinker).
+
+    release: called at `close`, to release graphs and weights.
+    """
+
+    def __init__(
+        self,
+        config: OmniConfig,
+        decoder: ThinkerSlots,
+        media: MediaEncoders,
+        release: Callable[[], None] = lambda: None,
+    ):
+        self.slots, self.context_length = decoder.slots, decoder.context_length
+        self.extends = decoder.extends
+        self._config, self._decoder, self._media = config, decoder, media
+        self._release = release
+
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+        """Compute a prompt's rows from `start` on; see Thinker.prefill."""
+        ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
+        media = self._media.encode(prompt, start)
+        logits, accepted = self._decoder.prefill_tokens(slot, ids, positions, media, start)
+        return logits, accepted[media_mask(ids, self._config)]
+
+    @torch.inference_mode()
+    def copy(self, source: int, target: int, rows: int) -> None:
+        """Copy the first rows of one slot to another one; see Thinker.copy."""
+        self._decoder.copy(source, target, rows)
+
+    @torch.inference_mode()
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one token to each slot; see Thinker.step."""
+        return self._decoder.step_tokens(slots, token_ids)
+
+    def close(self) -> None:
+        """Release graphs and weights."""
+        self._release()

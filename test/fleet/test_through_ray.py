@@ -1,0 +1,301 @@
+"""Replicas in a real Ray cluster: `make test-ray`.
+
+Two applications of three replicas, of the tiny checkpoint and, under a prefix, of the one that
+ships. First the tests of `serve` by OpenAI's client, through Ray: the same questions have the same
+answers. Then sessions, failures under load, draining, and cores.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from openai import OpenAI
+from websockets.exceptions import ConnectionClosed
+
+from qwen3_omni_neuron import Qwen3Omni
+from testing.imports import ROOT
+from train.judge import Judge
+
+if "TEST_RAY" not in os.environ:
+    pytest.skip("a Ray cluster of its own", allow_module_level=True)
+
+pytest.register_assert_rewrite("test_serving", "test_serving_audio", "test_realtime")
+sys.path.insert(0, str(ROOT / "test" / "integration"))
+from test_realtime import (  # noqa: E402, F401
+    LONG,
+    caller,
+    test_a_written_reply,
+    test_instructions_options_and_voice,
+)
+from test_serving import (  # noqa: E402, F401
+    test_a_prompt_that_grows_is_computed_from_where_it_is_new,
+    test_a_streamed_wav_has_one_header,
+    test_a_wrong_request_is_refused_in_openais_shape,
+    test_an_earlier_turn_may_be_named_by_its_audio,
+    test_eight_clients_at_once_get_what_each_gets_alone,
+    test_media_are_the_same_as_in_the_api,
+    test_sampling_options_reach_the_model,
+    test_speech_in_every_format_is_the_apis,
+    test_streamed_speech_is_the_apis_with_its_parts_in_order,
+    test_text_is_the_apis,
+    test_text_of_a_request_forges_no_turn,
+    test_usage_and_reason_are_the_results,
+    test_vllm_omnis_clients_read_text_and_whole_wav_files,
+    test_what_there_is_to_ask_for,
+)
+from test_serving_audio import (  # noqa: E402, F401
+    judge,
+    said,
+    test_a_bad_form_is_a_400_that_says_why,
+    test_a_spoken_sum_is_answered_aloud,
+    test_a_transcription_is_what_transcribe_finds,
+    test_a_wrong_request_for_a_transcription_names_what_is_wrong,
+    test_a_wrong_request_for_speech_names_what_is_wrong,
+    test_every_word_is_said_in_each_voice,
+    test_instruction_and_temperature_reach_the_model,
+    test_speech_in_every_format_is_what_say_says,
+    test_streamed_speech_is_the_whole_one,
+    test_what_is_said_is_transcribed,
+)
+
+from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
+from testing.http_server import wait_until  # noqa: E402
+from testing.ray_cluster import START_S, Cluster, cluster  # noqa: E402
+from testing.realtime import calling  # noqa: E402
+
+NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
+ARGS: dict[str, Any] = {"dtype": "float32", "model_name": MODEL}
+DRAIN_S = 3.0
+SESSIONS = 8  # and slots of a replica: rows of all of them are kept, wherever they are
+SPEAKING = {**ARGS, "max_concurrency": SESSIONS, "drain_timeout_s": DRAIN_S}
+CUT_S = 5.0  # from a death to the error of its last stream
+ANSWERS = 24  # of the load, before something is done
+
+
+@pytest.fixture(scope="module")
+def fleet(checkpoint: Path) -> Iterator[Cluster]:
+    with cluster() as made:
+        limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
+        made.plan("tiny", 3, model=str(checkpoint), max_concurrency=3, **ARGS, **limits)
+        made.plan(NAME, 3, PREFIX, **SPEAKING)
+        made.deploy()
+        for name in ("tiny", NAME):
+            made.wait_for(name, 3)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(fleet: Cluster) -> Any:
+    return fleet.server(MODEL)
+
+
+@pytest.fixture(scope="module")
+def client(fleet: Cluster, omni: Qwen3Omni) -> Iterator[OpenAI]:
+    with fleet.client() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def speaking(fleet: Cluster) -> Iterator[OpenAI]:
+    with fleet.client(PREFIX) as made:
+        yield made
+
+
+def scale(fleet: Cluster, replicas: int, **args: Any) -> None:
+    fleet.plan(NAME, replicas, PREFIX, **SPEAKING, **args)
+    fleet.deploy()
+
+
+def more(load: Load, count: int = ANSWERS) -> None:
+    """Wait until the load has so many more answers."""
+    wanted = len(load.answers) + count
+    wait_until(lambda: len(load.answers) >= wanted, START_S)
+
+
+def ask(client: OpenAI, session: str, turns: list[Any], **options: Any) -> Any:
+    """The next turn of a session: text, reused tokens, replica."""
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL,
+        messages=turns,
+        seed=0,
+        max_completion_tokens=16,
+        extra_headers={"x-session-id": session},
+        extra_body=options,
+    )
+    parsed = answer.parse()
+    usage = parsed.usage
+    assert usage is not None and usage.prompt_tokens_details is not None
+    cached = usage.prompt_tokens_details.cached_tokens
+    return parsed.choices[0].message.content, cached, answer.headers["x-replica"]
+
+
+def test_a_session_stays_where_its_rows_are_until_its_replica_dies(fleet: Cluster) -> None:
+    with fleet.client(PREFIX, retries=RETRIES) as client:
+        homes, turns_of, rows = {}, {}, {}
+        for number in range(SESSIONS):
+            session, turns = f"session {number}", list[Any]()
+            found = []
+            for words in (f"say {'red ' * number}blue", "what is two plus four", "hello"):
+                turns.append({"role": "user", "content": words})
+                text, cached, replica = ask(client, session, turns)
+                turns.append({"role": "assistant", "content": text})
+                found.append((cached, replica))
+            assert len({replica for _, replica in found}) == 1
+            assert found[0][0] < found[1][0] < found[2][0]
+            homes[session], turns_of[session], rows[session] = found[0][1], turns, found[1][0]
+        assert len(set(homes.values())) > 1  # they are spread
+        dying = homes["session 0"]
+        fleet.kill(NAME, dying)
+        said_then = {}
+        for session, turns in turns_of.items():
+            turns.append({"role": "user", "content": "say three five"})
+            said_then[session], cached, replica = ask(client, session, turns)
+            if homes[session] == dying:
+                assert replica != dying
+                assert cached < rows[session]  # no more than what all conversations begin with
+            else:
+                assert replica == homes[session]
+                assert cached > rows[session]
+        for session, turns in turns_of.items():
+            text, cached, _ = ask(client, f"new {session}", turns, cache_key=session)
+            assert (text, cached) == (said_then[session], 0)
+    fleet.wait_for(NAME, 3)
+
+
+def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
+    names = set(fleet.replicas(NAME))
+
+    def shown() -> bool:
+        with urlopen(f"http://127.0.0.1:{fleet.figures_port}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        busy = [line for line in lines if line.startswith("ray_qwen3_omni_stage_busy_seconds")]
+        return all(
+            any(f'replica="{name}"' in line and f'stage="{stage}"' in line for line in busy)
+            for name in names
+            for stage in ("thinker", "talker", "vocoder")
+        )
+
+    wait_until(shown, 60)
+
+
+def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
+    """A streamed reply without an end, of which a piece has come; and its replica."""
+    answer = client.chat.completions.with_raw_response.create(
+        model=MODEL, messages=[{"role": "user", "content": "hello"}], stream=True, extra_body=LONG
+    )
+    stream = iter(answer.parse())
+    next(stream)
+    return stream, answer.headers["x-replica"]
+
+
+def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
+    fleet: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same for minutes: bench/fleet_soak.py."""
+    with Load(lambda: fleet.client(PREFIX, retries=RETRIES), 16) as load:
+        more(load)
+        before = set(fleet.replicas(NAME))
+        with fleet.client(PREFIX) as client:
+            stream, replica = endless(client)
+            killed_s = load.note("killed")
+            fleet.kill(NAME, replica)
+            with pytest.raises(ERRORS):
+                list(stream)
+            assert time.monotonic() - killed_s < CUT_S
+        wait_until(lambda: set(fleet.replicas(NAME)) - before, START_S)
+        fleet.wait_for(NAME, 3)
+        recovery_s = load.note("recovered") - killed_s
+        more(load)
+        load.note("drained")
+        scale(fleet, 2)
+        fleet.wait_for(NAME, 2)
+        more(load)
+        before = set(fleet.replicas(NAME))
+        updated_s = load.note("updated")
+        scale(fleet, 2, max_media=3)
+        fleet.wait_for_others(NAME, before)
+        update_s = load.note("over") - updated_s
+        more(load)
+    assert not failed(load.answers)
+    dead = cut(load.between("killed"))
+    assert cut(load.answers) == dead  # a drain and an update end no stream
+    last_s = max((one.ended_s - killed_s for one in dead), default=0.0)
+    assert last_s < CUT_S
+    assert not wrong(load.answers, Judge(), sample=24)
+    figures = f"""
+{len(load.answers)} answers; {len(dead)} streams cut by a death, the last after {last_s:.2f} s
+a new replica after {recovery_s:.1f} s, under load; two replaced in {update_s:.1f} s
+"""
+    with capsys.disabled():
+        sys.stdout.write(figures)
+
+
+def test_two_applications_have_cores_of_their_own_and_one_that_fits_no_node_says_so(
+    fleet: Cluster,
+) -> None:
+    fleet.plan("one", 1, "/one", **ARGS, neuron_cores=8)
+    fleet.plan("two", 2, "/two", **ARGS, neuron_cores=6)
+    fleet.plan("large", 1, "/large", **ARGS, neuron_cores=64)
+    fleet.deploy()
+    wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", START_S)
+    reason = "asks for 64 neuron_cores, and the largest of 1 nodes has 24"
+    assert reason in fleet.state("large").message
+    fleet.wait_for("one", 1)
+    fleet.wait_for("two", 2)
+    cores = [*fleet.cores("one"), *fleet.cores("two")]
+    assert [len(own) for own in cores] == [8, 6, 6]
+    assert len(set().union(*cores)) == 20
+
+
+def test_a_drain_tells_open_sessions_and_ends_them_in_time(fleet: Cluster) -> None:
+    server = fleet.server(MODEL, PREFIX)
+    with calling(server) as idle, calling(server) as busy:
+        busy.update(**LONG)
+        busy.write("Hello")
+        busy.send("response.create")
+        busy.until("response.output_audio.delta")
+        fleet.remove(NAME)
+        assert idle.until("error")[-1].error.code == "server_draining"
+        with pytest.raises(ConnectionClosed) as closed:
+            idle.next()
+        assert closed.value.rcvd is not None and closed.value.rcvd.code == 1012
+        while busy.next().type != "error":
+            pass
+        told_s = time.monotonic()
+        with pytest.raises(ConnectionClosed):
+            while True:
+                busy.next()
+        assert DRAIN_S - 1 < time.monotonic() - told_s < DRAIN_S + 5
+
+
+def test_the_command_line_serves_what_a_yaml_says(fleet: Cluster, tmp_path: Path) -> None:
+    """Last: the cluster has only the applications of that YAML then, and none when it ends."""
+    config = yaml.safe_load((ROOT / "deploy" / "ray" / "cpu.yaml").read_text(encoding="utf-8"))
+    config["http_options"]["port"] = fleet.port
+    (application,) = config["applications"]
+    application["deployments"][0]["num_replicas"] = 1
+    file = tmp_path / "one.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "serve", "--ray", str(file)]
+    process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": fleet.address})
+    try:
+        wait_until(lambda: application["name"] in fleet.names(), START_S)
+        fleet.wait_for(application["name"], 1)
+        with fleet.client() as client:
+            (model,) = client.models.list()
+            asked: Any = {"model": model.id, "messages": [{"role": "user", "content": "hello"}]}
+            answer = client.chat.completions.create(**asked)
+            assert answer.choices[0].message.content == "hello"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(START_S) == 0
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,226 @@
+"""Affinity: keys of conversations, and the middleware that adds them before Ray routes."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from qwen3_omni_neuron.fleet import affinity
+from qwen3_omni_neuron.fleet.affinity import AffinityMiddleware, conversation_key
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+FIRST = {"role": "user", "content": "What colour is the sky?"}
+REPLY = {"role": "assistant", "content": "Blue."}
+SECOND = {"role": "user", "content": "Why?"}
+PATH = "/omni/v1/chat/completions"
+HOSTILE = (
+    b"",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"{}",
+    b"\xff\xfe{",
+    b'\xef\xbb\xbf{"messages": []}',
+    '{"messages": [{"role": "user", "content": "hi"}]}'.encode("utf-16"),
+    b'{"messages": 5}',
+    b'{"messages": {"role": "user"}}',
+    b'{"messages": [5, null, "user", ["role", "user"]]}',
+    b'{"messages": [{"role": ["user"]}]}',
+    b'{"messages": [{"role": "system", "content": "x"}]}',
+    b'{"messages": [{"role": "user"',
+    b'{"messages": ' + b"[" * 50_000 + b"]" * 50_000 + b"}",
+    b'{"messages": [{"role": "user", "content": ' + b'{"a":' * 5_000 + b"1" + b"}" * 5_000 + b"}]}",
+    b'{"n": ' + b"9" * 100_000 + b', "messages": [{"role": "user"}]}',
+    b'{"messages": [{"role": "user"}], "more": [' + b"[]," * 200_000 + b"[]]}",
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def body_of(*messages: Any, **more: Any) -> bytes:
+    return json.dumps({"messages": messages, **more}).encode()
+
+
+def test_all_turns_of_a_conversation_have_one_key() -> None:
+    key = conversation_key(body_of(SYSTEM, FIRST))
+    assert key is not None
+    assert conversation_key(body_of(SYSTEM, FIRST, REPLY, SECOND, model="m", stream=True)) == key
+    spaced = json.dumps({"messages": [SYSTEM, dict(reversed(FIRST.items()))]}, indent=3).encode()
+    assert conversation_key(spaced) == key
+
+
+def test_conversations_under_one_system_prompt_have_different_keys() -> None:
+    keys = [
+        conversation_key(body_of(SYSTEM, FIRST)),
+        conversation_key(body_of(SYSTEM, SECOND)),
+        conversation_key(body_of(FIRST)),
+        conversation_key(body_of(SYSTEM, FIRST), b"Bearer another"),
+        conversation_key(body_of(SYSTEM, FIRST, cache_key="another")),
+    ]
+    assert None not in keys and len(set(keys)) == len(keys)
+
+
+def test_a_key_does_not_show_what_it_is_made_of() -> None:
+    key = conversation_key(body_of(SYSTEM, FIRST), b"Bearer secret")
+    assert key is not None and len(key) == 32
+    int(key, 16)
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:40]))
+def test_a_body_that_is_no_conversation_has_no_key(body: bytes) -> None:
+    assert conversation_key(body) is None
+
+
+@given(st.binary() | json_values.map(lambda value: json.dumps(value).encode()))
+def test_any_body_has_a_key_or_none(body: bytes) -> None:
+    assert conversation_key(body) is None
+
+
+@given(st.lists(json_values, max_size=3), json_values)
+def test_any_messages_before_the_first_of_the_user_count(before: list[Any], after: Any) -> None:
+    key = conversation_key(body_of(*before, FIRST))
+    assert key is not None and key == conversation_key(body_of(*before, FIRST, after, x=after))
+
+
+class Client:
+    """A client that sends a body in pieces, and what the application behind the middleware got.
+
+    A piece None is a client that leaves. Where the pieces end before the body does, it waits.
+    """
+
+    def __init__(self, pieces: Sequence[bytes | None], complete: bool = True):
+        last = len(pieces) - 1
+        self._sent = [
+            {"type": "http.disconnect"}
+            if piece is None
+            else {"type": "http.request", "body": piece, "more_body": not complete or i < last}
+            for i, piece in enumerate(pieces)
+        ]
+        self.messages = list(self._sent)
+        self.got: list[Any] = []
+        self.headers: list[tuple[bytes, bytes]] = []
+
+    async def receive(self) -> Any:
+        await asyncio.sleep(0)
+        if not self._sent:
+            await asyncio.Event().wait()
+        return self._sent.pop(0)
+
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
+        self.headers = scope["headers"]
+        for _ in self.messages:
+            self.got.append(await receive())
+
+    def ask(
+        self,
+        headers: Sequence[tuple[bytes, bytes]] = (),
+        path: str = PATH,
+        method: str = "POST",
+        kind: str = "http",
+        **settings: Any,
+    ) -> list[bytes]:
+        """Send the request. Returns the session headers that the application saw."""
+        scope = {"type": kind, "path": path, "headers": list(headers)}
+        scope |= {"method": method} if kind == "http" else {}
+        before = list(scope["headers"])
+
+        async def nothing(message: Any) -> None: ...
+
+        async def run() -> int:
+            await AffinityMiddleware(self.app, **settings)(scope, self.receive, nothing)
+            await asyncio.sleep(0)
+            return len(asyncio.all_tasks())
+
+        assert asyncio.run(run()) == 1, "a task is left behind"
+        assert scope["headers"] == before  # another middleware's
+        assert self.got == self.messages
+        return [value for name, value in self.headers if name == b"x-session-id"]
+
+
+@given(st.lists(st.integers(0, 200), max_size=5), st.booleans())
+def test_a_body_goes_on_unchanged_with_its_key(cuts: list[int], known_length: bool) -> None:
+    body = body_of(SYSTEM, FIRST)
+    at = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
+    pieces = [body[i:j] for i, j in pairwise(at)]
+    headers = [(b"authorization", b"Bearer one")]
+    headers += [(b"content-length", str(len(body)).encode())] if known_length else []
+    key = conversation_key(body, b"Bearer one")
+    assert key is not None
+    assert Client(pieces).ask(headers) == [key.encode()]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: repr(body[:40]))
+def test_what_is_no_conversation_goes_on_without_a_key(body: bytes) -> None:
+    assert Client([body]).ask() == []
+
+
+def test_a_client_that_leaves_in_mid_body_is_seen_to_leave() -> None:
+    assert Client([body_of(FIRST)[:9], None]).ask() == []
+    assert Client([None]).ask() == []
+
+
+def test_a_longer_body_goes_on_without_a_key() -> None:
+    body = body_of(FIRST)
+    assert Client([body]).ask(most_bytes=len(body)) != []
+    assert Client([body[:9], body[9:]]).ask(most_bytes=len(body) - 1) == []
+    length = [(b"content-length", b"99999999999999999999999999999999")]
+    assert Client([body]).ask(length) == []
+
+
+def test_a_slow_body_goes_on_without_a_key() -> None:
+    assert Client([body_of(FIRST)[:9]], complete=False).ask(wait_s=0.01) == []
+
+
+def test_a_late_piece_is_not_lost() -> None:
+    body = body_of(FIRST)
+
+    class Late(Client):
+        async def receive(self) -> Any:
+            if len(self._sent) == 1:
+                await asyncio.sleep(0.02)
+            return await super().receive()
+
+    assert Late([body[:9], body[9:]]).ask(wait_s=0.001) == []
+
+
+@pytest.mark.parametrize("name", [b"x-session-id", b"X-Session-ID", b"x_session_id"])
+def test_the_clients_own_header_stays(name: bytes) -> None:
+    client = Client([body_of(FIRST)])
+    client.ask([(name, b"mine")])
+    assert client.headers == [(name, b"mine")]
+
+
+def test_an_empty_header_is_none() -> None:
+    assert len(Client([body_of(FIRST)]).ask([(b"x-session-id", b"")])) == 2  # Ray takes the last
+
+
+@pytest.mark.parametrize("value", [b"\xff\xfe", b"\xc3\xa9", b"a\x00b", b"x" * 257])
+@pytest.mark.parametrize("kind", ["http", "websocket"])
+def test_a_header_that_ray_could_not_read_is_hashed(value: bytes, kind: str) -> None:
+    found = Client([b""]).ask([(b"x-session-id", value)], kind=kind)
+    assert len(found) == 1 and len(found[0]) == 32
+    assert found == Client([b""]).ask([(b"x-session-id", value)], kind=kind)
+
+
+@pytest.mark.parametrize(("path", "method"), [(PATH, "PUT"), ("/v1/audio/speech", "POST")])
+def test_other_requests_get_no_key(path: str, method: str) -> None:
+    assert Client([body_of(FIRST)]).ask(path=path, method=method) == []
+
+
+def test_the_callback_makes_middlewares_for_rays_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_SESSION_ID_HEADER_KEY", "X-Correlation-Id")
+    (made,) = affinity.proxy_middlewares()
+    client = Client([body_of(FIRST)])
+    scope = {"type": "http", "method": "POST", "path": PATH, "headers": []}
+    app = made.cls(client.app, **made.kwargs)
+    asyncio.run(app(scope, client.receive, client.receive))
+    assert [name for name, _ in client.headers] == [b"x-correlation-id"]
+    module, _, name = affinity.CALLBACK.rpartition(".")
+    assert (module, getattr(affinity, name)) == (affinity.__name__, affinity.proxy_middlewares)

@@ -1,0 +1,317 @@
+"""Images, manifests and units of deploy/: what they name exists, and their times fit together.
+
+Where their own tools are installed, they are checked by these, too: `make test-deploy`.
+"""
+
+import configparser
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fastapi.routing import APIRoute
+from packaging.specifiers import SpecifierSet
+
+from qwen3_omni_neuron import cli
+from qwen3_omni_neuron.compilation.storage import tree_cache
+from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
+from qwen3_omni_neuron.neuron.versions import (
+    NEURON_SDK,
+    TORCHNEURON_SDK,
+    TORCHNEURON_VERSIONS,
+    supported_neuron,
+    supported_torchneuron,
+)
+from qwen3_omni_neuron.serving.health import router
+from qwen3_omni_neuron.serving.server import EXIT_LOAD_FAILED, EXIT_MODEL_DIED
+from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.imports import ROOT
+
+DEPLOY = ROOT / "deploy"
+IMAGES = sorted((DEPLOY / "images").glob("*.Dockerfile"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+PODS = [path for path in MANIFESTS if path.stem != "rayservice"]
+UNIT = DEPLOY / "systemd" / "qwen3-omni-neuron.service"
+PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+PORT = ServerSettings().port
+
+
+def documents(path: Path) -> list[Any]:
+    return list(yaml.safe_load_all(path.read_text(encoding="utf-8")))
+
+
+def of_kind(path: Path, kind: str) -> Any:
+    (found,) = (document for document in documents(path) if document["kind"] == kind)
+    return found
+
+
+def pod_spec(path: Path) -> Any:
+    return of_kind(path, "Deployment")["spec"]["template"]["spec"]
+
+
+def container(path: Path) -> Any:
+    (found,) = pod_spec(path)["containers"]
+    return found
+
+
+def parsed(words: list[str]) -> Any:
+    """The flags of a command that ends in `qwen3-omni-neuron serve ...`, by the real parser."""
+    names = [Path(word).name for word in words]
+    return cli.make_parser().parse_args(words[names.index("qwen3-omni-neuron") + 1 :])
+
+
+def served_paths() -> set[str]:
+    return {route.path for route in router.routes if isinstance(route, APIRoute)}
+
+
+def pod_specs(value: Any) -> Iterator[Any]:
+    """Every pod's spec in a manifest, wherever it is."""
+    if isinstance(value, dict):
+        if "containers" in value:
+            yield value
+        for inner in value.values():
+            yield from pod_specs(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from pod_specs(inner)
+
+
+def instructions(image: Path) -> list[tuple[str, str]]:
+    """Name and words of each instruction of a Dockerfile."""
+    text = re.sub(r"^\s*#.*\n", "", image.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
+    found = [line.partition(" ")[::2] for line in lines if line.strip()]
+    return [(name, words.strip()) for name, words in found]
+
+
+def arguments_of(image: Path) -> dict[str, str]:
+    """Defaults of the build's arguments."""
+    given = [words.partition("=") for name, words in instructions(image) if name == "ARG"]
+    return {name: value for name, equals, value in given if equals}
+
+
+@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+def test_a_pod_serves_by_flags_and_paths_that_exist(path: Path) -> None:
+    serve = container(path)
+    flags = parsed([*serve["command"], *serve["args"]])
+    assert flags.port == serve["ports"][0]["containerPort"]
+    assert flags.host == "0.0.0.0"
+    assert flags.threads == int(serve["resources"]["requests"]["cpu"])
+    paths = {p: serve[f"{p}Probe"]["httpGet"] for p in ("startup", "readiness", "liveness")}
+    assert {p: get["path"] for p, get in paths.items()} == {
+        "startup": "/ready",
+        "readiness": "/ready",
+        "liveness": "/health",
+    }
+    assert {"/ready", "/health"} <= served_paths()
+    names = {port["name"] for port in serve["ports"]}
+    assert {get["port"] for get in paths.values()} == names
+    service = of_kind(path, "Service")["spec"]
+    assert {port["targetPort"] for port in service["ports"]} == names
+    mounts = {mount["mountPath"] for mount in serve["volumeMounts"]}
+    for file in filter(None, (str(flags.api_keys), flags.model, flags.compiled)):
+        assert any(file.startswith(f"{mount}/") for mount in mounts), file
+
+
+@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+def test_a_pod_may_drain_before_it_is_killed(path: Path) -> None:
+    serve, spec = container(path), pod_spec(path)
+    drain_s = parsed([*serve["command"], *serve["args"]]).drain_timeout_s
+    command, seconds = serve["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == "sleep"
+    assert spec["terminationGracePeriodSeconds"] >= int(seconds) + drain_s + 10
+
+
+@pytest.mark.parametrize("path", PODS, ids=lambda path: path.stem)
+def test_labels_of_a_manifest_fit_together(path: Path) -> None:
+    deployment = of_kind(path, "Deployment")
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels
+    assert of_kind(path, "Service")["spec"]["selector"] == labels
+    budget = of_kind(path, "PodDisruptionBudget")["spec"]
+    assert budget["selector"]["matchLabels"] == labels
+    assert budget["minAvailable"] < deployment["spec"]["replicas"]
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_container_may_do_nothing_but_serve(path: Path) -> None:
+    user = next(words for name, words in instructions(IMAGES[0]) if name == "USER")
+    specs = [spec for document in documents(path) for spec in pod_specs(document)]
+    assert specs
+    for spec in specs:
+        security = spec["securityContext"]
+        assert (security["runAsNonRoot"], security["runAsUser"]) == (True, int(user))
+        assert security["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["automountServiceAccountToken"] is False
+        for one in spec["containers"]:
+            assert one["securityContext"] == {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            }
+            assert "memory" in one["resources"]["limits"]
+            mounted = {mount["name"] for mount in one["volumeMounts"]}
+            assert mounted == {volume["name"] for volume in spec["volumes"]}
+            assert {"/tmp", "/cache"} <= {mount["mountPath"] for mount in one["volumeMounts"]}
+
+
+def test_a_pod_on_trn2_asks_for_the_cores_of_its_node() -> None:
+    path = DEPLOY / "kubernetes" / "trn2.yaml"
+    serve, spec = container(path), pod_spec(path)
+    flags = parsed([*serve["command"], *serve["args"]])
+    node = spec["nodeSelector"]["node.kubernetes.io/instance-type"]
+    assert flags.instance == node
+    assert serve["resources"]["limits"]["aws.amazon.com/neuroncore"] == PHYSICAL_CORES[node] // 2
+    startup = serve["startupProbe"]
+    load_s = startup["periodSeconds"] * startup["failureThreshold"]
+    assert load_s >= 3600
+    assert of_kind(path, "Deployment")["spec"]["progressDeadlineSeconds"] > load_s
+
+
+def test_the_fleet_asks_for_cores_that_its_nodes_have() -> None:
+    service = of_kind(DEPLOY / "kubernetes" / "rayservice.yaml", "RayService")["spec"]
+    serve = yaml.safe_load(service["serveConfigV2"])
+    (application,) = serve["applications"]
+    (deployment,) = application["deployments"]
+    (group,) = service["rayClusterConfig"]["workerGroupSpecs"]
+    (worker,) = group["template"]["spec"]["containers"]
+    node = group["template"]["spec"]["nodeSelector"]["node.kubernetes.io/instance-type"]
+    cores = worker["resources"]["limits"]["aws.amazon.com/neuroncore"]
+    arguments = application["args"]
+    assert (arguments["instance"], cores) == (node, PHYSICAL_CORES[node] // 2)
+    a_node = cores // arguments["neuron_cores"]
+    assert deployment["num_replicas"] == a_node * group["replicas"]
+    assert int(worker["resources"]["requests"]["cpu"]) >= a_node * arguments["threads"]
+    assert {"containerPort": serve["http_options"]["port"], "name": "serve"} in worker["ports"]
+    grace_s = group["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace_s > arguments["drain_timeout_s"] + 30
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
+def test_an_image_serves_as_nobody_special(image: Path) -> None:
+    final = instructions(image)
+    final = final[max(i for i, (name, _) in enumerate(final) if name == "FROM") :]
+    found = dict(final)
+    assert int(found["USER"]) > 1000
+    words = json.loads(found["ENTRYPOINT"])
+    assert parsed(words).host == "0.0.0.0"
+    assert int(found["EXPOSE"]) == PORT
+    url = re.search(r"urlopen\('(http://127.0.0.1:(\d+)(/\w+))'", found["HEALTHCHECK"])
+    assert url
+    assert int(url[2]) == PORT
+    assert url[3] in served_paths()
+    compile(json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])[2], "health check", "exec")
+    assert "XDG_CACHE_HOME=/cache" in found["ENV"]
+    assert re.search(r"install --directory --owner serve /cache", found["RUN"])
+
+
+def test_the_cache_is_where_the_images_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
+    assert str(tree_cache()).startswith("/cache/")
+
+
+@pytest.mark.parametrize("image", IMAGES, ids=lambda path: path.stem)
+def test_an_image_installs_extras_and_files_that_exist(image: Path) -> None:
+    extras = re.findall(r"^([a-z]+) = \[", PYPROJECT, re.MULTILINE)
+    assert set(arguments_of(image)["EXTRAS"].split(",")) <= set(extras)
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    for name, words in instructions(image):
+        if name == "COPY" and not words.startswith("--from"):
+            for source in words.split()[:-1]:
+                assert (ROOT / source).exists()
+                assert f"!{source.split('/')[0]}" in ignored
+
+
+def test_pythons_and_sdks_of_the_images_are_ours() -> None:
+    cpu, neuron = IMAGES
+    wanted = re.search(r'^requires-python = "(.*)"', PYPROJECT, re.MULTILINE)
+    assert wanted
+    assert arguments_of(cpu)["PYTHON"] in SpecifierSet(wanted[1])
+    bases = [words for name, words in instructions(neuron) if name == "FROM"]
+    assert len(bases) == 3  # one of two
+    lines = {NEURON_SDK: supported_neuron(), TORCHNEURON_SDK: supported_torchneuron()}
+    for base in bases[:2]:
+        found = re.fullmatch(r"\S+-py3(\d+)-sdk(\d+\.\d+)\.\d+-\S+ AS sdk-(.*)", base)
+        assert found
+        assert found[2] == found[3]
+        pythons = lines.pop(found[3])["python"]
+        assert pythons is not None
+        assert f"3.{found[1]}" in pythons.split(", ")
+    assert not lines
+    assert arguments_of(neuron)["SDK"] == TORCHNEURON_SDK
+
+
+def test_the_images_repeat_no_pin() -> None:
+    """The versions stand in pyproject.toml and neuron/versions.py; a tag names the SDK."""
+    pins = [v.rstrip(".*") for v in TORCHNEURON_VERSIONS.split(", ")]
+    pins += [v.rstrip(".*") for v in re.findall(r'"[\w-]+==([\d.*]+)', PYPROJECT)]
+    text = "\n".join(words for name, words in instructions(IMAGES[1]) if name != "FROM")
+    assert not [pin for pin in pins if pin in text]
+
+
+def test_the_unit_starts_again_what_a_new_start_can_mend() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]
+    unit.read_string(UNIT.read_text(encoding="utf-8"))
+    service = unit["Service"]
+    assert service["Restart"] == "on-failure"
+    never = {int(status) for status in service["RestartPreventExitStatus"].split()}
+    assert EXIT_LOAD_FAILED in never
+    assert EXIT_MODEL_DIED not in never
+    words = shlex.split(service["ExecStart"])
+    assert words.pop() == "$ARGUMENTS"
+    flags = parsed(words)
+    assert flags.drain_timeout_s + 10 <= int(service["TimeoutStopSec"])
+    (name,) = re.findall(r"\$\{CREDENTIALS_DIRECTORY\}/(\w+)", service["ExecStart"])
+    assert service["LoadCredential"].startswith(f"{name}:")
+    # systemd makes the folder that the cache is in, and no other may be written to.
+    assert service["Environment"] == f"XDG_CACHE_HOME=%C/{service['CacheDirectory']}"
+    assert service["ProtectSystem"] == "strict"
+
+
+def test_prometheus_reads_what_the_server_shows() -> None:
+    (config,) = documents(DEPLOY / "prometheus.yaml")
+    (job,) = config["scrape_configs"]
+    assert job["metrics_path"] in served_paths()
+    assert job["static_configs"] == [{"targets": [f"127.0.0.1:{PORT}"]}]
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
+    if found is None:
+        pytest.skip(f"{name}, which checks deploy/, is not installed")
+    return found
+
+
+def assert_accepted(*command: str | Path) -> None:
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_kubernetes_schemas_accept_the_manifests() -> None:
+    assert_accepted(tool("kubernetes-validate"), "--strict", *PODS)
+
+
+def test_yamllint_accepts_the_manifests() -> None:
+    rules = "{extends: default, rules: {line-length: {max: 100}, document-start: disable}}"
+    assert_accepted(tool("yamllint"), "--strict", "-d", rules, DEPLOY)
+
+
+def test_hadolint_accepts_the_images() -> None:
+    assert_accepted(tool("hadolint"), *IMAGES)
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = tool("systemd-analyze")
+    text = UNIT.read_text(encoding="utf-8")
+    there = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", text, flags=re.MULTILINE)
+    (tmp_path / UNIT.name).write_text(there, encoding="utf-8")
+    assert_accepted(program, "verify", tmp_path / UNIT.name)
+    assert_accepted(program, "security", "--offline=true", "--threshold=20", UNIT)

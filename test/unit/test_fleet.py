@@ -1,0 +1,274 @@
+"""Replicas in a Ray cluster, as far as it goes without Ray: settings, cores, health, presence."""
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.errors import EngineDiedError, OptionError
+from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
+from qwen3_omni_neuron.fleet.cores import check_nodes, stage_cores
+from qwen3_omni_neuron.fleet.draining import Presence
+from qwen3_omni_neuron.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.model import ServedModel
+from qwen3_omni_neuron.status import StageTime, Status
+from testing.http_server import wait_until
+from testing.imports import ROOT
+
+CONFIGS = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))
+
+
+def test_settings_are_those_of_load_and_of_the_server() -> None:
+    settings = FleetSettings.parse(
+        {
+            "model": "/a/tiny",
+            "max_concurrency": 3,
+            "drain_timeout_s": 7,
+            "allowed_origins": ["HTTPS://A.b/"],
+        }
+    )
+    assert settings.server.model_name == "/a/tiny"  # no such folder: as a hub id is
+    assert settings.server.drain_timeout_s == 7
+    assert settings.server.allowed_origins == ("https://a.b",)
+    assert settings.load_arguments(None)["max_concurrency"] == 3
+    compiled = replace(settings, max_concurrency=None, compiled="/tree")
+    assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ({"max_concurency": 3}, "max_concurency, which is unknown.*max_concurrency"),
+        ({"host": "0.0.0.0"}, "host, which is unknown"),
+        ({"api_key": "x"}, "api_keys"),
+        ({"max_concurrency": "eight"}, "max_concurrency: .*integer"),
+        ({"max_media": "few"}, "max_media: .*integer"),
+        ({"drain_timeout_s": 0}, "drain_timeout_s is above 0, got 0"),
+        ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
+        ({"max_queued": -1}, "max_queued is 0 or more, got -1"),
+        ({"threads": 0}, "threads is 1 or more, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(args: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=f"(?s){said}"):
+        FleetSettings.parse(args)
+
+
+def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("secret\n")
+    settings = FleetSettings.parse({"api_keys": str(file)})
+    assert "secret" not in repr(settings)
+    assert settings.server_settings().api_keys == ("secret",)
+
+
+def node(cores: float, alive: bool = True) -> dict[str, Any]:
+    return {"Alive": alive, "Resources": {"CPU": 8.0, "neuron_cores": cores}}
+
+
+def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:
+    nodes = [node(4), node(24), node(64, alive=False), {"Alive": True, "Resources": {}}]
+    check_nodes(24, nodes)
+    check_nodes(0, [])
+    with pytest.raises(OptionError, match=r"asks for 25 .* largest of 3 nodes has 24"):
+        check_nodes(25, nodes)
+    with pytest.raises(OptionError, match=r"asks for 1 .* largest of 0 nodes has 0"):
+        check_nodes(1, [])
+
+
+@pytest.mark.parametrize(
+    ("given", "placement", "stages", "cores"),
+    [
+        (range(8, 16), "shared", STAGES, ("8-15", "8-15", "8-15")),
+        ([26, 25, 24, 27], "shared", STAGES, ("24-27", "24-27", "24-27")),
+        (range(24), "split", STAGES, ("0-7", "8-15", "16-23")),
+        # A gap between two stages is none in a stage.
+        ([0, 1, 4, 5, 8, 9], "split", STAGES, ("0-1", "4-5", "8-9")),
+        ([7, 3, 5], "split", STAGES, ("3", "5", "7")),
+        (range(8), "split", STAGES[:1], ("0-7",)),
+    ],
+)
+def test_rays_cores_are_those_of_the_stages(
+    given: Any, placement: str, stages: Any, cores: tuple[str, ...]
+) -> None:
+    found = stage_cores(list(given), len(given), placement, stages)
+    assert found == dict(zip(stages, cores, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted", "placement", "said"),
+    [
+        (range(8), 24, "split", "ask for 24 .* has given 8"),
+        (range(8), 8, "split", "8 neuron_cores can't be divided among 3.*Ask for 6 or 9"),
+        (range(2), 2, "split", "Ask for 3 or 3"),
+        ([0, 1, 2, 8], 4, "shared", "needs 4 neuron_cores in a row.*0, 1, 2, 8"),
+        ([0, 2, 3, 4, 5, 6], 6, "split", "needs 2 neuron_cores in a row.*0, 2"),
+    ],
+)
+def test_cores_that_do_not_fit_are_refused(
+    given: Any, wanted: int, placement: str, said: str
+) -> None:
+    with pytest.raises(OptionError, match=f"(?s){said}"):
+        stage_cores(list(given), wanted, placement, STAGES)
+
+
+def test_a_replica_without_cores_has_none() -> None:
+    assert stage_cores([], 0, "shared", STAGES) is None
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda file: file.name)
+def test_every_yaml_that_ships_can_be_used(config: Path) -> None:
+    check_config(config)
+    (application,) = yaml.safe_load(config.read_text())["applications"]
+    settings = FleetSettings.parse(application["args"])
+    given = list(range(settings.neuron_cores))
+    stage_cores(given, settings.neuron_cores, settings.placement, STAGES)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[", "can't be read as YAML"),
+        ("3", f"no application whose import_path is {IMPORT_PATH}"),
+        ("applications: [{import_path: other:app}]", "no application"),
+        (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{a: 1}}}}]", "a, which is unkn"),
+    ],
+)
+def test_a_yaml_that_can_not_be_used_is_refused_before_ray_starts(
+    tmp_path: Path, content: str, said: str
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(content)
+    with pytest.raises(OptionError, match=said):
+        check_config(file)
+    with pytest.raises(OptionError, match="can't be read"):
+        check_config(tmp_path / "nothing.yaml")
+
+
+# Health, of `serve` as of a replica.
+
+
+class Stalling:
+    """A model whose talker is in a call."""
+
+    def __init__(self) -> None:
+        self.call_s = 0.0
+
+    def status(self) -> Status:
+        idle, talking = StageTime(3, 0.1), StageTime(2, 0.1, self.call_s)
+        return Status(1, 0, {"thinker": idle, "talker": talking, "vocoder": idle})
+
+
+def served(omni: Any) -> ServedModel:
+    model = ServedModel("m", 1, stall_timeout_s=5.0)
+    model.loaded(omni)
+    return model
+
+
+def test_a_call_that_takes_too_long_is_a_stall_and_one_that_returns_is_none() -> None:
+    omni = Stalling()
+    model = served(omni)
+    assert (model.state, model.ready, model.fault) == ("ready", True, None)
+    omni.call_s = 5.1
+    assert (model.state, model.ready) == ("stalled", False)
+    assert model.fault is not None
+    assert "talker has been in one call of its engine for 5 s, and 5 s is the most" in model.fault
+    with pytest.raises(Exception, match="the server is stalled"):
+        model.take()
+    omni.call_s = 0.0
+    assert (model.state, model.fault) == ("ready", None)
+
+
+class Held:
+    """A thinker whose prefill waits until it may go on."""
+
+    def __init__(self, engine: Any, go: threading.Event):
+        self._engine, self._go = engine, go
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def prefill(self, *given: Any) -> Any:
+        self._go.wait(20)
+        return self._engine.prefill(*given)
+
+
+def longest_call_s(omni: Qwen3Omni) -> float:
+    return max(stage.call_s for stage in omni.status().stages.values())
+
+
+def test_a_stage_says_how_long_its_call_has_taken(checkpoint: Path) -> None:
+    go = threading.Event()
+
+    def hold(engines: Engines) -> Engines:
+        return replace(engines, thinker=Held(engines.thinker, go))  # type: ignore[arg-type]
+
+    messages: Any = [{"role": "user", "content": "Hello"}]
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=hold) as omni:
+        assert longest_call_s(omni) == 0
+        with omni.stream(messages, thinker_max_new_tokens=2, talker_max_new_tokens=4) as stream:
+            wait_until(lambda: longest_call_s(omni) > 0.1)
+            assert omni.status().stages["talker"].call_s == 0
+            go.set()
+            list(stream)
+        assert longest_call_s(omni) == 0
+
+
+def test_a_reply_that_waits_for_its_reader_is_in_no_call(omni: Qwen3Omni) -> None:
+    endless: Any = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000}
+    with omni.stream([{"role": "user", "content": "Hello"}], **endless) as stream:
+        next(stream)
+        calls = -1
+        while calls != (calls := sum(s.calls for s in omni.status().stages.values())):
+            time.sleep(0.3)
+        assert (omni.status().running, longest_call_s(omni)) == (1, 0)
+
+
+def test_a_model_that_died_needs_a_new_start() -> None:
+    model = served(Stalling())
+    model.noticed(EngineDiedError("the talker's process ended."))
+    assert model.state == "failed"
+    assert model.fault is not None
+    assert model.sessions_end_in_s is not None
+
+
+def test_sessions_have_as_long_as_the_first_call_said() -> None:
+    model = served(Stalling())
+    assert model.sessions_end_in_s is None
+    model.end_sessions(100)
+    time.sleep(0.01)
+    model.drain(1000)
+    assert model.sessions_end_in_s is not None and 90 < model.sessions_end_in_s < 100
+    assert model.state == "draining"
+
+
+# Draining, as Ray's router tells of it.
+
+
+def test_a_replica_is_told_once_that_it_is_on_the_list_or_no_more() -> None:
+    told, presence = list[bool](), Presence()
+    assert not presence.tell({"a"})  # a proxy's process
+    presence.watch("a", told.append)
+    assert presence.tell(set())  # it starts: nobody lists it yet
+    presence.tell({"b"})
+    assert told == []
+    for running in ({"a", "b"}, {"a"}, {"b"}, set[str](), {"a", "c"}):
+        presence.tell(running)
+    assert told == [True, False, True]
+
+
+def test_sessions_may_go_on_where_a_drain_was_none() -> None:
+    model = served(Stalling())
+    model.end_sessions(100)
+    model.keep_sessions()
+    assert model.sessions_end_in_s is None
+    model.drain(100)
+    model.keep_sessions()
+    assert model.sessions_end_in_s is not None  # the process ends all the same

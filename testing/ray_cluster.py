@@ -1,0 +1,193 @@
+"""A Ray cluster of this process's own on the loopback, and applications of Serve YAMLs in it."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from types import SimpleNamespace
+from typing import Any
+
+import ray
+import yaml
+from openai import OpenAI
+from ray import serve
+
+from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
+from testing.http_server import wait_until
+
+START_S = 240.0  # for replicas to start, on a machine that has much else to do
+CPUS, CORES = 8, 24
+ATTEMPTS = 3  # to start a node on a machine that has much else to do
+_MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
+
+
+class Cluster:
+    """A running cluster. port: of its HTTP proxy."""
+
+    def __init__(self) -> None:
+        self.port = _free_port()
+        self.figures_port = _free_port()
+        self._applications: dict[str, dict[str, Any]] = {}
+
+    def plan(self, name: str, replicas: int, prefix: str = "/", **args: Any) -> None:
+        """Put an application into the YAML, or change it. args: those that the YAML has."""
+        self._applications[name] = {
+            "name": name,
+            "route_prefix": prefix,
+            "import_path": IMPORT_PATH,
+            "args": {"threads": 1, **args},
+            "deployments": [{"name": "replica", "num_replicas": replicas}],
+        }
+
+    def deploy(self) -> None:
+        """Bring the cluster to what the YAML says, as `serve run` does."""
+        config = {
+            "http_options": {"host": "127.0.0.1", "port": self.port},
+            "applications": list(self._applications.values()),
+        }
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            yaml.safe_dump(config, file)
+            file.flush()
+            command = [sys.executable, "-m", "ray.serve.scripts", "run", "--non-blocking"]
+            done = subprocess.run(
+                [*command, "--address", self.address, file.name],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=START_S,
+            )
+            assert done.returncode == 0, done.stderr[-2000:]
+
+    def remove(self, name: str) -> None:
+        """Begin to end an application."""
+        del self._applications[name]
+        serve.delete(name, _blocking=False)
+
+    def wait_for(self, name: str, replicas: int, seconds: float = START_S) -> None:
+        """Wait until an application runs with so many replicas and no others."""
+
+        def runs() -> bool:
+            state = self.state(name)
+            assert state.status != "DEPLOY_FAILED", state.message
+            deployment = state.deployments.get("replica")
+            return (
+                state.status == "RUNNING"
+                and deployment is not None
+                and dict(deployment.replica_states) == {"RUNNING": replicas}
+            )
+
+        wait_until(runs, seconds)
+
+    @property
+    def address(self) -> str:
+        """The cluster's address, as Ray's commands take it."""
+        return str(ray.get_runtime_context().gcs_address)
+
+    def names(self) -> list[str]:
+        """Return the names of the applications that there are."""
+        return list(serve.status().applications)
+
+    def state(self, name: str) -> Any:
+        """Return Ray's state of an application."""
+        return serve.status().applications[name]
+
+    def replicas(self, name: str) -> dict[str, int]:
+        """Return the replicas' names, and the ids of their processes."""
+        found = {}
+        for replica, handle in self._actors(name).items():
+            with suppress(ray.exceptions.RayActorError):  # it has just ended
+                found[replica] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))
+        return found
+
+    def _actors(self, name: str) -> dict[str, Any]:
+        return {
+            actor["name"].rpartition("#")[2]: ray.get_actor(actor["name"], actor["namespace"])
+            for actor in ray.util.list_named_actors(all_namespaces=True)
+            if actor["name"].startswith(f"SERVE_REPLICA::{name}#")
+        }
+
+    def cores(self, name: str) -> list[set[str]]:
+        """Return the cores of each replica, as Ray gave them."""
+
+        def own(_: Any) -> list[str]:
+            return ray.get_runtime_context().get_accelerator_ids()["neuron_cores"]
+
+        return [
+            set(ray.get(handle.__ray_call__.remote(own))) for handle in self._actors(name).values()
+        ]
+
+    def kill(self, name: str, replica: str | None = None) -> None:
+        """End a replica's process, as the system does where no memory is left."""
+        running = self.replicas(name)
+        os.kill(running[replica or min(running)], signal.SIGKILL)
+
+    def wait_for_others(self, name: str, before: Collection[str]) -> None:
+        """Wait until none of these replicas is left, and as many others run."""
+        wait_until(lambda: not set(self.replicas(name)) & set(before), START_S)
+        self.wait_for(name, len(before))
+
+    def client(self, prefix: str = "", retries: int = 0) -> OpenAI:
+        """Return OpenAI's client of an application."""
+        url = f"http://127.0.0.1:{self.port}{prefix}/v1"
+        return OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=60)
+
+    def server(self, model_name: str, prefix: str = "") -> Any:
+        """Return what the tests of `serve` know of a server: its port, and its model's name."""
+        settings = SimpleNamespace(model_name=model_name)
+        return SimpleNamespace(port=f"{self.port}{prefix}", settings=settings)
+
+
+@contextmanager
+def cluster() -> Iterator[Cluster]:
+    """Start a cluster with cores that are none, and end it."""
+    made = Cluster()
+    before = dict(os.environ)
+    os.environ |= environment()
+    os.environ |= {
+        "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+    }
+    # A socket's path has at most 107 bytes: pytest's own folders are too deep.
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        try:
+            _start(folder, made.figures_port)
+            yield made
+        finally:
+            serve.shutdown()
+            ray.shutdown()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def _start(folder: str, figures_port: int) -> None:
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=CPUS,
+                resources={"neuron_cores": CORES},
+                include_dashboard=False,
+                object_store_memory=_MEMORY_BYTES,
+                namespace="serve",
+                log_to_driver=False,
+                _temp_dir=folder,
+                _metrics_export_port=figures_port,
+            )
+            return
+        except Exception as error:  # Ray's own, where a node does not start in 30 s
+            ray.shutdown()
+            if "timed out during startup" not in str(error) or attempt == ATTEMPTS:
+                raise
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return int(found.getsockname()[1])
