@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     read_manifest,
@@ -28,6 +29,7 @@ from testing.made_trees import DYING, FULL, SLOW
 from testing.specs import plan_of
 
 MOMENTS = 10
+PATIENCE_S = 60.0  # for a killed run's worker to notice, on a machine that does other things
 
 
 @pytest.fixture(scope="module")
@@ -75,13 +77,14 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "from pathlib import Path\n"
         f"from testing.made_trees import {target}\n"
-        "from qwen3_omni_neuron.compilation.runner import compile_tree\n"
+        "from qwen3_omni_neuron.compilation import runner\n"
+        f"runner.WAIT_S = {PATIENCE_S}\n"
         "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
         "from testing.specs import plan_of\n"
         f"model = Path({str(plan.model)!r})\n"
         f"plan = plan_of(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
         "print(flush=True)\n"
-        f"compile_tree(plan, Path({str(tree)!r}), {target})\n"
+        f"runner.compile_tree(plan, Path({str(tree)!r}), {target})\n"
     )
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -92,12 +95,13 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
 
 
 def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
-    plan: CompilePlan, clean: Path, tmp_path: Path
+    plan: CompilePlan, clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each interruption a folder with a graph's name is complete.
 
     A manifest is only there where every graph is.
     """
+    monkeypatch.setattr(runner, "WAIT_S", PATIENCE_S)
     expected, moments = content(clean), random.Random(5)
     tree = tmp_path / "tree"
     cut, longest_s = 0, 1.2

@@ -170,7 +170,8 @@ def test_an_answer_that_is_interrupted_before_it_begins(
         until("response.create")
         answer("second", "two", 8192)
 
-    with serve(converse, "127.0.0.1", 0) as server, FileSink(out) as sink:
+    sink = FileSink(out)
+    with serve(converse, "127.0.0.1", 0) as server, sink:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         conversation = Talk(sink)
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"

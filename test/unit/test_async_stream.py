@@ -40,14 +40,27 @@ def test_eight_streams_in_one_loop_give_what_each_gives_alone(omni: Qwen3Omni) -
 def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Audio and the end bring along text that would wait for ever."""
+    """Audio and the end wait for nothing, and bring along text that would wait for ever."""
+    expected = omni.generate_audio(HELLO, seed=3, **LIMITS)
     monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
+    engine = omni._pipeline._engines.thinker
+    original = engine.step
+
+    def slow(*arguments: Any) -> Any:  # the reader has the first token before there are others
+        time.sleep(0.02)
+        return original(*arguments)
+
+    monkeypatch.setattr(engine, "step", slow)
 
     async def bursts_of(text_alone: bool) -> list[list[Any]]:
         ask = omni.stream_text if text_alone else omni.stream
-        return [burst async for burst in ask(HELLO, seed=3, **LIMITS).bursts()]
+        stream, bursts = ask(HELLO, seed=3, chunk_frames=(1,), **LIMITS), []
+        async for burst in stream.bursts():
+            bursts.append(burst)
+            if sum(isinstance(burst[-1], AudioChunk) for burst in bursts) == 2:
+                assert not stream._live.ended, "audio comes while the reply is made"
+        return bursts
 
-    expected = omni.generate_audio(HELLO, seed=3, **LIMITS)
     for text_alone in (False, True):
         bursts = asyncio.run(asyncio.wait_for(bursts_of(text_alone), 60))
         events = [event for burst in bursts for event in burst]

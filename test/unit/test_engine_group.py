@@ -32,7 +32,7 @@ def call(group: EngineGroup, method: str, *arguments: object) -> Any:
 @pytest.fixture
 def group(tmp_path: Path) -> Iterator[EngineGroup]:
     made = group_of(3, tmp_path)
-    made.wait_ready(60)
+    made.wait_ready(300)
     yield made
     made.close()
     for pid in made.pids:

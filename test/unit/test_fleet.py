@@ -77,12 +77,19 @@ def node(cores: float, alive: bool = True) -> dict[str, Any]:
 
 def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:
     nodes = [node(4), node(24), node(64, alive=False), {"Alive": True, "Resources": {}}]
-    check_nodes(24, nodes)
-    check_nodes(0, [])
+    check_nodes(24, lambda: nodes)
+    check_nodes(0, list)
     with pytest.raises(OptionError, match=r"asks for 25 .* largest of 3 nodes has 24"):
-        check_nodes(25, nodes)
+        check_nodes(25, lambda: nodes)
     with pytest.raises(OptionError, match=r"asks for 1 .* largest of 0 nodes has 0"):
-        check_nodes(1, [])
+        check_nodes(1, list, first_node_s=0.0)
+
+
+def test_the_first_node_with_cores_is_waited_for() -> None:
+    """The head of a cluster has none, and runs before its workers."""
+    joining = iter([[node(0)], [node(0)], [node(0), node(8)]])
+    check_nodes(8, lambda: next(joining))
+    assert not list(joining)
 
 
 @pytest.mark.parametrize(

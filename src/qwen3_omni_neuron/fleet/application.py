@@ -21,11 +21,12 @@ def build(args: dict[str, Any]) -> serve.Application:
     """Return the application of the settings that `args` has (see FleetSettings).
 
     What the YAML's `deployments` says of `replica`, such as num_replicas or autoscaling_config,
-    stands above what is set here. Raises OptionError where the settings can't be used, and where no
-    node of the cluster has the cores that a replica asks for.
+    stands above what is set here. Where a replica asks for cores, it waits for a node that has any.
+    Raises OptionError where the settings can't be used, and where no node of the cluster has the
+    cores that a replica asks for.
     """
     settings = FleetSettings.parse(args)
-    check_nodes(settings.neuron_cores, ray.nodes())
+    check_nodes(settings.neuron_cores, ray.nodes)
     resources = {RESOURCE: settings.neuron_cores} if settings.neuron_cores else {}
     deployment = serve.deployment(
         Replica,

@@ -8,28 +8,41 @@ Ray counts logical cores, as the operator declares them when a node starts
     24             8    split       8-15      16-23    24-31
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from qwen3_omni_neuron.errors import OptionError
 
 RESOURCE = "neuron_cores"
+FIRST_NODE_S = 600.0
 
 
-def check_nodes(wanted: int, nodes: Iterable[Mapping[str, Any]]) -> None:
+def check_nodes(
+    wanted: int,
+    list_nodes: Callable[[], Iterable[Mapping[str, Any]]],
+    first_node_s: float = FIRST_NODE_S,
+) -> None:
     """Check that a node of the cluster has the cores that a replica asks for.
 
-    nodes: as `ray.nodes()` returns them. Raises OptionError with both numbers: Ray would wait for
-    such a node.
+    list_nodes: `ray.nodes`. first_node_s: time for the first node that has any cores to join, as
+    applications may be deployed before the workers of a cluster have started. Raises OptionError
+    with both numbers: Ray would wait for such a node.
     """
-    have = [int(n["Resources"].get(RESOURCE, 0)) for n in nodes if n["Alive"]]
-    most = max(have, default=0)
-    if wanted > most:
-        raise OptionError(
-            f"a replica asks for {wanted} {RESOURCE}, and the largest of {len(have)} nodes has "
-            f"{most}. Ask for at most {most}, or start a larger node; where it has them, begin it "
-            f"with `ray start --resources='{{\"{RESOURCE}\": {wanted}}}'`, in logical cores."
-        )
+    until_s = time.monotonic() + first_node_s
+    while True:
+        have = [int(n["Resources"].get(RESOURCE, 0)) for n in list_nodes() if n["Alive"]]
+        most = max(have, default=0)
+        if wanted <= most:
+            return
+        if most or time.monotonic() >= until_s:
+            break
+        time.sleep(1.0)
+    raise OptionError(
+        f"a replica asks for {wanted} {RESOURCE}, and the largest of {len(have)} nodes has "
+        f"{most}. Ask for at most {most}, or start a larger node; where it has them, begin it "
+        f"with `ray start --resources='{{\"{RESOURCE}\": {wanted}}}'`, in logical cores."
+    )
 
 
 def stage_cores(

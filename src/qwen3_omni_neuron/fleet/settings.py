@@ -25,10 +25,11 @@ LIMITS = tuple(f.name for f in fields(ServerSettings) if f.name not in _OF_CONNE
 class FleetSettings:
     """Settings of every replica of one application.
 
-    model: checkpoint folder or hub id. compiled: folder that `compile` wrote. target, dtype,
-    placement, instance, threads, context_length: as Qwen3Omni.load takes them. neuron_cores: of a
-    replica. max_concurrency: requests that a replica runs at a time; max_queued: that wait in it.
-    api_keys: file of keys, one a line. server: limits of a replica, by the names in LIMITS.
+    model: checkpoint folder or hub id. compiled: folder that `compile` wrote, or address that
+    `push` printed. target, dtype, placement, instance, threads, context_length: as Qwen3Omni.load
+    takes them. neuron_cores: of a replica. max_concurrency: requests that a replica runs at a time;
+    max_queued: that wait in it. api_keys: file of keys, one a line. server: limits of a replica, by
+    the names in LIMITS.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
