@@ -32,7 +32,8 @@ def build(args: dict[str, Any]) -> serve.Application:
         Replica,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": settings.threads or 1, "resources": resources},
-        max_ongoing_requests=settings.slots + settings.max_queued,
+        # A queue in a replica would wait for it while others are free: requests wait in the proxies.
+        max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,
         backpressure_config={"retry_after_s": 1},
         graceful_shutdown_timeout_s=settings.server.drain_timeout_s + AFTER_DRAINING_S,
