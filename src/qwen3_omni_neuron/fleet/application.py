@@ -32,7 +32,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         Replica,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": settings.threads or 1, "resources": resources},
-        # A queue in a replica would wait for it while others are free: requests wait in the proxies.
+        # No queue in a replica: requests wait in the proxies, for whichever is free first.
         max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,
         backpressure_config={"retry_after_s": 1},
