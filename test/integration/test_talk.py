@@ -7,6 +7,7 @@ import _thread
 import base64
 import json
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -217,9 +218,14 @@ def talk(arguments: list[str], converse: Callable[[], None]) -> int:
         _thread.interrupt_main()
 
     thread = threading.Thread(target=run)
+    # A shell that runs the tests in the background has it ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
-    status = main(["talk", *arguments])
-    thread.join()
+    try:
+        status = main(["talk", *arguments])
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     assert failures == []
     return status
 
