@@ -28,6 +28,8 @@ from functools import partial
 from itertools import accumulate
 from typing import Any
 
+import torch
+
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from bench.common.metrics import (
     ChunkArrival,
@@ -216,7 +218,7 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
     from testing.ray_cluster import cluster
 
     args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
-    args |= {"placement": options.placement, "threads": options.threads}
+    args |= {"placement": options.placement, "threads": options.threads or torch.get_num_threads()}
     with cluster() as started:
         started.plan("load", 1, max_concurrency=SLOTS, max_queued=QUEUED, **args)
         started.deploy()
