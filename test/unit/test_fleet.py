@@ -20,6 +20,7 @@ from qwen3_omni_neuron.fleet.cores import check_nodes, stage_cores
 from qwen3_omni_neuron.fleet.draining import Presence
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import ServedModel
+from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.status import StageTime, Status
 from testing.http_server import wait_until
 from testing.imports import ROOT
@@ -73,6 +74,13 @@ def test_api_keys_are_read_by_the_replica_and_shown_nowhere(tmp_path: Path) -> N
 
 def node(cores: float, alive: bool = True) -> dict[str, Any]:
     return {"Alive": alive, "Resources": {"CPU": 8.0, "neuron_cores": cores}}
+
+
+def test_threads_are_the_models_and_not_those_that_read_requests() -> None:
+    settings = FleetSettings.parse({"threads": 16})
+    assert settings.load_arguments(None)["threads"] == 16
+    assert settings.server.threads == ServerSettings().threads
+    assert FleetSettings.parse({"threads": None}).threads is None
 
 
 def test_more_cores_than_any_node_has_are_refused_with_both_numbers() -> None:

@@ -13,12 +13,12 @@ from qwen3_omni_neuron.serving.keys import read_keys
 from qwen3_omni_neuron.serving.settings import ServerSettings, name_of_model
 
 SLOTS = 8  # where nothing else is said: as `serve` has it
-# Ray's proxies own the connections, and their address.
-_OF_CONNECTIONS = {
+# Ray's proxies own the connections, and their address. A replica's `threads` are those of its model.
+_NOT_LIMITS = {
     *("host", "port", "tls_cert", "tls_key", "max_connections", "header_timeout_s"),
-    *("send_timeout_s", "api_keys"),
+    *("send_timeout_s", "api_keys", "threads"),
 }
-LIMITS = tuple(f.name for f in fields(ServerSettings) if f.name not in _OF_CONNECTIONS)
+LIMITS = tuple(f.name for f in fields(ServerSettings) if f.name not in _NOT_LIMITS)
 
 
 @dataclass(frozen=True)
