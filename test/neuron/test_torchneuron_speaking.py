@@ -29,8 +29,7 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(
 ) -> None:
     """Activations, weights and KV cache in bfloat16, as on a device.
 
-    One may be wrong: the checkpoint answers 98 % right, and bfloat16 is rounded otherwise on another
-    processor.
+    One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
     """
     monkeypatch.setattr(LoadedPart, "warm_up", warm_up_what_is_used)
     spec = weights_for_stand_in(

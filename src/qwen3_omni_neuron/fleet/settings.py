@@ -13,7 +13,7 @@ from qwen3_omni_neuron.serving.keys import read_keys
 from qwen3_omni_neuron.serving.settings import ServerSettings, name_of_model
 
 SLOTS = 8  # where nothing else is said: as `serve` has it
-# Ray's proxies own the connections, and their address. A replica's `threads` are those of its model.
+# Ray's proxies own the connections, and their address. `threads` are those of the model.
 _NOT_LIMITS = {
     *("host", "port", "tls_cert", "tls_key", "max_connections", "header_timeout_s"),
     *("send_timeout_s", "api_keys", "threads"),
