@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.cli.compile import add_compile
 from qwen3_omni_neuron.cli.doctor import add_doctor
 from qwen3_omni_neuron.cli.inspect import add_inspect
-from qwen3_omni_neuron.cli.pull import add_pull
-from qwen3_omni_neuron.cli.push import add_push
 from qwen3_omni_neuron.cli.say import add_say
 from qwen3_omni_neuron.cli.serve import add_serve
 from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.cli.storage import add_pull, add_push
 from qwen3_omni_neuron.cli.talk import add_talk
 from qwen3_omni_neuron.cli.tiny import add_tiny
 from qwen3_omni_neuron.cli.transcribe import add_transcribe

@@ -238,9 +238,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             await woken.wait()
         finally:
             deadline.cancel()
-            if (
-                live.output.on_change is not None
-            ):  # no thread sets it, and `wake` has not cleared it
+            # No other thread sets it; where `wake` has cleared it, the lock is not needed.
+            if live.output.on_change is not None:
                 with live.output.changed:
                     live.output.on_change = None
 

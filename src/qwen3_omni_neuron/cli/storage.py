@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron pull`: copies a compiled tree from shared storage to this machine."""
+"""`qwen3-omni-neuron push` and `pull`: compiled trees to shared storage, and from there."""
 
 import argparse
 import sys
@@ -6,7 +6,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from qwen3_omni_neuron.compilation.storage import Progress, pull_tree
+from qwen3_omni_neuron.compilation.storage import Progress, pull_tree, push_tree
+
+
+def add_push(parser: argparse.ArgumentParser) -> None:
+    """Add the verb's arguments."""
+    parser.set_defaults(run=_push)
+    parser.add_argument("tree", type=Path, metavar="DIR", help="what compile wrote as --out")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        help="folder, or address of a folder such as s3://BUCKET/TREES: the tree goes under it, in "
+        "a folder of its hash",
+    )
+
+
+def _push(parsed: argparse.Namespace) -> int:
+    """Push a tree, and print its address. Returns the exit status."""
+    with _byte_bar() as progress:
+        address = push_tree(parsed.tree, parsed.url, progress)
+    print(address)
+    return 0
 
 
 def add_pull(parser: argparse.ArgumentParser) -> None:
@@ -25,14 +45,14 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
 
 def _pull(parsed: argparse.Namespace) -> int:
     """Pull a tree, and print its folder. Returns the exit status."""
-    with byte_bar() as progress:
+    with _byte_bar() as progress:
         folder = pull_tree(parsed.url, parsed.folder, progress)
     print(folder)
     return 0
 
 
 @contextmanager
-def byte_bar() -> Iterator[Progress]:
+def _byte_bar() -> Iterator[Progress]:
     """Show a progress bar on stderr, in bytes."""
     from tqdm import tqdm
 
