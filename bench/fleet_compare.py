@@ -30,9 +30,7 @@ from bench.common.models import add_model_arguments, chosen_checkpoint, load_cho
 from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.fleet import Fleet, Plan, Talk
 from bench.replaying.load import RequestLengths
-from bench.replaying.ray_parts import RayRing
 from bench.serve_load import LOCAL, SLOTS, Way, at_once, over_http, through_api
-from testing.ray_cluster import cluster
 
 REPLICAS, QUEUED = 3, 8
 AT_ONCE = (1, 2, 4, 8)
@@ -77,6 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> Figures:
     """Measure and predict, at each number of clients."""
+    from testing.ray_cluster import cluster  # Ray, which the help text does not need
+
     with chosen_checkpoint(options) as checkpoint:
         alone = measured_alone(checkpoint, options)
         rows = []
@@ -170,6 +170,8 @@ def predict(
     seed: int,
 ) -> tuple[float, float]:
     """Simulate the clients. Returns replies a second, and the median time to the first sample."""
+    from bench.replaying.ray_parts import RayRing
+
     plan = Plan(SLOTS, queued=QUEUED, replicas=REPLICAS, cores=cores)
     fleet = Fleet(plan, curves, Talk(lengths, turns=1.0), RayRing(), seed)
     outcome = fleet.closed(clients, SIMULATED_S * statistics.mean(alone_s(curves, lengths)))

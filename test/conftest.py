@@ -41,6 +41,17 @@ CheckpointMaker = Callable[[int], Path]
 BothMaker = Callable[[int], tuple[Qwen3Omni, Reference]]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def cores_of_a_module() -> Iterator[None]:
+    """Puts back the variables by which a load in this process takes its cores."""
+    names = ("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    yield
+    for name in names:
+        os.environ.pop(name, None)
+    os.environ.update(before)
+
+
 @pytest.fixture(scope="session")
 def checkpoint_of_seed(tmp_path_factory: pytest.TempPathFactory) -> CheckpointMaker:
     """A tiny checkpoint by its seed."""

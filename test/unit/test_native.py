@@ -477,6 +477,10 @@ if sys.argv[1] == "fork":
 else:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, [500] * 4))
+if hasattr(os, "sched_getaffinity"):
+    # A helper that leaves its caller's core may go back there later.
+    mine = os.sched_getaffinity(0)
+    assert all(os.sched_getaffinity(int(t)) == mine for t in os.listdir("/proc/self/task"))
 print("helpers", helpers)
 """
 

@@ -26,7 +26,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     PromptTooLongError,
 )
-from qwen3_omni_neuron.process.engine_process import EngineProcess
+from qwen3_omni_neuron.process.engine_process import LIVENESS_S, EngineProcess
 from qwen3_omni_neuron.process.mailbox import FIRST_BYTES, SharedBlock
 from testing.fake_engines_for_processes import (
     FakeTalker,
@@ -278,6 +278,18 @@ def test_a_death_between_two_calls_is_told_by_the_next_one(start: Process) -> No
     os.kill(process.pid, signal.SIGKILL)
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         process.call("echo", torch.zeros(100_000))
+
+
+def test_a_process_that_was_stopped_ends_its_call(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    threading.Timer(0.2, os.kill, (process.pid, signal.SIGSTOP)).start()
+    begin = time.monotonic()
+    with pytest.raises(EngineDiedError, match=f"process {process.pid}.* was stopped by a signal"):
+        process.call("stall", 600)
+    assert time.monotonic() - begin < LIVENESS_S + AT_ONCE_S
+    process.close()
+    assert is_gone(process.pid)
 
 
 def test_close_ends_a_call_that_stalls(start: Process) -> None:

@@ -211,9 +211,9 @@ class EngineProcess:
                     raise EngineDiedError(problem + self._quoted_output())
             if self._poll.poll(1000 * wait_s):
                 return
-            # A process that it has forked may keep the connection open after its end.
-            if self._process.poll() is not None:
-                raise DisconnectedError
+            # A stopped process never answers, and one that it has forked may keep the connection
+            # open after its end.
+            self.check()
 
     def _died(self) -> Qwen3OmniError:
         """Return the error that says why the connection ended."""

@@ -1,5 +1,6 @@
 /* See parallel.h. */
 
+#define _GNU_SOURCE /* sched_getcpu and sched_setaffinity, on Linux */
 #include "parallel.h"
 
 #include <pthread.h>
@@ -21,6 +22,7 @@ struct Team {
     _Atomic int64_t helpers; /* threads that look for tasks here, the caller not counted */
     int64_t most;            /* threads that may, the caller counted */
     _Atomic uint64_t ticket; /* number of tasks << 32 | next task */
+    _Atomic int core;        /* that the caller was seen on last, or -1 */
     _Atomic int64_t done, failed;
     Task task;
     void *work;
@@ -108,6 +110,33 @@ static void pause_briefly(void)
 #endif
 }
 
+/* Return the core that this thread runs on, or -1 where the system does not say. */
+static int this_core(void)
+{
+#ifdef __linux__
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+}
+
+/* Move this thread to another of the cores that it may use, if there is one. A kernel that wakes a
+ * helper on its caller's core often leaves it there for a whole call, in which both take turns. */
+static void leave_core(int core)
+{
+#ifdef __linux__
+    cpu_set_t allowed, others;
+    if (sched_getaffinity(0, sizeof allowed, &allowed) != 0)
+        return;
+    others = allowed;
+    CPU_CLR(core, &others);
+    if (CPU_COUNT(&others) > 0 && sched_setaffinity(0, sizeof others, &others) == 0)
+        sched_setaffinity(0, sizeof allowed, &allowed); /* it moves back only where that pays */
+#else
+    (void)core;
+#endif
+}
+
 /* Take the next task of a team and run it. Returns 0 where none is left. */
 static int run_one(Team *team)
 {
@@ -140,6 +169,9 @@ static void serve(Team *team)
 {
     int idle = 0;
     while (team->open && idle < PATIENCE && team->helpers <= fair_share(team)) {
+        int core = this_core();
+        if (core >= 0 && core == team->core)
+            leave_core(core);
         if (run_one(team)) {
             idle = 0;
         } else {
@@ -267,6 +299,7 @@ int run_tasks(Team *team, Task task, void *work, int64_t tasks, int64_t cost,
     team->task = task;
     team->work = work;
     team->scratch_floats = scratch_floats;
+    team->core = this_core();
     atomic_store_explicit(&team->done, 0, memory_order_relaxed);
     atomic_store_explicit(&team->ticket, (uint64_t)tasks << 32, memory_order_release);
     wake_helpers(team);
