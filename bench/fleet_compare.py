@@ -11,13 +11,12 @@ neither is what it would be alone. Needs the extra `ray`.
 """
 
 import argparse
-import gc
 import os
 import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,13 +36,21 @@ AT_ONCE = (1, 2, 4, 8)
 BACKGROUND_S, SIMULATED_S, AGREES = 3.0, 300.0, 0.15
 
 
-@dataclass(frozen=True)
+@dataclass
 class Observations:
     """Requests of one case, and what they took: seconds of all, and CPU seconds of this machine."""
 
-    replies: list[RequestMetrics]
-    seconds: float
-    cpu_s: float
+    replies: list[RequestMetrics] = field(default_factory=list)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+
+    def observe(self, way: Way, clients: int, requests: int) -> None:
+        """Run clients, each its requests one after the other."""
+        before_s = tree_cpu_s()
+        seconds, events = at_once(way, clients, requests)
+        self.cpu_s += tree_cpu_s() - before_s
+        self.seconds += seconds
+        self.replies += map(request_metrics, events)
 
     @property
     def first_audio_s(self) -> list[float]:
@@ -67,8 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_model_arguments(parser)
     parser.set_defaults(threads=1)
     parser.add_argument("--clients", type=sizes, default=[1, 6, 12], metavar="N,N,...")
-    parser.add_argument("--requests", type=positive, default=96, help="of a case; default: 96")
-    parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
+    parser.add_argument("--requests", type=positive, default=24, help="of a case; default: 24")
+    parser.add_argument("--rounds", type=positive, default=4, help="of all cases; default: 4")
+    parser.add_argument("--max-frames", type=positive, default=200, help="of a reply; default: 200")
     parser.add_argument("--seed", type=natural, default=0, help="of the simulation")
     return run("fleet_compare", parser, measure, arguments)
 
@@ -77,64 +85,51 @@ def measure(options: argparse.Namespace) -> Figures:
     """Measure and predict, at each number of clients."""
     from testing.ray_cluster import cluster  # Ray, which the help text does not need
 
-    with chosen_checkpoint(options) as checkpoint:
-        alone = measured_alone(checkpoint, options)
-        rows = []
-        with cluster() as ray:
-            args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load"}
-            args |= {"dtype": options.dtype, "placement": options.placement}
-            args |= {"max_concurrency": SLOTS, "max_queued": QUEUED, "threads": options.threads}
-
-            over_ray = partial(over_http, (LOCAL, ray.port), options)
-
-            def deployed(replicas: int) -> None:
-                ray.plan("load", replicas, **args)
-                ray.deploy()
-                ray.wait_for("load", replicas)
-                at_once(over_ray, 2 * replicas, 2)  # all of them have answered
-
-            deployed(1)
-            through_ray = observed(over_ray, 1, options.requests)
-            deployed(REPLICAS)
-            before = tree_cpu_s()
+    with (
+        chosen_checkpoint(options) as checkpoint,
+        cluster() as ray,
+        load_chosen(checkpoint, options, SLOTS, reuse=True) as omni,
+    ):
+        args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load"}
+        args |= {"dtype": options.dtype, "placement": options.placement}
+        args |= {"max_concurrency": SLOTS, "max_queued": QUEUED, "threads": options.threads}
+        alone, over_ray = partial(through_api, omni, options), dict[int, Way]()
+        for replicas in (1, REPLICAS):
+            name, prefix = f"of-{replicas}", f"/of-{replicas}"
+            ray.plan(name, replicas, prefix, **args)
+            ray.deploy()
+            ray.wait_for(name, replicas)
+            over_ray[replicas] = partial(over_http, (LOCAL, ray.port), options, prefix)
+            at_once(over_ray[replicas], 2 * replicas, 2)  # all of them have answered
+        cases: dict[tuple[int, int], tuple[Way, int]]
+        cases = {(0, count): (alone, count) for count in AT_ONCE}
+        cases[1, 1] = over_ray[1], 1
+        cases |= {(REPLICAS, count): (over_ray[REPLICAS], count) for count in options.clients}
+        found = {case: Observations() for case in cases}
+        background = Observations()
+        # In turn: this machine may be slower for a while, and then it is for all.
+        for _ in range(options.rounds):
+            before_s = tree_cpu_s()
             time.sleep(BACKGROUND_S)
-            background = (tree_cpu_s() - before) / BACKGROUND_S
-            curves, lengths = curves_of(alone, through_ray)
-            cores = len(os.sched_getaffinity(0)) - background
-            for clients in options.clients:
-                predicted = predict(clients, curves, lengths, cores, options.seed)
-                requests = max(2, options.requests // clients)
-                found = observed(over_ray, clients, requests)
-                rows.append(row_of(clients, predicted, found))
+            background.seconds += BACKGROUND_S
+            background.cpu_s += tree_cpu_s() - before_s
+            for case, (way, clients) in cases.items():
+                found[case].observe(way, clients, max(2, options.requests // clients))
+    curves, lengths = curves_of({count: found[0, count] for count in AT_ONCE}, found[1, 1])
+    cores = len(os.sched_getaffinity(0)) - background.cpu_s / background.seconds
+    rows = []
+    for clients in options.clients:
+        predicted = predict(clients, curves, lengths, cores, options.seed)
+        rows.append(row_of(clients, predicted, found[REPLICAS, clients]))
     ratios = [abs(row[name] - 1) for row in rows for name in ("throughput_ratio", "p50_ratio")]
     summary = {
-        "alone": [case_of(count, found) for count, found in alone.items()],
-        "through_ray": case_of(1, through_ray),
-        "background_cores": background,
+        "alone": [case_of(count, found[0, count]) for count in AT_ONCE],
+        "through_ray": case_of(1, found[1, 1]),
+        "cores": cores,
         "largest_difference": max(ratios),
         "agrees": max(ratios) <= AGREES,
     }
     return rows, summary
-
-
-def measured_alone(checkpoint: str | Path, options: argparse.Namespace) -> dict[int, Observations]:
-    """Ask through the API in this process, at each of AT_ONCE."""
-    with load_chosen(checkpoint, options, SLOTS, reuse=True) as omni:
-        way = partial(through_api, omni, options)
-        at_once(way, 2, 2)
-        found = {
-            count: observed(way, count, max(2, options.requests // count)) for count in AT_ONCE
-        }
-    gc.collect()
-    return found
-
-
-def observed(way: Way, clients: int, requests: int) -> Observations:
-    """Run clients, each its requests one after the other."""
-    before = tree_cpu_s()
-    seconds, events = at_once(way, clients, requests)
-    replies = [request_metrics(one) for one in events]
-    return Observations(replies, seconds, tree_cpu_s() - before)
 
 
 def curves_of(

@@ -106,10 +106,12 @@ def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client
 
 
 @contextmanager
-def over_http(address: tuple[str, int], options: argparse.Namespace) -> Iterator[Client]:
-    """Make a client of a server, with a connection of its own."""
+def over_http(
+    address: tuple[str, int], options: argparse.Namespace, prefix: str = ""
+) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own. prefix: of its paths."""
     with closing(socket.create_connection(address, REPLY_S)) as sock:
-        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)})
+        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)}, prefix)
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestE
     return seconds, [heard() for heard in replies]
 
 
-def ask_over(sock: socket.socket, more: dict[str, Any]) -> Heard:
+def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Heard:
     """Send one request over a connection, and read its reply with the times of its parts."""
     body = {
         "model": "load",
@@ -144,9 +146,10 @@ def ask_over(sock: socket.socket, more: dict[str, Any]) -> Heard:
         **more,
     }
     data = json.dumps(body).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: {len(data)}"
+    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+    head += f"content-length: {len(data)}\r\n"
+    head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
     arrived_s = time.perf_counter()
-    head += f"\r\nx-session-id: {more['seed']}"  # where there are replicas: any of them
     sock.sendall(f"{head}\r\n\r\n".encode() + data)
     room = memoryview(bytearray(READ_BYTES))
     received: list[tuple[float, bytes]] = []

@@ -34,6 +34,7 @@ from qwen3_omni_neuron.fleet.scaling import (
 )
 
 AUDIO_ROWS_A_S, TEMPLATE_ROWS = 13, 16
+STAGE_THREADS = 3  # thinker, talker, vocoder
 # Ray's router asks again after these waits, where each replica that may take a request is busy.
 BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5
 DECIDE_S, LOOK_BACK = 10.0, 3  # Ray's figures come every 10 s, and count for 30 s
@@ -289,13 +290,7 @@ class Fleet:
         count = len(replica.running) + 1
         replica.rows += question.rows
         first_s = self._curves.first_audio_s(question.rows, count, self._dice.random())
-        share = self._share(replica, count)
-        question.first_s = first_s / share
-        if self._plan.cores:
-            # A first sample has right of way in its replica, but not on a CPU that all share.
-            wanted = self._requests * self._curves.cores(1)
-            alone_s = self._curves.first_audio_s(question.rows, 1, self._dice.random())
-            question.first_s = alone_s * max(1.0, wanted / self._plan.cores)
+        question.first_s = first_s * self._wait_for_cores(replica, count)
         frame_s = self._curves.frame_s(replica.rows / count, count)
         ends = replica.frames + first_s / frame_s + question.lengths.frames
         heapq.heappush(replica.running, (ends, next(self._order), question))
@@ -333,6 +328,19 @@ class Fleet:
             return 1.0
         others = sum(self._curves.cores(len(r.running)) for r in self._ready if r is not replica)
         return min(1.0, self._plan.cores / (others + self._curves.cores(count)))
+
+    def _wait_for_cores(self, replica: Replica, count: int) -> float:
+        """Return how many times longer a first sample takes where all replicas share a CPU.
+
+        A new request waits for a core among the threads that have work, those of its own replica
+        included: a stage's thread has some unless none of the replica's requests needs it.
+        """
+        if not self._plan.cores:
+            return 1.0
+        idle = 1 - min(1.0, self._curves.cores(1) / STAGE_THREADS)
+        counts = [count if r is replica else len(r.running) for r in self._ready]
+        busy = sum(STAGE_THREADS * (1 - idle**n) for n in counts)
+        return max(1.0, busy / self._plan.cores)
 
     def _end(self, replica: Replica, version: int) -> None:
         if version != replica.version:
