@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -25,7 +25,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     decoded_sound,
 )
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import Json, new_id, server_event
+from qwen3_omni_neuron.serving.realtime.events import Json, new_id
 from qwen3_omni_neuron.serving.realtime.response import Asked, CancelReason, Line, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
@@ -69,7 +69,7 @@ class LiveSession:
         send: Send,
     ):
         self._service, self._context, self._pool = service, context, pool
-        self._receive, self._raw_send = receive, send
+        self._receive = receive
         model = service.model.take()
         self._voices = Voices(model.info.speakers)
         self._conversation = Conversation(session, service.settings.max_realtime_bytes)
@@ -77,7 +77,8 @@ class LiveSession:
         self._id = new_id("sess")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
-        self._line = Line(self._send, self._in_thread, self._conversation, service, context)
+        self._line = Line(send, pool, self._conversation, service, context)
+        self._send, self._in_thread = self._line.send, self._line.in_thread
         self._response: Response | None = None  # the last one
         self._spoken: Response | None = None  # the last one with sound, which may still play
         self._transcriber = Transcriber(self._line)
@@ -86,19 +87,6 @@ class LiveSession:
         self._resampler = Resampler(self._codec.rate, RATE)
         self._item_id = new_id("item")  # of the turn that the user will end
         self._draining = False
-        self._handlers: dict[type, Callable[[Any], Any]] = {
-            events.SessionUpdate: self._update,
-            events.Append: self._append,
-            events.Commit: self._commit,
-            events.Clear: self._clear,
-            events.ClearOutput: self._clear_output,
-            events.ItemCreate: self._create,
-            events.ItemRetrieve: self._retrieve,
-            events.ItemDelete: self._delete,
-            events.ItemTruncate: self._truncate,
-            events.ResponseCreate: self._respond_to,
-            events.ResponseCancel: self._cancel,
-        }
 
     async def serve(self) -> None:
         """Serve until the client leaves, its time is over, or the server ends."""
@@ -113,6 +101,7 @@ class LiveSession:
             self._transcriber.close()
             if self._response is not None:
                 await self._response.end()
+            self._response = self._spoken = None  # they have this session, in a cycle
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 if not isinstance(error, events.ClientGoneError):
@@ -139,7 +128,7 @@ class LiveSession:
                 )
                 event_id = event.event_id
                 del message, text
-                await self._handlers[type(event)](event)
+                await _HANDLERS[type(event)](self, event)
             except events.EventError as error:
                 await self._send("error", **events.error_of(error.error, error.event_id))
             except events.ClientGoneError:
@@ -182,16 +171,7 @@ class LiveSession:
 
     async def _close(self, code: int, reason: str) -> None:
         with suppress(OSError):
-            await self._raw_send({"type": "websocket.close", "code": code, "reason": reason})
-
-    async def _send(self, kind: str, **fields: Any) -> None:
-        try:
-            await self._raw_send({"type": "websocket.send", "text": server_event(kind, **fields)})
-        except OSError as error:  # as ASGI has it
-            raise events.ClientGoneError from error
-
-    async def _in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        return await asyncio.wrap_future(self._pool.submit(partial(call, *given, **named)))
+            await self._line.raw_send({"type": "websocket.close", "code": code, "reason": reason})
 
     # The session.
 
@@ -474,6 +454,21 @@ class LiveSession:
 
     def _media(self) -> MediaReader:
         return MediaReader(self._service.settings, self._service.fetcher)
+
+
+_HANDLERS: dict[type, Callable[[LiveSession, Any], Awaitable[None]]] = {
+    events.SessionUpdate: LiveSession._update,
+    events.Append: LiveSession._append,
+    events.Commit: LiveSession._commit,
+    events.Clear: LiveSession._clear,
+    events.ClearOutput: LiveSession._clear_output,
+    events.ItemCreate: LiveSession._create,
+    events.ItemRetrieve: LiveSession._retrieve,
+    events.ItemDelete: LiveSession._delete,
+    events.ItemTruncate: LiveSession._truncate,
+    events.ResponseCreate: LiveSession._respond_to,
+    events.ResponseCancel: LiveSession._cancel,
+}
 
 
 def _codec(form: SoundFormat) -> Codec:

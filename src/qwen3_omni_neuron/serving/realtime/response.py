@@ -2,9 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
+
+from starlette.types import Send
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
 from qwen3_omni_neuron.serving import logs
@@ -13,13 +17,11 @@ from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, new_id
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, new_id, server_event
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
 
-Send = Callable[..., Awaitable[None]]
-InThread = Callable[..., Awaitable[Any]]
 CancelReason = Literal["turn_detected", "client_cancelled"]
 
 
@@ -64,13 +66,29 @@ class Asked:
 
 @dataclass
 class Line:
-    """Parts of a session that a response uses, such as the sender of events."""
+    """Parts of a session that its responses use: its socket, its thread, its conversation.
 
-    send: Send
-    in_thread: InThread
+    It knows nothing of the session itself, which thus is freed as it ends: a cycle would keep the
+    sound of a conversation until the garbage collector comes, after hundreds of them.
+    """
+
+    raw_send: Send
+    pool: ThreadPoolExecutor
     conversation: Conversation
     service: Service
     context: Context
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        """Send an event. Raises ClientGoneError."""
+        try:
+            text = server_event(kind, **fields)
+            await self.raw_send({"type": "websocket.send", "text": text})
+        except OSError as error:  # as ASGI has it
+            raise ClientGoneError from error
+
+    async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call a function in the session's thread."""
+        return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
 
 
 class Response:
@@ -131,6 +149,7 @@ class Response:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
+            self._task = None  # its error has this response, in a cycle
 
     async def _run(self) -> None:
         assert self._stream is not None

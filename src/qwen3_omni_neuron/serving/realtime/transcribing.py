@@ -36,6 +36,7 @@ class Transcriber:
         """End what runs."""
         if self._task is not None:
             self._task.cancel()
+            self._task = None  # its error will have this object, in a cycle
 
     async def _run(self) -> None:
         while True:
