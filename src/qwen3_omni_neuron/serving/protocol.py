@@ -125,6 +125,9 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         """End a connection."""
         self.resume_writing()
         super().connection_lost(exc)
+        # It is in a cycle with what it reads for, and would hold the client's last message until
+        # the garbage collector comes.
+        self.conn.parser.close()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for a time."""
