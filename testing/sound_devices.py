@@ -1,5 +1,6 @@
 """A microphone and a loudspeaker in the place of sounddevice's, in real time."""
 
+import math
 import threading
 import time
 from collections import deque
@@ -19,7 +20,8 @@ class PortAudioError(Exception):
 class SoundDevices:
     """Module `sounddevice`, as far as `talk` uses it. missing: kind of stream that can't be opened.
 
-    heard: what the loudspeaker got so far, a block an entry.
+    heard: what the loudspeaker got so far, a block an entry. dies_after_s: of sound; from then on
+    the loudspeaker takes nothing.
     """
 
     PortAudioError = PortAudioError
@@ -28,6 +30,7 @@ class SoundDevices:
         self._missing = missing
         self._said: deque[NDArray[np.float32]] = deque()
         self.heard: list[NDArray[np.float32]] = []
+        self.dies_after_s = math.inf
 
     def say(self, samples: NDArray[np.float32]) -> None:
         """Have the microphone hear something, at its rate."""
@@ -51,6 +54,8 @@ class SoundDevices:
 
     def OutputStream(self, **given: Any) -> "_Stream":  # noqa: N802
         def step(callback: Callable[..., None], blocksize: int) -> None:
+            if self.sounded_s() >= self.dies_after_s:
+                return
             out = np.full((blocksize, 1), np.nan, np.float32)
             callback(out, blocksize, None, None)
             self.heard.append(out[:, 0])

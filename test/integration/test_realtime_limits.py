@@ -2,12 +2,14 @@
 
 import asyncio
 import base64
+import gc
 import json
 import logging
 import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,16 +17,20 @@ import numpy as np
 import pytest
 from openai import OpenAI
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.server import ServerProtocol
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
+from qwen3_omni_neuron.serving.realtime.response import Response
 from qwen3_omni_neuron.serving.realtime.session_config import Voices, first_config, updated
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.session import Session, Turn
 from testing.http_server import serving, url_of, wait_until
 from testing.realtime import PCM_16K, Caller, calling
 
@@ -339,6 +345,38 @@ def test_a_client_that_leaves_frees_its_slot(
             wait_until(lambda: not omni.status().running, 5)
     wait_until(lambda: not omni.status().running, 5)
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("way", ["closes", "vanishes", "vanishes in an answer"])
+def test_a_session_is_freed_as_it_ends(omni: Qwen3Omni, server: Server, way: str) -> None:
+    """Not when the garbage collector comes: hundreds of conversations end before that."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        with calling(server) as caller:
+            sound = {"format": PCM_16K, "turn_detection": None, "transcription": {"model": "any"}}
+            caller.update(audio={"input": sound}, **SHORT)
+            caller.say(np.random.default_rng(1).standard_normal(16000, np.float32) / 4)
+            caller.send("input_audio_buffer.commit")
+            caller.until("conversation.item.input_audio_transcription.completed")
+            caller.answer()
+            if way == "vanishes in an answer":
+                caller.send("response.create", response=LONG)
+                caller.until("response.output_audio.delta")
+            assert kept() != before
+            if way != "closes":
+                caller.connection._connection.socket.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: kept() == before)
+    finally:
+        gc.enable()
+
+
+def kept() -> dict[str, int]:
+    """Return how many objects there are of each type that has a session's data."""
+    kinds = (LiveSession, Response, Session, Turn, ServerProtocol)
+    found = Counter(type(made) for made in gc.get_objects())
+    return {kind.__name__: found[kind] for kind in kinds}
 
 
 def test_a_socket_that_is_lost_while_it_is_written_to_ends_quietly(

@@ -21,7 +21,7 @@ import soxr
 from websockets.sync.server import ServerConnection, serve
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.cli import main
+from qwen3_omni_neuron.cli import main, talk_sound
 from qwen3_omni_neuron.cli.talk_partners import ServerPartner
 from qwen3_omni_neuron.cli.talk_sound import FileSink, Player
 from qwen3_omni_neuron.cli.talk_turns import Talk
@@ -279,6 +279,17 @@ def test_without_a_device(
     said = capsys.readouterr().err
     assert f"there is no {missing} that can be opened: Error querying device -1" in said
     assert "--from FILE and --to WAV" in said
+
+
+def test_a_loudspeaker_that_dies_ends_the_talk(
+    devices: SoundDevices, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    devices.dies_after_s = 0.1
+    monkeypatch.setattr(talk_sound, "_DEAD_S", 0.5)
+    assert main(["talk", "--from", str(SUM_WAV)]) == 1
+    said = capsys.readouterr().err
+    assert "the loudspeaker has taken no sound for 0.5 s" in said
+    assert "s of the answer were not played. Check the device, or take --to WAV." in said
 
 
 def test_without_sounddevice(

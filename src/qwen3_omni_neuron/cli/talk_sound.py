@@ -12,13 +12,14 @@ import soundfile
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.cli.wav import WavFile
-from qwen3_omni_neuron.errors import NotInstalledError, OptionError
+from qwen3_omni_neuron.errors import NotInstalledError, OptionError, OutputError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 
 Samples = NDArray[np.float32]
 HEARD_RATE = 16000  # of the user's sound
 PIECE_S = 0.02
 _AGAIN_S = 0.12  # sound that is waited for after an underrun
+_DEAD_S = 2.0  # without a call from the loudspeaker, which asks for sound every PIECE_S
 _FILES = "Without a device, take --from FILE and --to WAV."
 
 
@@ -40,7 +41,7 @@ class Sink(Protocol):
         """Be silent. Returns the seconds of the answer that were heard, None where all were."""
 
     def drain(self) -> None:
-        """Wait until all is played."""
+        """Wait until all is played. Raises OutputError where that will not be."""
 
 
 class FileSink(WavFile):
@@ -104,10 +105,15 @@ class Player:
             return heard_s if playing else None
 
     def drain(self) -> None:
-        """Wait until all is played."""
+        """Wait until all is played. Raises OutputError where the loudspeaker takes no more sound."""
         with self._lock:
             while self._left:
-                self._lock.wait()
+                if not self._lock.wait(_DEAD_S):
+                    raise OutputError(
+                        f"the loudspeaker has taken no sound for {_DEAD_S:g} s, and "
+                        f"{self._left / SAMPLE_RATE:.1f} s of the answer were not played. Check "
+                        "the device, or take --to WAV."
+                    )
 
     def fill(self, out: Samples) -> None:
         """Write the next samples into a loudspeaker's buffer, and silence after them."""
