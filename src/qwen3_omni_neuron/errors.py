@@ -17,7 +17,7 @@
     ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model or the session was closed
     ├── EngineDiedError          a process that ran a part of the model ended by itself
-    └── OutputError (OSError)    a file that can't be written
+    └── OutputError (OSError)    a file that can't be written, a loudspeaker that takes no sound
 
 A message says what happened, the numbers, and what to do next.
 """
@@ -92,7 +92,7 @@ class EngineDiedError(Qwen3OmniError):
 
 
 class OutputError(Qwen3OmniError, OSError):
-    """An output file can't be written."""
+    """An output can't be used: a file, a server's address, a loudspeaker."""
 
 
 _MAX_VALUE_CHARACTERS = 100
