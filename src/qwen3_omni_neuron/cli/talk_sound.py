@@ -105,7 +105,7 @@ class Player:
             return heard_s if playing else None
 
     def drain(self) -> None:
-        """Wait until all is played. Raises OutputError where the loudspeaker takes no more sound."""
+        """Wait until all is played. Raises OutputError where the loudspeaker stops taking sound."""
         with self._lock:
             while self._left:
                 if not self._lock.wait(_DEAD_S):
