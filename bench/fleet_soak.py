@@ -3,10 +3,12 @@
     python -m bench.fleet_soak --minutes 5 --clients 16 --json result.json
 
 It starts a cluster of its own with three replicas of the checkpoint that ships, on a thread each.
-Half of the answers are streamed. In turn a replica is killed, the fleet shrinks to two and grows
-again, and all replicas are updated. A row is one of these: how long it took until all replicas ran
-again, the answers until then, those that never began, the streams that broke off, and when the last
-of them did. At the end a sample is judged by the ear. Needs the extra `ray`.
+Each client is one session, whose KV rows its replica keeps. Half of the answers are streamed. In
+turn a replica is killed, the fleet shrinks to two and grows again, and all replicas are updated. A
+row is one of these: how long it took until all replicas ran again, the answers until then, those
+that never began, the streams that broke off, and when the last of them did; and the share of the
+prompts' rows that a replica had already. At the end a sample is judged by the ear. Needs the extra
+`ray`.
 """
 
 import argparse
@@ -16,14 +18,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from bench.common.command_line import Figures, Row, parser_of, positive, run
-from testing.fleet_load import RETRIES, Load, cut, failed, wrong
+from testing.fleet_load import RETRIES, Answer, Load, cut, failed, wrong
 from testing.http_server import wait_until
 from train.judge import Judge
 
 if TYPE_CHECKING:
     from testing.ray_cluster import Cluster
 
-NAME, REPLICAS = "speaking", 3
+NAME, REPLICAS, SLOTS = "speaking", 3, 8
 FAULTS = ("killed", "shrunk", "grown", "updated")
 CALM_S = 5.0  # before each
 SAMPLE = 100
@@ -56,6 +58,7 @@ def measure(options: argparse.Namespace) -> Figures:
         "answers": len(load.answers),
         "never_began": len(failed(load.answers)),
         "broke_off": len(cut(load.answers)),
+        "reused": reused(load.answers),
         "heard": SAMPLE,
         "wrong": len(mistakes),
     }
@@ -86,12 +89,18 @@ def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
         "never_began": len(failed(answers)),
         "broke_off": len(ends),
         "last_broke_off_s": max(ends, default=None),
+        "reused": reused(answers),
     }
+
+
+def reused(answers: Sequence[Answer]) -> float:
+    """Return the share of the prompts' rows that the replicas had already."""
+    return sum(one.reused_rows for one in answers) / max(1, sum(one.rows for one in answers))
 
 
 def deploy(fleet: "Cluster", replicas: int, updates: int) -> None:
     """Deploy so many replicas. updates: so many before, each of which changes a setting."""
-    fleet.deploy(NAME, replicas, dtype="float32", max_concurrency=4, max_media=1 + updates)
+    fleet.deploy(NAME, replicas, dtype="float32", max_concurrency=SLOTS, max_media=1 + updates)
 
 
 if __name__ == "__main__":

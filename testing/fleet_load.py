@@ -31,7 +31,10 @@ RETRIES = 10  # of OpenAI's client, each after at most 8 seconds
 
 @dataclass
 class Answer:
-    """One answer: when it was asked, began and ended; what it said; the error that ended it."""
+    """One answer: when it was asked, began and ended; what it said; the error that ended it.
+
+    rows, reused_rows: KV rows of its prompt, and those of them that its replica had already.
+    """
 
     streamed: bool
     wanted: str
@@ -40,6 +43,8 @@ class Answer:
     ended_s: float = 0.0
     text: str = ""
     samples: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    rows: int = 0
+    reused_rows: int = 0
     error: str | None = None
 
 
@@ -94,31 +99,43 @@ class Load:
 
 
 def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str) -> None:
-    """Ask and take the answer. cache_key: with which clients are spread over the replicas."""
+    """Ask and take the answer. cache_key: of the client, whose replica keeps its rows."""
     asked: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": words}],
         "modalities": ["text", "audio"],
         "seed": 0,
+        "extra_headers": {"x-session-id": cache_key},
         "extra_body": {"talker_max_new_tokens": 100, "cache_key": cache_key},
     }
     create: Any = client.chat.completions.create
     if not answer.streamed:
         sound = {"voice": "Ethan", "format": "wav"}
-        whole = create(**asked, audio=sound).choices[0].message
+        whole = create(**asked, audio=sound)
         answer.began_s = time.monotonic()
-        answer.text = whole.audio.transcript
-        data = io.BytesIO(base64.b64decode(whole.audio.data))
+        _count(answer, whole.usage)
+        audio = whole.choices[0].message.audio
+        answer.text = audio.transcript
+        data = io.BytesIO(base64.b64decode(audio.data))
         answer.samples, _ = soundfile.read(data, dtype="float32")
         return
     sound = {"voice": "Ethan", "format": "pcm16"}
     parts: list[bytes] = []
-    for piece in create(**asked, audio=sound, stream=True):
+    options = {"include_usage": True}
+    for piece in create(**asked, audio=sound, stream=True, stream_options=options):
         answer.began_s = answer.began_s or time.monotonic()
+        if piece.usage is not None:  # the last one, which has nothing else
+            _count(answer, piece.usage)
+            continue
         audio = piece.choices[0].delta.audio
         answer.text += (audio and audio.transcript) or ""
         parts.append(base64.b64decode((audio and audio.data) or ""))
     answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / np.float32(32768)
+
+
+def _count(answer: Answer, usage: Any) -> None:
+    answer.rows = usage.prompt_tokens
+    answer.reused_rows = usage.prompt_tokens_details.cached_tokens
 
 
 def failed(answers: Sequence[Answer]) -> list[Answer]:

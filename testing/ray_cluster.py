@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
@@ -34,14 +34,26 @@ class Cluster:
         self.figures_port = _free_port()
         self._applications: dict[str, dict[str, Any]] = {}
 
-    def plan(self, name: str, replicas: int, prefix: str = "/", **args: Any) -> None:
-        """Put an application into the YAML, or change it. args: those that the YAML has."""
+    def plan(
+        self,
+        name: str,
+        replicas: int | None,
+        prefix: str = "/",
+        *,
+        deployment: Mapping[str, Any] | None = None,
+        **args: Any,
+    ) -> None:
+        """Put an application into the YAML, or change it. args: those that the YAML has.
+
+        deployment: further fields of Ray's. replicas: None where they say it.
+        """
+        number = {} if replicas is None else {"num_replicas": replicas}
         self._applications[name] = {
             "name": name,
             "route_prefix": prefix,
             "import_path": IMPORT_PATH,
             "args": {"threads": 1, **args},
-            "deployments": [{"name": "replica", "num_replicas": replicas}],
+            "deployments": [{"name": "replica", **number, **(deployment or {})}],
         }
 
     def deploy(self, *application: Any, **args: Any) -> None:
@@ -87,6 +99,10 @@ class Cluster:
             )
 
         wait_until(runs, seconds)
+
+    def running(self, name: str) -> int:
+        """Return how many replicas of an application Ray takes for healthy."""
+        return int(self.state(name).deployments["replica"].replica_states.get("RUNNING", 0))
 
     @property
     def address(self) -> str:

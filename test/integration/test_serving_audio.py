@@ -367,6 +367,22 @@ def test_a_later_window_waits_for_a_place_in_the_queue(monkeypatch: pytest.Monke
             client.audio.transcriptions.create(**asked)
 
 
+def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() -> None:
+    class Draining(ScriptedModel):
+        transcription_instruction = None
+
+        def stream_text(self, messages: Any, **options: Any) -> Any:
+            server.service.model.drain(1.0)
+            return super().stream_text(messages, **options)
+
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(18))}
+    with serving(Draining(["Hi"])) as server, client_of(server) as client:  # type: ignore[arg-type]
+        answer = client.audio.transcriptions.create(**asked, chunking_strategy="auto")
+        assert answer.text == "Hi Hi Hi"
+        with pytest.raises(openai.InternalServerError, match="draining"):
+            client.audio.transcriptions.create(**asked)
+
+
 def lasting(seconds: int) -> bytes:
     file = io.BytesIO()
     soundfile.write(file, np.zeros(8000 * seconds), 8000, format="FLAC")
@@ -530,6 +546,33 @@ def test_both_are_counted_under_their_paths(server: Server, client: OpenAI) -> N
     client.audio.speech.create(**SPEECH)
     assert sample("qwen3_omni_ttft_seconds_count") == ttft  # no text was made
     assert sample("qwen3_omni_ttfb_seconds_count") == (ttfb or 0) + 1
+
+
+def test_a_request_asks_once_whether_the_model_is_ready(
+    server: Server, client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer waits for a lock, which the stages take for every call."""
+    asked = []
+
+    def status(made: Any = server.service.model.omni.status) -> Any:  # type: ignore[union-attr]
+        asked.append(1)
+        return made()
+
+    monkeypatch.setattr(server.service.model.omni, "status", status, raising=False)
+    hello: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
+    spoken: Any = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}, "stream": True}
+    counts = []
+    for ask in (
+        lambda: client.chat.completions.create(**hello, max_tokens=2),
+        lambda: list(client.chat.completions.create(**hello, **spoken, max_tokens=2)),
+        lambda: client.audio.speech.create(**SPEECH),
+        lambda: client.audio.transcriptions.create(**FILE),
+        lambda: client.get("/audio/voices", cast_to=object),
+    ):
+        asked.clear()
+        ask()
+        counts.append(len(asked))
+    assert counts == [1] * 5
 
 
 def test_an_audio_is_read_up_to_its_limit() -> None:

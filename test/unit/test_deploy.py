@@ -21,7 +21,12 @@ from packaging.specifiers import SpecifierSet
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.compilation.storage import tree_cache
-from qwen3_omni_neuron.fleet.command import CALLBACK, CALLBACK_VARIABLE, IMPORT_PATH
+from qwen3_omni_neuron.fleet.command import (
+    CALLBACK,
+    CALLBACK_VARIABLE,
+    IMPORT_PATH,
+    KILL_VARIABLE,
+)
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.versions import (
@@ -190,6 +195,7 @@ def test_the_fleet_asks_for_cores_that_its_nodes_have() -> None:
     assert application["import_path"] == IMPORT_PATH
     assert FleetSettings.parse(arguments).placement == "split"
     assert {"name": CALLBACK_VARIABLE, "value": CALLBACK} in worker["env"]
+    assert {"name": KILL_VARIABLE, "value": "1"} in worker["env"]
     assert (arguments["instance"], cores) == (node, PHYSICAL_CORES[node] // 2)
     a_node = cores // arguments["neuron_cores"]
     assert deployment["num_replicas"] == a_node * group["replicas"]

@@ -10,6 +10,7 @@ from qwen3_omni_neuron.fleet.affinity import CALLBACK
 from qwen3_omni_neuron.fleet.settings import FleetSettings
 
 CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
 IMPORT_PATH = "qwen3_omni_neuron.fleet.application:build"
 
 
@@ -48,5 +49,9 @@ def check_config(config: Path) -> None:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment of a Ray cluster whose proxies route by conversation."""
-    return {CALLBACK_VARIABLE: CALLBACK, **os.environ}
+    """Return the environment of a Ray cluster.
+
+    Its proxies route by conversation. It kills an unhealthy replica at once: one that does not
+    answer would keep its cores, and its clients waiting, for graceful_shutdown_timeout_s.
+    """
+    return {CALLBACK_VARIABLE: CALLBACK, KILL_VARIABLE: "1", **os.environ}

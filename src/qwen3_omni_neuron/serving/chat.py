@@ -65,7 +65,7 @@ async def chat_completions(request: Request) -> Response:
 def _start(service: Service, context: Context) -> "ChatReply":
     """Read a request's body and its media, and start it. Raises ApiError and the API's errors."""
     wanted = parse_json(ChatRequest, context.body)
-    omni = service.model.take()
+    omni = context.omni
     check_model(service, wanted.model)
     check_request(wanted)
     if wanted.speaks and not omni.info.speakers:
@@ -111,8 +111,7 @@ class ChatReply:
         self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
         self._audio_id, self._expires_at = service.replies.new_id()
-        info = service.model.take().info
-        self._split = ReplyText(info.thinks, takes_calls)
+        self._split = ReplyText(context.omni.info.thinks, takes_calls)
         self._texts: list[str] = []
         self._reasons: list[str] = []
         self._calls: list[Call] = []

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.events import SpeechResult
 
 
@@ -12,7 +13,8 @@ from qwen3_omni_neuron.events import SpeechResult
 class Context:
     """State of one request from its headers to its last byte.
 
-    owner: name of the key or address that it comes from. body: empty once it was released.
+    owner: name of the key or address that it comes from. omni: of a POST, the model, which was
+    ready when its headers had come. body: empty once it was released.
     on_release: gives the body's bytes back to the budget of all bodies. param: field that has what
     the model is given. question, answer: texts, where the log has content.
     """
@@ -21,6 +23,7 @@ class Context:
     method: str
     path: str
     owner: str = ""
+    omni: Qwen3Omni = field(init=False)
     body: bytes = b""
     on_release: Callable[[int], None] | None = None
     status: int = 0

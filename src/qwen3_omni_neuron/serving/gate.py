@@ -95,11 +95,12 @@ class Gate:
         context.owner = self._keys.owner(_authorization(scope, headers), address)
         if context.path == "/metrics":
             return
-        if self._service.model.state in ("draining", "failed"):
+        if self._service.model.ending:
             self._service.model.take()
         self._service.rates.count(context.owner)
         if context.method == "POST":
-            self._service.model.take()
+            # Once a request, as it waits for a lock that the stages take for every call.
+            context.omni = self._service.model.take()
             await self._read_body(headers, receive, context)
 
     async def _read_body(

@@ -55,6 +55,11 @@ class ServedModel:
         return "stalled" if self._state == "ready" and self._stall() else self._state
 
     @property
+    def ending(self) -> bool:
+        """True where no new request is taken any more: it drains, or has failed."""
+        return self._state in ("draining", "failed")
+
+    @property
     def ready(self) -> bool:
         """True where requests are answered."""
         return self.state == "ready"
@@ -121,13 +126,14 @@ class ServedModel:
 
     def take(self) -> Qwen3Omni:
         """Return the model. Raises ApiError 503 where it is not ready."""
-        if self.omni is not None and self.ready:
+        state = self.state
+        if self.omni is not None and state == "ready":
             return self.omni
         raise ApiError(
             503,
-            f"the server is {self.state}: try again later, or another server.",
-            f"model_{self.state}",
-            retry_after_s=LOADING_RETRY_S if self.state == "loading" else RETRY_S,
+            f"the server is {state}: try again later, or another server.",
+            f"model_{state}",
+            retry_after_s=LOADING_RETRY_S if state == "loading" else RETRY_S,
         )
 
     async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:

@@ -112,7 +112,7 @@ async def speech(request: Request) -> Response:
 def _start(service: Service, context: Context) -> "SpokenText":
     """Read a request's body, and start its speech. Raises ApiError and the API's errors."""
     wanted = parse_json(SpeechRequest, context.body)
-    omni = service.model.take()
+    omni = context.omni
     check_model(service, wanted.model)
     extra = wanted.model_extra or {}
     for name in extra.keys() - _OWN_OPTIONS:

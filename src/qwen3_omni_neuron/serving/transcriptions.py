@@ -215,18 +215,18 @@ class Transcription:
 
         A later one waits where the queue is full: what has been done would be lost.
         """
-        wanted, model = self._wanted, self._service.model
+        wanted = self._wanted
         while True:
             start = partial(
                 stream_transcript,
-                model.take(),
+                self._context.omni,
                 window.audio,
                 wanted.instruction,
                 wanted.max_new_tokens,
                 **self._options,
             )
             try:
-                return await model.start(start)
+                return await self._service.model.start(start)
             except BusyError:
                 if not self._segments:
                     raise

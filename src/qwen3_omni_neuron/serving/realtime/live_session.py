@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
+from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import AudioError, InputError, Qwen3OmniError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.bodies import bounded_options
@@ -50,7 +51,7 @@ from qwen3_omni_neuron.serving.realtime.turns import (
     TurnDetector,
 )
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.session import Reply, ReplyStream, Session, Turn
+from qwen3_omni_neuron.session import Reply, ReplyStream, Turn
 
 TOO_LONG, RESTART = 1000, 1012  # codes of a close
 _TICK_S = 0.1
@@ -63,15 +64,15 @@ class LiveSession:
         self,
         service: Service,
         context: Context,
-        session: Session,
+        omni: Qwen3Omni,
         pool: ThreadPoolExecutor,
         receive: Receive,
         send: Send,
     ):
         self._service, self._context, self._pool = service, context, pool
         self._receive = receive
-        model = service.model.take()
-        self._voices = Voices(model.info.speakers)
+        self._voices = Voices(omni.info.speakers)
+        session = omni.session(literal_text=True)
         self._conversation = Conversation(session, service.settings.max_realtime_bytes)
         self._config = first_config(service.model.name, self._voices)
         self._id = new_id("sess")

@@ -52,8 +52,7 @@ class RealtimeSockets:
             chosen = "realtime" if "realtime" in offered else None
             await receive()  # that it connects
             await send({"type": "websocket.accept", "subprotocol": chosen})
-            session = omni.session(literal_text=True)
-            await LiveSession(service, context, session, pool, receive, send).serve()
+            await LiveSession(service, context, omni, pool, receive, send).serve()
         finally:
             pool.shutdown(wait=False)
             self._open -= 1

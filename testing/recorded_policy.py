@@ -1,0 +1,31 @@
+"""The fleet's autoscaling policy, with a record of what Ray asks it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from qwen3_omni_neuron.fleet.scaling import FirstAudioPolicy
+
+
+class RecordedPolicy(FirstAudioPolicy):
+    """FirstAudioPolicy that writes each decision into a file, a line of JSON each.
+
+    A line has the figures of each replica by their names, the replicas that there should be now,
+    and those that the policy wants.
+    """
+
+    def __init__(self, file: str, **options: Any):
+        super().__init__(**options)
+        self._file = Path(file)
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return what FirstAudioPolicy does."""
+        wanted, state = super().__call__(context)
+        figures = {
+            name: {replica.unique_id: value for replica, value in values.items()}
+            for name, values in (context.aggregated_metrics or {}).items()
+        }
+        line = {"figures": figures, "target": context.target_num_replicas, "wanted": wanted}
+        with self._file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        return wanted, state
