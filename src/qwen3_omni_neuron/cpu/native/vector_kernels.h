@@ -19,6 +19,8 @@ typedef int8_t KIND(Bytes) __attribute__((vector_size(LANES), aligned(1), may_al
 #define PREFETCH 1024
 /* Sums that one dot product keeps: on every processor the same. */
 #define SUMS 16
+/* Dot products that are computed together. */
+#define DOTS 16
 
 /* ---- products ---- */
 
@@ -273,23 +275,68 @@ INLINE float KIND(added)(const Vector *sums)
     return all[0];
 }
 
-/* The dot products of `queries` rows with `keys` rows, [queries][keys]; counts are constants after
- * inlining. */
+/* Lanes p of a and b, one after the other, that are in the lower or the upper half of a group of 2 *
+ * half lanes. */
+INLINE Vector KIND(half_groups)(Vector a, Vector b, int half, int upper)
+{
+#ifdef __clang__
+    Vector found;
+    for (int p = 0; p < LANES; p++) {
+        int lane = p / half * 2 * half + p % half + upper * half;
+        found[p] = lane < LANES ? a[lane] : b[lane - LANES];
+    }
+    return found;
+#else
+    Bits lanes;
+    for (int p = 0; p < LANES; p++)
+        lanes[p] = p / half * 2 * half + p % half + upper * half;
+    return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
+/* Make half as many vectors of x: groups of 2 * half lanes become sums of their halves. */
+INLINE void KIND(fold)(Vector *x, int half)
+{
+    for (int d = 0; d < half; d++)
+        x[d] = KIND(half_groups)(x[2 * d], x[2 * d + 1], half, 0) +
+               KIND(half_groups)(x[2 * d], x[2 * d + 1], half, 1);
+}
+
+/* Return what `added` does for each of LANES dot products, side by side. */
+INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
+{
+    Vector x[LANES];
+    for (int d = 0; d < LANES; d++) {
+        for (int v = SUMS / LANES / 2; v > 0; v /= 2)
+            for (int i = 0; i < v; i++)
+                sums[d][i] += sums[d][i + v];
+        x[d] = sums[d][0];
+    }
+    if (LANES > 8) /* constants, each in a call of its own: the lanes to shuffle must be known */
+        KIND(fold)(x, LANES / 2);
+    if (LANES > 4)
+        KIND(fold)(x, 4);
+    KIND(fold)(x, 2);
+    KIND(fold)(x, 1);
+    return x[0];
+}
+
+/* Write `scale` times the dot products of `count` queries with `key_count` keys to to[query] + at, by
+ * key; counts are constants after inlining. */
 INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries, int count,
                        const float *keys, int key_count, int64_t width, float scale)
 {
-    Vector sums[QUERIES][4][SUMS / LANES];
+    Vector sums[DOTS][SUMS / LANES]; /* query by query */
     int64_t whole = width / SUMS * SUMS;
-    for (int q = 0; q < count; q++)
-        for (int k = 0; k < key_count; k++)
-            for (int v = 0; v < SUMS / LANES; v++)
-                sums[q][k][v] = (Vector){0};
+    for (int d = 0; d < count * key_count; d++)
+        for (int v = 0; v < SUMS / LANES; v++)
+            sums[d][v] = (Vector){0};
     for (int64_t i = 0; i < whole; i += SUMS)
         for (int v = 0; v < SUMS / LANES; v++)
             for (int k = 0; k < key_count; k++) {
                 Vector key = READ(keys + k * width + i + v * LANES);
                 for (int q = 0; q < count; q++)
-                    sums[q][k][v] += READ(queries[q] + i + v * LANES) * key;
+                    sums[q * key_count + k][v] += READ(queries[q] + i + v * LANES) * key;
             }
     if (whole < width)
         for (int v = 0; v < SUMS / LANES; v++)
@@ -297,12 +344,18 @@ INLINE void KIND(dots)(float *const *to, int64_t at, const float *const *queries
                 int64_t i = whole + v * LANES;
                 Vector key = KIND(some)(keys + k * width + i, width - i);
                 for (int q = 0; q < count; q++)
-                    sums[q][k][v] =
-                        KIND(fused)(KIND(some)(queries[q] + i, width - i), key, sums[q][k][v]);
+                    sums[q * key_count + k][v] = KIND(fused)(KIND(some)(queries[q] + i, width - i),
+                                                             key, sums[q * key_count + k][v]);
             }
+    float found[DOTS];
+    if (count * key_count == DOTS)
+        for (int d = 0; d < DOTS; d += LANES)
+            AT(found + d) = KIND(all_added)(sums + d) * scale;
+    else
+        for (int d = 0; d < count * key_count; d++)
+            found[d] = KIND(added)(sums[d]) * scale;
     for (int q = 0; q < count; q++)
-        for (int k = 0; k < key_count; k++)
-            to[q][at + k] = KIND(added)(sums[q][k]) * scale;
+        memcpy(to[q] + at, found + q * key_count, (size_t)key_count * sizeof(float));
 }
 
 INLINE float KIND(dot)(const float *a, const float *b, int64_t width)
@@ -408,6 +461,29 @@ static void KIND(gelu)(float *y, const float *a, int64_t width)
 
 /* ---- attention ---- */
 
+/* Make weights whose sum is 1 of a query's scores: their exponentials, over their sum. */
+INLINE void KIND(soften)(float *w, int64_t count)
+{
+    Vector most = (Vector){0} - INFINITY, sums[SUMS / LANES] = {{0}};
+    float largest = -INFINITY;
+    int64_t i = 0;
+    for (; i + LANES <= count; i += LANES)
+        most = KIND(pick)(READ(w + i) > most, READ(w + i), most);
+    for (; i < count; i++)
+        largest = w[i] > largest ? w[i] : largest;
+    for (int lane = 0; lane < LANES; lane++)
+        largest = most[lane] > largest ? most[lane] : largest;
+    for (i = 0; i < count; i++)
+        w[i] -= largest;
+    KIND(exponentials)(w, w, count);
+    for (i = 0; i < count; i += SUMS)
+        for (int v = 0; v < SUMS / LANES; v++)
+            sums[v] += KIND(some)(w + i + v * LANES, count - i - v * LANES);
+    float total = KIND(added)(sums);
+    for (i = 0; i < count; i++)
+        w[i] /= total;
+}
+
 /* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
  * counts are constants after inlining. */
 INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, const float *values,
@@ -442,22 +518,14 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
     }
     for (int q = 0; q < count; q++)
         weights[q] = scratch + q * (last + LANES);
-    int64_t t = first;
-    for (; t + 4 <= last; t += 4)
-        KIND(dots)(weights, t, queries, count, keys + t * width, 4, width, scale);
+    int64_t t = first, together = DOTS / count;
+    for (; t + together <= last; t += together)
+        KIND(dots)(weights, t, queries, count, keys + t * width, DOTS / count, width, scale);
     for (; t < last; t++)
         KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
     for (int q = 0; q < count; q++) {
-        float largest = -INFINITY, total = 0, *w = weights[q];
-        for (t = from[q]; t < to[q]; t++)
-            largest = w[t] > largest ? w[t] : largest;
-        for (t = from[q]; t < to[q]; t++)
-            w[t] -= largest;
-        KIND(exponentials)(w + from[q], w + from[q], to[q] - from[q]);
-        for (t = from[q]; t < to[q]; t++)
-            total += w[t];
-        for (t = from[q]; t < to[q]; t++)
-            w[t] /= total;
+        float *w = weights[q];
+        KIND(soften)(w + from[q], to[q] - from[q]);
         for (t = first; t < from[q]; t++) /* seen by the other queries alone */
             w[t] = 0;
         for (t = to[q]; t < last; t++)
