@@ -81,6 +81,13 @@ ANSWERS = 24  # of the load, before something is done
 
 
 @pytest.fixture(scope="module")
+def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    """The same as in other tests, without the oracle beside it: no test here asks transformers."""
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
 def fleet(checkpoint: Path) -> Iterator[Cluster]:
     with cluster() as made:
         limits = {"max_body_bytes": 700_000, "max_media_bytes": 600_000, "max_media_s": 20.0}
