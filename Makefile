@@ -32,9 +32,10 @@ NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
 # Only what is imported is compiled to bytecode, by its first import: a third of the files.
 INSTALL := pip install --quiet --no-compile
-# Two processes, a file of tests at a time: models are loaded once a process. In the order of their
-# names: pytest-xdist's own keeps the files of few long tests for the end, where one process waits.
-PYTEST := python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# A file of tests at a time: models are loaded once a process. Three processes for two cores: sound at
+# its own speed and processes that start leave a core idle. In the order of their names:
+# pytest-xdist's own keeps the files of few long tests for the end, where the others wait.
+PYTEST := python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \

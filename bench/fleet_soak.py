@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from bench.common.command_line import Figures, Row, parser_of, positive, run
 from testing.fleet_load import RETRIES, Answer, Load, cut, failed, wrong
-from testing.http_server import wait_until
 from train.judge import Judge
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
     replicas = REPLICAS - (fault == "shrunk")
     if fault == "killed":
         fleet.kill(NAME)
-        wait_until(lambda: set(fleet.replicas(NAME)) - before, RESTART_S)
+        fleet.wait_for_new(NAME, before, RESTART_S)
     else:
         deploy(fleet, replicas, (number + 1) // len(FAULTS))
     if fault == "updated":

@@ -74,9 +74,9 @@ def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> Non
     assert np.abs(given.astype(int) - wanted).max() <= 2
 
 
-def wait_until(holds: Any, seconds: float = 10.0) -> None:
+def wait_until(holds: Any, seconds: float = 10.0, every_s: float = 0.005) -> None:
     """Wait until a function returns true. Raises AssertionError after some seconds."""
     end_s = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end_s, "it did not come to hold"
-        time.sleep(0.005)
+        time.sleep(every_s)

@@ -21,8 +21,9 @@ from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
 START_S = 600.0  # for replicas to start, on a machine that has much else to do
-CPUS, CORES = 8, 24
+CPUS, CORES = 10, 24
 ATTEMPTS = 3  # to start a node on a machine that has much else to do
+EVERY_S = 0.25  # asking Ray keeps a core busy, which the replicas that are waited for need
 _MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
 
 
@@ -98,7 +99,7 @@ class Cluster:
                 and dict(deployment.replica_states) == {"RUNNING": replicas}
             )
 
-        wait_until(runs, seconds)
+        wait_until(runs, seconds, EVERY_S)
 
     def running(self, name: str) -> int:
         """Return how many replicas of an application Ray takes for healthy."""
@@ -147,9 +148,13 @@ class Cluster:
         running = self.replicas(name)
         os.kill(running[replica or min(running)], signal.SIGKILL)
 
+    def wait_for_new(self, name: str, before: Collection[str], seconds: float = START_S) -> None:
+        """Wait until there is a replica that is none of these."""
+        wait_until(lambda: set(self.replicas(name)) - set(before), seconds, EVERY_S)
+
     def wait_for_others(self, name: str, before: Collection[str]) -> None:
         """Wait until none of these replicas is left, and as many others run."""
-        wait_until(lambda: not set(self.replicas(name)) & set(before), START_S)
+        wait_until(lambda: not set(self.replicas(name)) & set(before), START_S, EVERY_S)
         self.wait_for(name, len(before))
 
     def client(self, prefix: str = "", retries: int = 0) -> OpenAI:

@@ -68,7 +68,7 @@ from test_serving_audio import (  # noqa: E402, F401
 
 from testing.fleet_load import ERRORS, RETRIES, Load, cut, failed, wrong  # noqa: E402
 from testing.http_server import wait_until  # noqa: E402
-from testing.ray_cluster import START_S, Cluster, cluster  # noqa: E402
+from testing.ray_cluster import EVERY_S, START_S, Cluster, cluster  # noqa: E402
 from testing.realtime import calling  # noqa: E402
 
 NAME, PREFIX, MODEL = "speaking", "/speaking", "qwen3-omni"
@@ -78,6 +78,13 @@ SESSIONS = 8  # and slots of a replica: rows of all of them are kept, wherever t
 SPEAKING = {**ARGS, "max_concurrency": SESSIONS, "drain_timeout_s": DRAIN_S}
 CUT_S = 5.0  # from a death to the error of its last stream
 ANSWERS = 24  # of the load, before something is done
+
+
+@pytest.fixture(scope="module")
+def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    """The same as in other tests, without the oracle beside it: no test here asks transformers."""
+    with Qwen3Omni.load(checkpoint, dtype="float32", max_concurrency=3) as omni:
+        yield omni
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +188,7 @@ def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
             for stage in ("thinker", "talker", "vocoder")
         )
 
-    wait_until(shown, 60)
+    wait_until(shown, 60, EVERY_S)
 
 
 def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
@@ -208,7 +215,7 @@ def test_a_death_a_drain_and_an_update_under_load_lose_no_request(
             with pytest.raises(ERRORS):
                 list(stream)
             assert time.monotonic() - killed_s < CUT_S
-        wait_until(lambda: set(fleet.replicas(NAME)) - before, START_S)
+        fleet.wait_for_new(NAME, before)
         fleet.wait_for(NAME, 3)
         recovery_s = load.note("recovered") - killed_s
         more(load)
@@ -242,7 +249,7 @@ def test_two_applications_have_cores_of_their_own_and_one_that_fits_no_node_says
     fleet.plan("one", 1, "/one", **ARGS, neuron_cores=8)
     fleet.plan("two", 2, "/two", **ARGS, neuron_cores=6)
     fleet.deploy("large", 1, "/large", **ARGS, neuron_cores=64)
-    wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", START_S)
+    wait_until(lambda: fleet.state("large").status == "DEPLOY_FAILED", START_S, EVERY_S)
     reason = "asks for 64 neuron_cores, and the largest of 1 nodes has 24"
     assert reason in fleet.state("large").message
     fleet.wait_for("one", 1)
@@ -284,7 +291,7 @@ def test_the_command_line_serves_what_a_yaml_says(fleet: Cluster, tmp_path: Path
     command = [sys.executable, "-m", "qwen3_omni_neuron.cli", "serve", "--ray", str(file)]
     process = subprocess.Popen(command, env={**os.environ, "RAY_ADDRESS": fleet.address})
     try:
-        wait_until(lambda: application["name"] in fleet.names(), START_S)
+        wait_until(lambda: application["name"] in fleet.names(), START_S, EVERY_S)
         fleet.wait_for(application["name"], 1)
         with fleet.client() as client:
             (model,) = client.models.list()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import random
 import shutil
 import signal
@@ -79,10 +80,8 @@ def start(plan: CompilePlan, tree: Path, target: str = "SLOW") -> "subprocess.Po
         f"from testing.made_trees import {target}\n"
         "from qwen3_omni_neuron.compilation import runner\n"
         f"runner.WAIT_S = {PATIENCE_S}\n"
-        "from qwen3_omni_neuron.checkpoint.config_json import read_config\n"
-        "from testing.specs import plan_of\n"
-        f"model = Path({str(plan.model)!r})\n"
-        f"plan = plan_of(model, read_config(model), prompt_buckets={plan.prompt_buckets})\n"
+        # Not made there: what makes a plan imports torch, which takes longer than the run.
+        f"import pickle; plan = pickle.loads({pickle.dumps(plan)!r})\n"
         "print(flush=True)\n"
         f"runner.compile_tree(plan, Path({str(tree)!r}), {target})\n"
     )

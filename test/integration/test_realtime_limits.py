@@ -334,7 +334,10 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
 def test_a_client_that_leaves_frees_its_slot(
     omni: Qwen3Omni, server: Server, close: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with calling(server) as caller:
+    # A bounded queue of what it received, full of sound, would hide the server's closing frame for
+    # the ten seconds that the client waits for it.
+    unbounded: Any = {"max_queue": None}
+    with calling(server, websocket_connection_options=unbounded) as caller:
         caller.update(**LONG)
         caller.write("Hello")
         caller.send("response.create")

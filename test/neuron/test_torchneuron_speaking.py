@@ -8,20 +8,18 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
-from testing.torchneuron.runtime import StandIn, omni_over, weights_for_stand_in
+from testing.torchneuron.runtime import (
+    StandIn,
+    omni_over,
+    warm_up_without,
+    weights_for_stand_in,
+)
 from train.assess import questions, replies
 from train.espeak import VOICES
 from train.judge import Judge
 
 QUESTIONS = 8
 UNUSED = ("vision_encoder", "thinker_prefill_visual", "code_predictor_greedy")
-
-
-def warm_up_what_is_used(part: LoadedPart) -> None:
-    """Call no graph that this test does not need: capturing these takes longer than the replies."""
-    for label, graph in part.graphs.items():
-        if graph.name not in UNUSED:
-            part.call(label, *[spec.idle_input() for spec in graph.inputs])
 
 
 def test_questions_it_never_met_are_answered_in_the_asked_voice(
@@ -31,7 +29,7 @@ def test_questions_it_never_met_are_answered_in_the_asked_voice(
 
     One may be wrong: the checkpoint answers 98 % right, and another processor rounds otherwise.
     """
-    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_what_is_used)
+    monkeypatch.setattr(LoadedPart, "warm_up", warm_up_without(*UNUSED))
     spec = weights_for_stand_in(
         SPEAKING_CHECKPOINT,
         tmp_path,

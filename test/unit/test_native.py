@@ -439,7 +439,7 @@ def test_several_threads_step_their_own_slots(config: OmniConfig, library: CDLL)
 # In a process of its own, where a deadlock meets a deadline: a pool at work, a child that inherits
 # it, and many short calls from several threads.
 POOL_SCRIPT = """
-import faulthandler, os, sys
+import faulthandler, os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import torch
 from qwen3_omni_neuron.cpu.native.installed import find_library
@@ -478,9 +478,12 @@ else:
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(right, [500] * 4))
 if hasattr(os, "sched_getaffinity"):
-    # A helper that leaves its caller's core may go back there later.
-    mine = os.sched_getaffinity(0)
-    assert all(os.sched_getaffinity(int(t)) == mine for t in os.listdir("/proc/self/task"))
+    # A helper that leaves its caller's core may go back there later: at once, or on a busy machine
+    # as soon as it runs again.
+    mine, end_s = os.sched_getaffinity(0), time.monotonic() + 20
+    while any(os.sched_getaffinity(int(t)) != mine for t in os.listdir("/proc/self/task")):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 print("helpers", helpers)
 """
 

@@ -27,7 +27,7 @@ def write_leaner_checkpoint(folder: Path, seed: int = 1) -> Path:
             "num_hidden_layers": 1,
             "num_quantizers": CODE_GROUPS,
             "upsampling_ratios": [2],
-            "upsample_rates": [4, 3],
+            "upsample_rates": [3],
         },
     }
     return write_tiny_checkpoint(folder, seed, _merged(SIZES["tiny"], changes))
