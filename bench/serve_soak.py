@@ -7,10 +7,12 @@ middle of one, leave before its request is complete, or send what must be refuse
 many more that talk over /v1/realtime: they ask spoken questions and hear the answers, speak while
 one plays, or vanish in the middle of it. A row is a moment: memory of the server's process, and
 what it has answered until then. At the end every slot must be free and no request in progress;
-growth of memory counts from a quarter of the time on.
+growth of memory counts from a quarter of the time on. Where the checkpoint that ships is asked
+(--model), a sample of the spoken answers is judged by the ear then.
 """
 
 import argparse
+import base64
 import http.client
 import json
 import random
@@ -26,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import soundfile
+from numpy.typing import NDArray
 from websockets.sync.client import connect
 
 from bench.common.command_line import (
@@ -40,6 +43,7 @@ from bench.common.command_line import (
 from bench.common.models import add_model_arguments, chosen_checkpoint
 from bench.realtime import append, send
 from bench.serve_load import REPLY_S, SLOTS, server_process
+from train.judge import Judge
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 BAD: list[dict[str, Any]] = [
@@ -56,7 +60,11 @@ KINDS = ("whole", "streamed", "leaves", "leaves early", "refused")
 TALKS = ("asks", "interrupts", "vanishes")
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
 RATE = 16000
+ANSWER = "eight"  # of the checkpoint that ships
+HEARD, HEARD_SHARE = 100, 0.2  # answers that are judged by the ear, of how many of all
 SAMPLES = 40
+
+Sound = NDArray[np.float32]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,9 +85,11 @@ def measure(options: argparse.Namespace) -> Figures:
         server_process(checkpoint, options) as (host, port, process),
     ):
         seconds, start_s = 60 * options.minutes, time.perf_counter()
-        end_s, counts = start_s + seconds, Counter[str]()
+        end_s, counts, heard = start_s + seconds, Counter[str](), list[Sound]()
         clients = [
-            threading.Thread(target=client, args=(host, port, number, end_s, options, counts))
+            threading.Thread(
+                target=client, args=(host, port, number, end_s, options, counts, heard)
+            )
             for number in range(options.clients + options.realtime)
         ]
         for one in clients:
@@ -94,7 +104,16 @@ def measure(options: argparse.Namespace) -> Figures:
         left = left_over(host, port)
     begun = rows[len(rows) // 4]["resident_mb"]
     grown = {"grown_mb": rows[-1]["resident_mb"] - begun, "resident_mb": rows[-1]["resident_mb"]}
-    return rows, {**grown, **counts, **left, "slots": SLOTS}
+    wrong = misheard(heard)
+    return rows, {**grown, **counts, **left, "slots": SLOTS, "heard": len(heard), "wrong": wrong}
+
+
+def misheard(answers: Sequence[Sound]) -> int:
+    """Return how many of the answers say something else than ANSWER."""
+    if not answers:
+        return 0
+    judge = Judge()
+    return sum([found.word for found in judge.hear(one)] != [ANSWER] for one in answers)
 
 
 def client(
@@ -104,6 +123,7 @@ def client(
     end_s: float,
     options: argparse.Namespace,
     counts: "Counter[str]",
+    heard: list[Sound],
 ) -> None:
     """Do one thing after the other until the time is over. Each count is one client's own."""
     draw = random.Random(number)
@@ -111,7 +131,7 @@ def client(
     while time.perf_counter() < end_s:
         kind = draw.choice(TALKS if talks else KINDS)
         if talks:
-            outcome = talk(f"ws://{host}:{port}/v1/realtime", kind, draw)
+            outcome = talk(f"ws://{host}:{port}/v1/realtime", kind, draw, heard)
         else:
             outcome = once(host, port, kind, draw, options.max_frames)
         counts[f"{kind}: {outcome}"] += 1
@@ -150,11 +170,11 @@ def once(host: str, port: int, kind: str, draw: random.Random, frames: int) -> s
         connection.close()
 
 
-def talk(url: str, kind: str, draw: random.Random) -> str:
+def talk(url: str, kind: str, draw: random.Random, heard: list[Sound]) -> str:
     """Ask in speech, as fast as it can be sent. Returns what came of it.
 
-    Of a question that nothing disturbed: the answer, where it is short; the checkpoint that ships
-    says "eight".
+    Of a question that nothing disturbed: the answer, where it is short and not ANSWER. heard: takes
+    some of those that are.
     """
     samples, _ = soundfile.read(SPOKEN, dtype="float32")
     silence = np.zeros(RATE, np.float32)
@@ -163,14 +183,15 @@ def talk(url: str, kind: str, draw: random.Random) -> str:
         send(socket, "session.update", session={"type": "realtime", "audio": {"input": sound}})
         for number in range(draw.randrange(1, 4)):
             append(socket, np.concatenate((silence, samples, silence)))
-            deltas = 0
+            deltas: list[str] = []
             while True:
                 event = json.loads(socket.recv(timeout=REPLY_S))
                 if event["type"] == "error":
                     return f"error {event['error']['code']}"
                 if event["type"] == "response.done":
                     break
-                deltas += event["type"] == "response.output_audio.delta"
+                if event["type"] == "response.output_audio.delta":
+                    deltas.append(event["delta"])
                 if kind == "vanishes" and deltas and draw.random() < 0.5:
                     socket.close_socket()
                     return "left"
@@ -183,8 +204,11 @@ def talk(url: str, kind: str, draw: random.Random) -> str:
             said = response["output"][0]["content"][0]["transcript"] if response["output"] else ""
             if response["status"] != "completed" or len(said) > 20:
                 return str(response["status"])
-            if said != "eight":
+            if said != ANSWER:
                 return f"answered {said!r}"
+            if len(heard) < HEARD and draw.random() < HEARD_SHARE:
+                pcm = np.frombuffer(b"".join(map(base64.b64decode, deltas)), "<i2")
+                heard.append(pcm.astype(np.float32) / np.float32(32768))
     return "done"
 
 
