@@ -7,7 +7,8 @@
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make test-fuzz         16,000 requests to the server, by its own document and nearly right ones
-# make test-ray         replicas in a Ray cluster of its own: the server's tests through it, failures
+# make test-ray          replicas in a Ray cluster of its own: the server's tests through it, failures
+# make test-scaling      Ray that adds, takes away and replaces replicas by itself
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
 # make speaking          train the speaking checkpoint anew, about 90 minutes on two cores
 # make bench             every benchmark over checkpoints of random weights: .venv/bench/*.json
@@ -46,7 +47,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-ray
+.PHONY: test-deploy test-ray test-scaling
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -87,6 +88,9 @@ test-fuzz: $(VENV)/installed
 
 test-ray: $(VENV)/ray
 	TEST_RAY=1 $(VENV)/bin/pytest test/fleet
+
+test-scaling: $(VENV)/ray
+	TEST_RAY=scaling $(VENV)/bin/pytest test/fleet/test_scaling_and_stalls.py
 
 test-wide: $(VENV)/installed
 	TEST_WIDE=1 $(VENV)/bin/pytest test/wide

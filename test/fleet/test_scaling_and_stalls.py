@@ -1,4 +1,7 @@
-"""Replicas that Ray adds, takes away and replaces by itself, in a real cluster. `make test-ray`."""
+"""Replicas that Ray adds, takes away and replaces by itself, in a real cluster.
+
+`make test-scaling`: a process has one cluster, and these wait for Ray most of the time.
+"""
 
 import json
 import os
@@ -14,8 +17,8 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-if "TEST_RAY" not in os.environ:
-    pytest.skip("a Ray cluster of its own", allow_module_level=True)
+if os.environ.get("TEST_RAY") != "scaling":
+    pytest.skip("a Ray cluster that scales by itself", allow_module_level=True)
 
 from qwen3_omni_neuron.fleet.scaling import AT_ONCE, REPLIES, REQUESTS, SERVICE, SLOTS
 from testing.fleet_load import ERRORS, RETRIES
