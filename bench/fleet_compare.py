@@ -4,10 +4,11 @@
 
 Service curves are measured through the API in this process, at several numbers of requests at once
 (first sample, time a frame, CPU time), with one thread a replica; and what Ray, HTTP and the client
-add to one request alone (time, CPU time) through a cluster with one replica. From these alone the
-simulation predicts three replicas, which share the cores of this machine with Ray's processes and
-with the clients: the same clients then ask the real ones. On a machine that does other work, too,
-neither is what it would be alone. Needs the extra `ray`.
+add to one request alone (time, CPU time) through an application of one replica. From these alone
+the simulation predicts three replicas, which share the cores of this machine with Ray's processes
+and with the clients; the same clients ask the real ones. All cases take turns, several times, since
+a machine's speed changes. Replies are long, so that Ray's own work is a small part of each. Needs
+the extra `ray`.
 """
 
 import argparse

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 import pytest
 
 if "TEST_RAY" not in os.environ:
-    pytest.skip("needs the extra ray", allow_module_level=True)
+    pytest.skip("a Ray cluster of its own", allow_module_level=True)
 
 from ray.serve._private.common import (
     DeploymentHandleSource,

@@ -266,12 +266,15 @@ def _start(
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether a process was stopped, as by SIGSTOP. False where the system does not say."""
+    """Tell whether a process was stopped, as by SIGSTOP, and not by a debugger.
+
+    False where the system does not say.
+    """
     try:
         status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
     except OSError:
         return False
-    return status.rpartition(")")[2].split()[0] in ("T", "t")
+    return status.rpartition(")")[2].split()[0] == "T"
 
 
 def _end(mailbox: Mailbox, process: subprocess.Popen) -> None:

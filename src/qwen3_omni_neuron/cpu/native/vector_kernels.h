@@ -275,8 +275,8 @@ INLINE float KIND(added)(const Vector *sums)
     return all[0];
 }
 
-/* Lanes p of a and b, one after the other, that are in the lower or the upper half of a group of 2 *
- * half lanes. */
+/* Split the lanes of a, and then of b, into groups of 2 * half. Return those in the lower half of each
+ * group, or in the upper half. */
 INLINE Vector KIND(half_groups)(Vector a, Vector b, int half, int upper)
 {
 #ifdef __clang__
@@ -294,7 +294,7 @@ INLINE Vector KIND(half_groups)(Vector a, Vector b, int half, int upper)
 #endif
 }
 
-/* Make half as many vectors of x: groups of 2 * half lanes become sums of their halves. */
+/* Add the halves of each group of 2 * half lanes: 2 * half vectors become `half` vectors. */
 INLINE void KIND(fold)(Vector *x, int half)
 {
     for (int d = 0; d < half; d++)
@@ -302,7 +302,7 @@ INLINE void KIND(fold)(Vector *x, int half)
                KIND(half_groups)(x[2 * d], x[2 * d + 1], half, 1);
 }
 
-/* Return what `added` does for each of LANES dot products, side by side. */
+/* Add the sums of LANES dot products, each in the order of `added`. Returns a lane for each. */
 INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
 {
     Vector x[LANES];
@@ -312,7 +312,8 @@ INLINE Vector KIND(all_added)(Vector (*sums)[SUMS / LANES])
                 sums[d][i] += sums[d][i + v];
         x[d] = sums[d][0];
     }
-    if (LANES > 8) /* constants, each in a call of its own: the lanes to shuffle must be known */
+    /* Not a loop: the compiler must know `half`, or it computes the lanes to shuffle each time. */
+    if (LANES > 8)
         KIND(fold)(x, LANES / 2);
     if (LANES > 4)
         KIND(fold)(x, 4);
@@ -461,8 +462,8 @@ static void KIND(gelu)(float *y, const float *a, int64_t width)
 
 /* ---- attention ---- */
 
-/* Make weights whose sum is 1 of a query's scores: their exponentials, over their sum. */
-INLINE void KIND(soften)(float *w, int64_t count)
+/* Softmax of one query's scores, in place. The sum has the order of a dot product. */
+INLINE void KIND(softmax)(float *w, int64_t count)
 {
     Vector most = (Vector){0} - INFINITY, sums[SUMS / LANES] = {{0}};
     float largest = -INFINITY;
@@ -525,7 +526,7 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
         KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
     for (int q = 0; q < count; q++) {
         float *w = weights[q];
-        KIND(soften)(w + from[q], to[q] - from[q]);
+        KIND(softmax)(w + from[q], to[q] - from[q]);
         for (t = first; t < from[q]; t++) /* seen by the other queries alone */
             w[t] = 0;
         for (t = to[q]; t < last; t++)
