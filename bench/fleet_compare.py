@@ -7,8 +7,8 @@ Service curves are measured through the API in this process, at several numbers 
 add to one request alone (time, CPU time) through an application of one replica. From these alone
 the simulation predicts three replicas, which share the cores of this machine with Ray's processes
 and with the clients; the same clients ask the real ones. All cases take turns, several times, since
-a machine's speed changes. Replies are long, so that Ray's own work is a small part of each. Needs
-the extra `ray`.
+a machine's speed changes. Replies are as long as those of the simulated load in the mean. Needs the
+extra `ray`.
 """
 
 import argparse
