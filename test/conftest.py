@@ -2,7 +2,9 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +110,19 @@ def reference(both_of_seed: BothMaker) -> Reference:
 def omni(both_of_seed: BothMaker) -> Qwen3Omni:
     """Ours in float32, with three slots."""
     return both_of_seed(1)[0]
+
+
+@pytest.fixture
+def slow_steps(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes each step of `omni` 3 ms longer: a long reply still runs when a busy machine looks."""
+    engines = omni._pipeline._engines
+    for engine in (engines.thinker, engines.talker):
+        monkeypatch.setattr(engine, "step", partial(_slow_step, engine.step))
+
+
+def _slow_step(step: Callable[..., Any], *arguments: Any) -> Any:
+    time.sleep(0.003)
+    return step(*arguments)
 
 
 @pytest.fixture(scope="session")

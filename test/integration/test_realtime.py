@@ -349,6 +349,7 @@ def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Serv
         assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_speech_interrupts_an_answer(server: Server) -> None:
     """It is cancelled, and its item cut to what can have been heard."""
     with calling(server) as caller:
@@ -443,6 +444,7 @@ def test_an_answer_that_plays_is_cut_whatever_was_made_since(caller: Caller) -> 
     assert 0 < cut.audio_end_ms < len(sound_of(events)) / 48
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_client_cancels(caller: Caller) -> None:
     caller.send("response.cancel", event_id="early")
     error = caller.until("error")[-1].error

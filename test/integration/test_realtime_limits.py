@@ -330,6 +330,7 @@ def test_responses_count_towards_the_rate(omni: Qwen3Omni) -> None:
         assert (error.code, error.event_id) == ("rate_limit_exceeded", "more")
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("close", [True, False])
 def test_a_client_that_leaves_frees_its_slot(
     omni: Qwen3Omni, server: Server, close: bool, caplog: pytest.LogCaptureFixture
@@ -427,9 +428,10 @@ def test_a_client_that_does_not_read_holds_up_itself_alone(omni: Qwen3Omni) -> N
         silent.close_socket()
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni: Qwen3Omni) -> None:
     with serving(omni) as server, calling(server) as idle, calling(server) as busy:
-        busy.update(**{**SHORT, "thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 500})
+        busy.update(**{**SHORT, "thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 300})
         busy.write("Hello")
         busy.send("response.create")
         busy.until("response.created")
@@ -444,6 +446,7 @@ def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni: Qwen3Omni) -> N
         assert "error" in seen
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_drain_has_an_end(omni: Qwen3Omni) -> None:
     with serving(omni, drain_timeout_s=0.5) as server, calling(server) as caller:
         caller.update(**LONG)

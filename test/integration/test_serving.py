@@ -368,6 +368,7 @@ def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
     assert found["qwen3_omni_slots"].value == 3
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_cancels_its_request(
     omni: Qwen3Omni, server: Server, stream: bool

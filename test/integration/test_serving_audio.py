@@ -186,6 +186,7 @@ def test_a_voice_may_be_an_object_and_of_any_case(client: OpenAI, said: Any) -> 
     same_sound(client.audio.speech.create(**asked).content, said.audio)
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream_format", [None, "audio", "sse"])
 def test_a_listener_who_leaves_frees_the_slot(
     omni: Qwen3Omni, server: Server, stream_format: str | None
@@ -513,6 +514,7 @@ class Endless:
         return self._omni.stream_text(messages, **{**options, "thinker_eos_token_id": 10**6})
 
 
+@pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream", ["true", "false"])
 def test_a_client_that_leaves_ends_its_transcription(omni: Qwen3Omni, stream: str) -> None:
     data = {"model": MODEL, "max_new_tokens": "3000", "stream": stream}

@@ -465,6 +465,7 @@ def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> N
     still_answers(server)
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_request_that_takes_too_long_ends(omni: Qwen3Omni) -> None:
     with serving(omni, request_timeout_s=0.3) as server, client_of(server) as client:
         with pytest.raises(openai.InternalServerError) as late:
@@ -584,6 +585,7 @@ def test_sigterm_lets_requests_end() -> None:
         assert process.wait(SECONDS) == 0
 
 
+@pytest.mark.usefixtures("slow_steps")
 def test_a_second_signal_ends_all_at_once(omni: Qwen3Omni) -> None:
     with serving(omni) as server, connected(server) as sock:
         body = json.dumps(LONG).encode()

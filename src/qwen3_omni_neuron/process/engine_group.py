@@ -88,7 +88,8 @@ class EngineGroup:
         """
         try:
             with self._calling:
-                _, failures = self._collect("starting", CallLimit(timeout_s, timeout_s))
+                limit = CallLimit(timeout_s, timeout_s)
+                _, failures = self._collect("starting", limit, self._compilations())
                 for failure in failures.values():
                     raise failure
         except BaseException:
@@ -111,7 +112,7 @@ class EngineGroup:
             try:
                 for process in self._processes:
                     process.post(packed)
-                results, failures = self._collect(named, limit)
+                results, failures = self._collect(named, limit, compilations)
                 if failures and len(failures) < len(self._processes):
                     raise self._failed_alone(failures)
             except BaseException as error:
@@ -133,15 +134,17 @@ class EngineGroup:
         for thread in closing:
             thread.join()
 
-    def _collect(self, call: str, limit: CallLimit) -> tuple[dict[int, Any], dict[int, Exception]]:
+    def _collect(
+        self, call: str, limit: CallLimit, compilations: int
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Take every process's answer. Returns results and exceptions by the process's index.
 
+        compilations: their number before the call was sent: a process may compile at once.
         After an exception the others have GRACE_S. Raises EngineDiedError for a process that ended
         or was stopped, and, where none failed, for those that take longer than the limit.
         """
         # Time is counted in ticks in which nothing came: a clock goes on while a machine sleeps.
         ticks, waited_s, until_s = 0, 0.0, limit.seconds
-        compilations = self._compilations()
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         waiting = {process.fileno(): index for index, process in enumerate(self._processes)}
