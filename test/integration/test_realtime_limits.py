@@ -446,6 +446,13 @@ def test_a_server_that_ends_says_so_and_lets_the_reply_end(omni: Qwen3Omni) -> N
         assert "error" in seen
 
 
+def test_a_socket_outlasts_the_time_that_headers_have(omni: Qwen3Omni) -> None:
+    with serving(omni, header_timeout_s=1.0) as server, calling(server) as caller:
+        time.sleep(1.5)
+        caller.send("conversation.item.retrieve", item_id="none")
+        caller.until("error")
+
+
 @pytest.mark.usefixtures("slow_steps")
 def test_a_drain_has_an_end(omni: Qwen3Omni) -> None:
     with serving(omni, drain_timeout_s=0.5) as server, calling(server) as caller:

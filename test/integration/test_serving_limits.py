@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import socket
@@ -268,6 +269,60 @@ def test_ten_thousand_headers_are_refused(server: Server) -> None:
             sock.sendall(request + lines + b"\r\n")
         assert status_of(answer_of(sock)) in (0, 400, 431)  # 0: cut while it was sending
     still_answers(server)
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"GET /",
+        b"GET / HTTP/1.1\r\na: ",
+        CHUNKED + b"1;",
+        CHUNKED + b"1\r\nx\r\n0\r\na: ",
+        b"GET /health HTTP/1.1\r\nhost: a\r\n\r\nGET /",
+    ],
+    ids=["address", "header", "extension of a chunk", "trailer", "address of the next request"],
+)
+def test_what_never_ends_is_cut_in_bounded_memory(server: Server, begun: bytes) -> None:
+    sent = 0
+    with connected(server) as sock:
+        with suppress(OSError):
+            sock.sendall(begun)
+            while sent < 50_000_000:
+                sock.sendall(b"x" * 10_000)
+                sent += 10_000
+        assert status_of(answer_of(sock)) in (0, 200, 400)
+    assert sent < 10_000_000  # most of it in buffers of the system
+    still_answers(server)
+
+
+def test_requests_sent_before_the_answer_are_answered_in_order_or_cut(server: Server) -> None:
+    request = b"GET %s HTTP/1.1\r\nhost: a\r\n\r\n"
+    with connected(server) as sock:
+        for path in (b"/health", b"/ready", b"/none") * 4:
+            sock.sendall(request % path)
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        found = re.findall(rb"HTTP/1.1 (\d+) ", answer_of(sock))
+    assert found == [*4 * [b"200", b"200", b"404"], b"200"]
+    with connected(server) as sock:
+        with suppress(OSError):
+            sock.sendall(10_000 * (request % b"/health"))
+        assert answer_of(sock).count(b"HTTP/1.1 200") < 10_000
+    still_answers(server)
+
+
+def test_empty_lines_between_requests_keep_no_connection(server: Server) -> None:
+    with connected(server) as sock:
+        sock.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert status_of(sock.recv(4096)) == 200
+        start_s = time.monotonic()
+        with suppress(OSError):
+            while time.monotonic() - start_s < SECONDS:
+                sock.sendall(b"\r\n")
+                time.sleep(0.05)
+        assert time.monotonic() - start_s < SECONDS / 2
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
 from qwen3_omni_neuron.serving.keys import Keys
+from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.service import Service
 
 OPEN_PATHS = ("/health", "/ready", *page.FILES)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
-MOST_HEADERS, MOST_HEADER_BYTES = 100, 1 << 15
+MOST_HEADER_BYTES = 1 << 15
 _CANCEL_AGAIN_S = 0.5
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (

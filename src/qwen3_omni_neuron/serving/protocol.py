@@ -5,8 +5,7 @@ import json
 import socket
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
@@ -15,18 +14,24 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 # The system would let it grow to megabytes, which a client that does not read would fill.
 SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
+MOST_HEADERS = 100
+MOST_KEPT_BYTES = 1 << 16
+MOST_PIPELINED = 100
 
 
-class GuardedProtocol(H11Protocol):
+class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
     Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
-    reading has send_timeout_s to go on; then its connection is cut, which cancels its request.
+    reading has send_timeout_s to go on; then its connection is cut, which cancels its request. What
+    the parser keeps of bytes, headers and requests that wait for the one before is bounded.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):
         super().__init__(**others)
         self._settings = settings
+        self._in_request = False  # from a request's headers to the end of its body
+        self._kept_bytes = 0  # since the last headers or part of a body, at most
         self._head_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
 
@@ -53,12 +58,41 @@ class GuardedProtocol(H11Protocol):
         """Take bytes from the client."""
         if self.transport.is_closing():
             return
+        self._kept_bytes += len(data)
         super().data_received(data)
-        if self.conn.their_state is not h11.IDLE:
-            self._stop(self._head_timer)
-            self._head_timer = None
-        elif self._head_timer is None:
+        if self._kept_bytes > MOST_KEPT_BYTES:
+            self.send_400_response("Too many bytes without a request.")
+        elif not self._in_request and not self._answering and self._head_timer is None:
             self._wait_for_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header, as far as the gate takes so many; those after a body are not read."""
+        if not self._in_request and len(self.headers) <= MOST_HEADERS:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Begin a request. Raises ValueError where too many wait, which refuses the connection."""
+        self._in_request, self._kept_bytes = True, 0
+        self._stop(self._head_timer)
+        self._head_timer = None
+        if len(self.pipeline) >= MOST_PIPELINED:
+            raise ValueError(f"{MOST_PIPELINED} requests of one connection wait already")
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of a body."""
+        self._kept_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End a request, not its answer."""
+        self._in_request, self._kept_bytes = False, 0
+        super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Leave the connection to GuardedSocket."""
+        self._in_request = True  # to its end: no other headers are waited for
+        super().handle_websocket_upgrade()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for a time."""
@@ -79,22 +113,30 @@ class GuardedProtocol(H11Protocol):
         A client that sends all of it before it reads would not see a refusal that closes at once.
         """
         super().on_response_complete()
-        if self.conn.their_state is h11.SEND_BODY:
+        if self._in_request:
             self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP."""
-        self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
+        if self._answering:
+            self.transport.abort()  # a refusal would stand in the middle of the answer
+        else:
+            self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
+
+    @property
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _wait_for_head(self) -> None:
         self._head_timer = self.loop.call_later(self._settings.header_timeout_s, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
+        self._head_timer = None
+        if not self.transport.is_closing():
             self.transport.abort()
 
     def _body_is_late(self, cycle: object) -> None:
-        if self.cycle is cycle and self.conn.their_state is h11.SEND_BODY:
+        if self.cycle is cycle and self._in_request:
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
