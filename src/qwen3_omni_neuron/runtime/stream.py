@@ -24,7 +24,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
-TEXT_DELAY_S = 0.005  # at most, of text in `SpeechStream.bursts`
+TEXT_DELAY_S = 0.02  # at most, of text in `SpeechStream.bursts`
 
 
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):

@@ -10,6 +10,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 LARGEST_SEED = 2**63 - 1
+SMALL_BODY_BYTES = 1 << 12  # without media: read at once, sooner than a thread has its turn
 Body = TypeVar("Body", bound=BaseModel)
 
 

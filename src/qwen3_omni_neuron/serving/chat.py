@@ -22,7 +22,7 @@ from qwen3_omni_neuron.events import (
     Timings,
 )
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.serving.bodies import check_model, parse_json
+from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
     ChatRequest,
@@ -53,7 +53,12 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    reply = await service.model.start(_start, service, context)
+    small = len(context.body) <= SMALL_BODY_BYTES
+    wanted = parse_json(ChatRequest, context.body) if small else None
+    if wanted is None or wanted.has_media:
+        reply = await service.model.start(_read_and_start, service, context)
+    else:
+        reply = _start(wanted, service, context)
     context.release_body()
     if reply.wanted.stream:
         return EventStream(await with_first(reply.pieces()))
@@ -62,9 +67,13 @@ async def chat_completions(request: Request) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _start(service: Service, context: Context) -> "ChatReply":
-    """Read a request's body and its media, and start it. Raises ApiError and the API's errors."""
-    wanted = parse_json(ChatRequest, context.body)
+def _read_and_start(service: Service, context: Context) -> "ChatReply":
+    """Read a request's body, and start it; see _start."""
+    return _start(parse_json(ChatRequest, context.body), service, context)
+
+
+def _start(wanted: ChatRequest, service: Service, context: Context) -> "ChatReply":
+    """Read a request's media, and start it. Raises ApiError and the API's errors."""
     omni = context.omni
     check_model(service, wanted.model)
     check_request(wanted)

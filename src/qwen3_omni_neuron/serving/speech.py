@@ -17,6 +17,7 @@ from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import (
     LARGEST_SEED,
+    SMALL_BODY_BYTES,
     bounded_options,
     check_model,
     parse_json,
@@ -97,7 +98,10 @@ async def speech(request: Request) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     context.param = "input"
-    spoken = await service.model.start(_start, service, context)
+    if len(context.body) <= SMALL_BODY_BYTES:
+        spoken = _start(service, context)
+    else:
+        spoken = await service.model.start(_start, service, context)
     context.release_body()
     wanted = spoken.wanted
     if wanted.stream_format == "sse":
