@@ -15,6 +15,26 @@ from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
 ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 
 
+class SpecialNames:
+    """Names of a tokenizer's special tokens, and what finds them in texts.
+
+    marked: pattern of those that are to be words in a caller's text. heads, tails: what a text can
+    end or begin with, so that one of them may stand where it is joined to another.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
+        """marked: the names that are to be words; None: all of them."""
+        self.tokenizer = tokenizer
+        # Longer names first: where two fit at one place, the longer is the token.
+        found = (name for name in tokenizer.added_tokens if len(name) > 1)
+        names = sorted(found, key=len, reverse=True)
+        self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
+        names = [name for name in names if marked is None or name in marked]
+        self.marked = _any_of(names)
+        self.heads = tuple({name[:n] for name in names for n in range(1, len(name))})
+        self.tails = tuple({name[-n:] for name in names for n in range(1, len(name))})
+
+
 class LiteralText:
     """Marker of the special tokens' names in the texts of one conversation.
 
@@ -24,18 +44,9 @@ class LiteralText:
     the separators.
     """
 
-    def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
-        """marked: names that `mark` makes words; None: all of them."""
-        self._tokenizer = tokenizer
+    def __init__(self, names: SpecialNames):
+        self._names = names
         self._separator = f"[{secrets.token_hex(16)}]"
-        # Longer names first: where two fit at one place, the longer is the token.
-        names = (name for name in tokenizer.added_tokens if len(name) > 1)
-        self._names = sorted(names, key=len, reverse=True)
-        self._any = re.compile("|".join(map(re.escape, self._names)))
-        self._ids = {name: tokenizer.encode(name) for name in self._names}
-        if marked is not None:
-            self._names = [name for name in self._names if name in marked]
-        self._marked = re.compile("|".join(map(re.escape, self._names)))
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a chat template with every text of the caller's marked."""
@@ -47,21 +58,22 @@ class LiteralText:
     def mark(self, text: str) -> str:
         """Return a text of the caller's with separators in its names of special tokens."""
         marked = text
-        while self._marked.search(marked):
-            marked = self._marked.sub(lambda name: self._separated(name[0]), marked)
-        if any(text.startswith(name[-n:]) for name in self._names for n in range(1, len(name))):
+        while self._names.marked.search(marked):
+            marked = self._names.marked.sub(lambda name: self._separated(name[0]), marked)
+        if text.startswith(self._names.tails):
             marked = self._separator + marked
-        if any(text.endswith(name[:n]) for name in self._names for n in range(1, len(name))):
+        if text.endswith(self._names.heads):
             marked += self._separator
         return marked
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt that the chat template made of marked texts."""
         token_ids: list[int] = []
-        for words, name in _pieces(self._any, prompt):
+        tokenizer, ids = self._names.tokenizer, self._names.ids
+        for words, name in _pieces(self._names.any, prompt):
             if words:
-                token_ids += self._tokenizer.encode_words(words.replace(self._separator, ""))
-            token_ids += self._ids.get(name, ())
+                token_ids += tokenizer.encode_words(words.replace(self._separator, ""))
+            token_ids += ids.get(name, ())
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:
@@ -79,6 +91,10 @@ class LiteralText:
 
     def _separated(self, name: str) -> str:
         return name[:1] + self._separator + name[1:]
+
+
+def _any_of(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)))
 
 
 def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
-from qwen3_omni_neuron.conversation.literal_text import LiteralText
+from qwen3_omni_neuron.conversation.literal_text import LiteralText, SpecialNames
 from qwen3_omni_neuron.conversation.media.clip import GrowingClip, features
 from qwen3_omni_neuron.conversation.media.items import (
     AudioItem,
@@ -128,11 +128,11 @@ class Conversation:
                 "this checkpoint's chat template takes no tools: leave tools, and messages of role "
                 "tool, out; or take a checkpoint whose template does."
             )
-        literal = LiteralText(self._tokenizer) if literal_text else None
+        literal = LiteralText(self._all_names) if literal_text else None
         if literal is not None:
             messages, tools = literal.marked(messages), literal.marked(tools)
         elif self._spelled(messages, said):
-            literal = LiteralText(self._tokenizer, self._special)
+            literal = LiteralText(self._reply_names)
             messages = [
                 literal.marked([message])[0] if index in said else message
                 for index, message in enumerate(messages)
@@ -183,7 +183,15 @@ class Conversation:
         """Decode generated tokens to text, without special ones."""
         return self._tokenizer.decode(token_ids)
 
-    @property
+    @cached_property
+    def _all_names(self) -> SpecialNames:
+        return SpecialNames(self._tokenizer)
+
+    @cached_property
+    def _reply_names(self) -> SpecialNames:
+        return SpecialNames(self._tokenizer, self._special)
+
+    @cached_property
     def _special(self) -> tuple[str, ...]:
         return tuple({*self._tokenizer.special_tokens, *self.reserved})
 
