@@ -16,7 +16,7 @@ from bench.replaying.profiles import StageProfile
 from bench.replaying.simulation import GREEDY
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.priority import MARGIN, SHORT_S, RightOfWay
+from qwen3_omni_neuron.runtime.priority import MARGIN, SHORT_S, TOGETHER_S, RightOfWay
 from qwen3_omni_neuron.runtime.request import (
     LiveRequest,
     Request,
@@ -272,6 +272,126 @@ def test_short_prompts_are_computed_without_a_step_between(
         own = [call.name for call in simulation.calls if call.name.startswith(stage)]
         runs = [len(list(run)) for name, run in itertools.groupby(own) if "prefill" in name]
         assert max(runs) == together, stage
+
+
+# Speech beside a starter
+
+
+def prefilling(since_s: float) -> LiveRequest:
+    """Make a request at time 0 whose prefill began then."""
+    live = make_live()
+    live.called_s["thinker"] = since_s
+    return live
+
+
+LASTS = listener(1.0, frame_s=0.005)
+LASTS_S = 1.0 - 16 * 0.005 - 3 * 0.005 * MARGIN  # until 16 frames before it needs the next three
+
+
+@pytest.mark.parametrize(
+    ("other", "held_s"),
+    [
+        (None, None),
+        (starter(), LASTS_S),
+        (make_live(), None),  # its prompt waits
+        (prefilling(0.021 - PREFILL_S), None),
+        (prefilling(0.019 - PREFILL_S), LASTS_S),
+        (prefilling(-2 * PREFILL_S), LASTS_S),  # it takes longer than expected
+        (listener(0.0), None),
+    ],
+)
+def test_a_listener_whose_audio_lasts_waits_for_a_starter(
+    other: LiveRequest | None, held_s: float | None
+) -> None:
+    running = [LASTS] + ([other] if other else [])
+    held = right_of_way(True, *running).held_speech_s(running, 0.0)
+    assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
+    assert right_of_way(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
+
+
+def test_no_listener_waits_who_is_short_or_for_whom_does_not_read() -> None:
+    short, first = listener(0.079, frame_s=0.005), starter()
+    assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
+    rules = right_of_way(True, LASTS, first)
+    assert rules.held_speech_s([LASTS], 0.0)
+    while first.output.has_space_for_token:
+        first.output.put(0)
+    assert rules.held_speech_s([LASTS], 0.0) == {}
+    silent = listener(1e7)
+    silent.timestamps.progress_s = 0.0
+    held = right_of_way(True, silent, starter()).held_speech_s([silent], 1.0)
+    assert held[silent] == pytest.approx(1e6 / 2 - 1.0), "it is not made late"
+
+
+def test_talker_and_vocoder_are_the_starters_alone(simulate: Simulate) -> None:
+    """From shortly before its prefill ends to its first chunk; the listeners go on after it."""
+    times = Times(0.05, 0.001, 0.001, 0.01, 0.009, 0.009, 0.03)
+    simulation = simulate(times, shares_cores=True)
+    listening = [simulation.start([n, *TOKENS * 40], 250, chunk_frames=(1, 8)) for n in range(2)]
+    simulation.clock.sleep(2.0)
+    for number in range(8):
+        simulation.clock.sleep(0.041 + 0.007 * number)
+        now = simulation.clock.now()
+        assert all(stream._live.plays_until_s - now > 0.5 for stream in listening)
+        before = len(simulation.calls)
+        starting = simulation.start(TOKENS, 8, chunk_frames=(1, 8))
+        slot = starting.slot
+        next(event for event in starting if hasattr(event, "samples"))
+        calls = simulation.calls[before:]
+        prefill = next(call for call in calls if call.name == "thinker.prefill")
+        chunk = next(call for call in calls if "vocoder" in call.name and slot in call.slots)
+        free_s = prefill.at_s + 0.05 - TOGETHER_S + 0.009  # a frame has two calls
+        beside = [
+            call for call in calls if free_s < call.at_s < chunk.at_s and "thinker" not in call.name
+        ]
+        assert {call.slots for call in beside} == {(slot,)}, beside
+        assert chunk.slots == (slot,)
+        simulation.assert_right(finish(starting), TOKENS, 8)
+    for number, stream in enumerate(listening):
+        simulation.assert_right(finish(stream), [number, *TOKENS * 40], 250)
+
+
+def test_a_listener_goes_on_before_it_is_dry_where_nothing_else_happens(
+    simulate: Simulate,
+) -> None:
+    """The starter's second token takes 3 s, in which no other thread wakes the listener's."""
+    times = Times(0.05, lambda n: 3.0 if n == 0 else 0.001, 0.001, 0.01, 0.03, 0.03, 0.03)
+    simulation = simulate(times, shares_cores=True)
+    listening = simulation.start(TOKENS * 20, 140, chunk_frames=(1, 8))
+    simulation.clock.sleep(6.0)
+    assert listening._live.text.closed
+    starting = simulation.start(TOKENS, 8, chunk_frames=(2, 8))
+    simulation.clock.sleep(0.2)
+    live, now = listening._live, simulation.clock.now()
+    assert SHORT_S + 0.2 < live.plays_until_s - now < 2.0
+    for _ in range(24):
+        simulation.clock.sleep(0.1)
+        assert live.plays_until_s > simulation.clock.now()
+    assert not starting._live.chunks
+    simulation.assert_right(finish(listening), TOKENS * 20, 140)
+    simulation.assert_right(finish(starting), TOKENS, 8)
+
+
+def test_a_listeners_last_chunk_comes_before_it_is_dry(simulate: Simulate) -> None:
+    """Its speech ends while it is held, and the talker wakes nobody either."""
+    times = Times(0.05, lambda n: 3.0 if n == 0 else 0.001, 0.001, 0.01, 0.03, 0.03, 0.03)
+    alone = simulate(times, shares_cores=True)
+    finish(alone.start(TOKENS * 10, 70, chunk_frames=(1, 8)))
+    end_s = alone.called("talker.predict")[-1].at_s
+    held = 0
+    for late_s in range(-2, 8):
+        simulation = simulate(times, shares_cores=True)
+        listening = simulation.start(TOKENS * 10, 70, chunk_frames=(1, 8))
+        live = listening._live
+        simulation.clock.sleep(end_s + 0.01 * late_s)
+        starting = simulation.start(TOKENS, 8, chunk_frames=(2, 8))
+        simulation.clock.sleep(0.3)
+        held += live.speech_ended and not live.speech_over
+        while not live.speech_over:
+            assert live.plays_until_s > simulation.clock.now()
+            assert not starting._live.chunks
+            simulation.clock.sleep(0.1)
+    assert held, "one of these is held"
 
 
 # Speech that is still arriving

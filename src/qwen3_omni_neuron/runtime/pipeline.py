@@ -103,7 +103,7 @@ class Pipeline:
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
-            self._vocoder = VocoderStage(engines.vocoder, shared, self._wake)
+            self._vocoder = VocoderStage(engines.vocoder, shared, right_of_way, self._wake)
             self._talker = TalkerStage(
                 engines.talker, config.talker, shared, right_of_way, self._on_frame
             )

@@ -36,6 +36,13 @@ over. Audio *lasts* until a player that started at the first sample has played i
    Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
    70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
 
+4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: as
+   long as it would not be short before its next chunk, neither that nor its frames are computed. It
+   waits from TOGETHER_S before the starter's prefill is expected to end, so that talker and vocoder
+   are free then. Example: a frame of eight requests takes 8 ms and of one 2.5, a chunk of eight
+   frames 7. Without the rule the starter's frame waits for one of the other seven's, is made beside
+   their next, and its chunk waits for one of theirs.
+
 The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
 many rows; 0 before the first one was measured.
 """
@@ -106,6 +113,22 @@ class RightOfWay:
                 held[live] = release_s - now
         return held
 
+    def held_speech_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
+        """Return the requests whose frames and chunks are held back, each with how long it may be.
+
+        This is rule 4. They may be wanted earlier: with a chunk, or the end of a request.
+        """
+        held: dict[LiveRequest, float] = {}
+        if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
+            return held
+        for live in lives:
+            release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
+            chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
+            held_s = min(_spare_s(live, now) - chunk_s * MARGIN, release_s - now)
+            if live.chunks and held_s > LEAST_HOLD_S:
+                held[live] = held_s
+        return held
+
     def prefill_hold_s(
         self, live: LiveRequest, rows: int, next_since_s: float, now: float
     ) -> float:
@@ -132,6 +155,16 @@ class RightOfWay:
         if any(_writes_alone(live) for live in running):
             return False
         return all(not self._missing_s(live, expected_s, now) for live in running if _speaks(live))
+
+    def _soon_heard(self, live: LiveRequest, now: float) -> bool:
+        """Return whether a request is a starter whose caller reads, or its prefill ends soon."""
+        if live.timestamps.first_token_s is not None:
+            return _starts(live) and live.output.has_space_for_token
+        called_s, request = live.called_s["thinker"], live.request
+        if called_s is None or live.ended or request.talker is None or request.warm_up:
+            return False
+        rows = len(request.thinker.prompt) - live.reused_rows
+        return called_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
         """Return how much more audio a request needs to last until its next frame, 0 where none.
@@ -194,10 +227,14 @@ def _starts(live: LiveRequest) -> bool:
 
 def _is_short(live: LiveRequest, now: float) -> bool:
     """Return whether a request is a starter, or a listener with little audio."""
-    if not _speaks(live) or not live.output.has_space_for_chunk:
-        return False
-    lasts_s, frame_s = live.plays_until_s - now, frame_pace(live.frame_times)
-    return lasts_s < SHORT_S and (frame_s is None or lasts_s < SHORT_FRAMES * frame_s)
+    return _speaks(live) and live.output.has_space_for_chunk and _spare_s(live, now) < 0.0
+
+
+def _spare_s(live: LiveRequest, now: float) -> float:
+    """Return the time until a request's audio is short, less than 0 where it is."""
+    frame_s = frame_pace(live.frame_times)
+    least_s = SHORT_S if frame_s is None else min(SHORT_S, SHORT_FRAMES * frame_s)
+    return live.plays_until_s - now - least_s
 
 
 def _writes_alone(live: LiveRequest) -> bool:

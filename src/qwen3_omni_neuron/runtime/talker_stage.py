@@ -82,7 +82,7 @@ class TalkerStage(Stage[TalkerTask]):
         self._right_of_way, self._held = right_of_way, HeldRows(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
-    def _select(self) -> Work | None:
+    def _select(self) -> Work | float | None:
         for task in [task for task in self._tasks if task.phase is Phase.PREFILL]:
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take_first()
@@ -94,9 +94,12 @@ class TalkerStage(Stage[TalkerTask]):
             if task.row is None and task.live.text.ready:
                 task.row = task.live.text.take()
         stepping = [task for task in stepping if task.row is not None]
+        lives = [task.live for task in stepping]
+        held_s = self._right_of_way.held_speech_s(lives, self._clock.now())
+        stepping = [task for task in stepping if task.live not in held_s]
         new = self._together(Phase.PREPARE)
         if not (first or stepping or new):
-            return self._select_warm_up()
+            return self._select_warm_up() or min(held_s.values(), default=None)
         return partial(self._work, first, stepping, new)
 
     def _together(self, phase: Phase) -> list[TalkerTask]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
+from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import (
     RECENT_FRAMES,
     LiveRequest,
@@ -36,10 +37,16 @@ class VocoderTask(Task):
 class VocoderStage(Stage[VocoderTask]):
     """Worker of the vocoder. It decodes all chunks that are due, those of one size as one batch."""
 
-    def __init__(self, engine: Vocoder, shared: Shared, on_space: Callable[[], None]):
+    def __init__(
+        self,
+        engine: Vocoder,
+        shared: Shared,
+        right_of_way: RightOfWay,
+        on_space: Callable[[], None],
+    ):
         """on_space: wakes the stages that wait for this one; called with the lock held."""
         super().__init__("vocoder", shared)
-        self._engine, self._on_space = engine, on_space
+        self._engine, self._right_of_way, self._on_space = engine, right_of_way, on_space
         self._working = False  # guarded by the lock
         # Durations of the last call, and of the shortest call by size: see runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
@@ -66,13 +73,15 @@ class VocoderStage(Stage[VocoderTask]):
         if due and not self._working:
             self.changed.notify_all()
 
-    def _select(self) -> Work | None:
+    def _select(self) -> Work | float | None:
+        lives = [task.live for task in self._tasks if task.live.waiting_frames]
+        held_s = self._right_of_way.held_speech_s(lives, self._clock.now())
         groups: dict[tuple[bool, int], list[VocoderTask]] = {}
         for task in list(self._tasks):
             if task.live.speech_ended and not task.live.waiting_frames:
                 self._release(task)
                 continue
-            task.chunk = self._due_frames(task)
+            task.chunk = 0 if task.live in held_s else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
                 task.live.chunk_due = False
                 self._on_space()  # the thinker waits for this chunk: see runtime.priority
@@ -81,7 +90,7 @@ class VocoderStage(Stage[VocoderTask]):
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
                 groups.setdefault((task.samples == 0, bucket), []).append(task)
         self._working = bool(groups)
-        return partial(self._work, groups) if groups else None
+        return partial(self._work, groups) if groups else min(held_s.values(), default=None)
 
     def _due_frames(self, task: VocoderTask) -> int:
         """Return the frames of the task's next chunk, 0 where it is not due yet."""
