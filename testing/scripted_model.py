@@ -90,8 +90,19 @@ class ScriptedStream:
         raise StopAsyncIteration
 
     async def bursts(self) -> AsyncIterator[list[Event]]:
-        async for event in self:
-            yield [event]
+        burst: list[Event] = []
+        try:
+            async for event in self:
+                if burst and isinstance(event, Finished):
+                    yield burst
+                    burst = []
+                burst.append(event)
+                if not isinstance(event, TextDelta):
+                    yield burst
+                    burst = []
+        except Exception:
+            yield burst  # its texts come before the error
+            raise
 
     def close(self) -> None:
         self._events = iter(())

@@ -408,6 +408,8 @@ def test_calls_and_reasoning_have_fields_of_their_own(stream: bool) -> None:
             content = "".join(d.content or "" for d in deltas)
             calls: Any = [call for d in deltas for call in d.tool_calls or ()]
             assert [call.index for call in calls] == [0, 1]
+            written = [d for d in deltas if d.content or getattr(d, "reasoning_content", None)]
+            assert len(written) == 2, "what comes together is one piece"
             reason = pieces[-1].choices[0].finish_reason
         else:
             choice = client.chat.completions.create(**asked).choices[0]

@@ -221,21 +221,26 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 
         holds: called with the lock held, in the thread that has changed the output.
         """
-        loop, live, woken = asyncio.get_running_loop(), self._live, asyncio.Event()
+        loop, live = asyncio.get_running_loop(), self._live
+        woken = loop.create_future()
+
+        def end() -> None:
+            if not woken.done():
+                woken.set_result(None)
 
         def wake() -> None:
             if live.ended or holds():
                 live.output.on_change = None
-                loop.call_soon_threadsafe(woken.set)
+                loop.call_soon_threadsafe(end)
 
         with live.output.changed:
             if live.ended or holds():
                 return
             live.output.on_change = wake
         # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
-        deadline = loop.call_later(seconds, woken.set)
+        deadline = loop.call_later(seconds, end)
         try:
-            await woken.wait()
+            await woken
         finally:
             deadline.cancel()
             # No other thread sets it; where `wake` has cleared it, the lock is not needed.

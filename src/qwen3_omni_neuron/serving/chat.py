@@ -4,7 +4,7 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,24 +146,27 @@ class ChatReply:
         self._finish()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a streamed answer, those that come together as one."""
+        """Yield the server-sent events of a streamed answer, those that come together at once.
+
+        Text that comes together is one event.
+        """
         first: Json = {"role": "assistant", "content": ""}
         if self._speaks and not self._vllm_omni:
             first |= {"content": None, "audio": {"id": self._audio_id}}
         pieces = [self._piece(first)]
         with self._stream as stream:
             async for events in stream.bursts():
-                for event in events:
-                    pieces += map(self._piece, self._take(event))
-                    if isinstance(event, AudioChunk) and not self._calls:
-                        pieces.append(self._sound(event))
+                parts = [part for event in events for part in self._take(event)]
+                pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
+                chunk = events[-1]
+                if isinstance(chunk, AudioChunk) and not self._calls:
+                    pieces.append(self._sound(chunk))
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
                 # After the yield: the client, or its connection's buffer, has it now.
-                for event in events:
-                    if isinstance(event, AudioChunk):
-                        self._player.arrived(event)
+                if isinstance(chunk, AudioChunk):
+                    self._player.arrived(chunk)
         if self._speaks and not self._vllm_omni:
             pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
         self._finish()
@@ -205,34 +208,37 @@ class ChatReply:
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
         return json.dumps(answer, ensure_ascii=False).encode()
 
-    def _take(self, event: Event) -> list[Json]:
-        """Take an event. Returns the deltas of text that it makes."""
+    def _take(self, event: Event) -> list[Part]:
+        """Take an event. Returns the parts of text that it makes."""
         if isinstance(event, TextDelta):
-            return self._text_deltas(self._split.push(event.text), len(event.token_ids))
+            return self._noted(self._split.push(event.text), len(event.token_ids))
         if isinstance(event, AudioChunk):
             # A call of a tool is not for the ear: from there on the speech is left out.
             if not self._calls:
                 self._samples.append(event.samples)
             return []
         self._result = event.result
-        return self._text_deltas(self._split.finish(), 0)
+        return self._noted(self._split.finish(), 0)
 
-    def _text_deltas(self, parts: list[Part], tokens: int) -> list[Json]:
-        deltas: list[Json] = []
+    def _noted(self, parts: list[Part], tokens: int) -> list[Part]:
         for part in parts:
             if isinstance(part, Reasoning):
                 self._reasons.append(part.text)
                 self._reasoning_tokens += tokens
-                deltas.append({"reasoning_content": part.text})
             elif isinstance(part, Content):
                 self._texts.append(part.text)
-                spoken = self._speaks and not self._vllm_omni
-                text: Json = {"audio": {"transcript": part.text}}
-                deltas.append(text if spoken else {"content": part.text})
             else:
-                deltas.append({"tool_calls": [{"index": len(self._calls), **_call(part)}]})
                 self._calls.append(part)
-        return deltas
+        return parts
+
+    def _delta(self, part: Part) -> Json:
+        if isinstance(part, Reasoning):
+            return {"reasoning_content": part.text}
+        if isinstance(part, Call):
+            return {"tool_calls": [{"index": self._calls.index(part), **_call(part)}]}
+        if self._speaks and not self._vllm_omni:
+            return {"audio": {"transcript": part.text}}
+        return {"content": part.text}
 
     def _finish(self) -> None:
         """Note the complete reply, its transcript for later turns among it."""
@@ -284,6 +290,18 @@ class ChatReply:
             "system_fingerprint": f"qwen3-omni-neuron-{__version__}",
             "choices": choices,
         }
+
+
+def _joined(parts: Sequence[Part]) -> list[Part]:
+    """Return parts with those of one kind that follow each other as one, but for calls."""
+    joined: list[Part] = []
+    for part in parts:
+        before = joined[-1] if joined else None
+        if isinstance(part, Reasoning | Content) and isinstance(before, type(part)):
+            joined[-1] = type(part)(before.text + part.text)
+        else:
+            joined.append(part)
+    return joined
 
 
 def usage_of(timings: Timings, reasoning_tokens: int = 0) -> Json:
