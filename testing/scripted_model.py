@@ -101,7 +101,8 @@ class ScriptedStream:
                     yield burst
                     burst = []
         except Exception:
-            yield burst  # its texts come before the error
+            if burst:  # its texts come before the error
+                yield burst
             raise
 
     def close(self) -> None:
