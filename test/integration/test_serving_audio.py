@@ -199,7 +199,7 @@ def test_a_listener_who_leaves_frees_the_slot(
         if stream_format:
             answer = client._client.send(raw, stream=True)
             next(answer.iter_bytes())
-            assert omni.status().running
+            wait_until(lambda: omni.status().running)  # not always, between two pieces
             answer.close()
         else:
             with pytest.raises(Exception, match="timed out"):
@@ -529,7 +529,7 @@ def test_a_client_that_leaves_ends_its_transcription(omni: Qwen3Omni, stream: st
         if stream == "true":
             answer = client._client.send(raw, stream=True)
             next(answer.iter_bytes())
-            assert omni.status().running
+            wait_until(lambda: omni.status().running)  # not always, between two pieces
             answer.close()
         else:
             with pytest.raises(Exception, match="timed out"):
