@@ -47,7 +47,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-ray test-scaling beside-test
+.PHONY: test-deploy test-ray test-scaling
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -76,12 +76,6 @@ lint: $(VENV)/installed
 
 test-sanitized: $(VENV)/installed
 	.ci/test-sanitized $(VENV)/bin/python
-
-# What .ci/run has beside `test`: one after the other.
-beside-test:
-	$(MAKE) test-sanitized
-	$(MAKE) test-hlo
-	$(MAKE) $(NXDI_VENV)/installed
 
 test-aarch64:
 	.ci/test-aarch64
