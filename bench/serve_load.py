@@ -8,15 +8,13 @@ again over the same connection. A row is a number of clients in one of the ways:
 sound, RTF, underruns of a client that plays, and requests a second. All ways ask the same questions
 with the same seeds, in turn. --ray needs the extra `ray`.
 
-Real clients have machines of their own. Here they share the server's, so that they only read, all
-in one thread: every byte, with the time at which it came. The JSON and its sound are decoded when
-all have finished.
+Real clients have machines of their own. Here they share the server's, so that they only read: every
+byte, with the time at which it came. The JSON and its sound are decoded when all have finished.
 """
 
 import argparse
 import base64
 import json
-import selectors
 import socket
 import subprocess
 import sys
@@ -25,7 +23,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -53,8 +51,9 @@ LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
 
 Heard = Callable[[], RequestEvents]
 """A whole reply, which is decoded when this is called."""
-Way = Callable[[int, int], list[Heard]]
-"""A number of clients at once, each with a number of requests, one after the other."""
+Client = Callable[[int], Heard]
+"""Sender of the request with a seed, which listens until the reply has ended."""
+Way = Callable[[], AbstractContextManager[Client]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -80,10 +79,10 @@ def measure(options: argparse.Namespace) -> Figures:
     ):
         ways: dict[str, Way] = {
             "api": partial(through_api, omni, options),
-            "http": partial(over_http, (host, port), options, ""),
+            "http": partial(over_http, (host, port), options),
         }
         if options.ray:
-            ways["ray"] = partial(over_http, (LOCAL, ray_port), options, "")
+            ways["ray"] = partial(over_http, (LOCAL, ray_port), options)
         for way in ways.values():
             at_once(way, 1, 1)
         for clients in options.clients:
@@ -95,52 +94,24 @@ def measure(options: argparse.Namespace) -> Figures:
     return rows, {"overhead": overhead(rows)}
 
 
-def through_api(
-    omni: Qwen3Omni, options: argparse.Namespace, clients: int, requests: int
-) -> list[Heard]:
-    """Ask a model in this process, each client in a thread."""
+@contextmanager
+def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client]:
+    """Make a client of a model in this process."""
 
-    def run_client(number: int) -> list[RequestEvents]:
-        seeds = range(requests * number, requests * (number + 1))
-        return [observe(omni, QUESTION, {"seed": n, **limits(options)}).events for n in seeds]
+    def ask(seed: int) -> Heard:
+        events = observe(omni, QUESTION, {"seed": seed, **limits(options)}).events
+        return lambda: events
 
-    with ThreadPoolExecutor(clients) as pool:
-        found = [
-            events for of_client in pool.map(run_client, range(clients)) for events in of_client
-        ]
-    return [partial(_as_it_is, events) for events in found]
+    yield ask
 
 
-def _as_it_is(events: RequestEvents) -> RequestEvents:
-    return events
-
-
+@contextmanager
 def over_http(
-    address: tuple[str, int], options: argparse.Namespace, prefix: str, clients: int, requests: int
-) -> list[Heard]:
-    """Ask a server, all clients in this thread, each over a connection of its own.
-
-    prefix: of its paths. Raises InputError for an answer that is no reply, and where none comes.
-    """
-    heard: list[Heard] = []
-    with ExitStack() as stack:
-        selector = stack.enter_context(selectors.DefaultSelector())
-        for number in range(clients):
-            sock = stack.enter_context(closing(socket.create_connection(address, REPLY_S)))
-            bodies = [{"seed": requests * number + i, **limits(options)} for i in range(requests)]
-            client = HttpClient(sock, prefix, bodies)
-            client.ask()
-            selector.register(sock, selectors.EVENT_READ, client)
-        while len(heard) < clients * requests:
-            readable = selector.select(REPLY_S)
-            if not readable:
-                raise InputError(f"the server has sent nothing for {REPLY_S:g} s.")
-            for key, _ in readable:
-                reply = key.data.read()
-                if reply is not None:
-                    heard.append(reply)
-                    key.data.ask()
-    return heard
+    address: tuple[str, int], options: argparse.Namespace, prefix: str = ""
+) -> Iterator[Client]:
+    """Make a client of a server, with a connection of its own. prefix: of its paths."""
+    with closing(socket.create_connection(address, REPLY_S)) as sock:
+        yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)}, prefix)
 
 
 def limits(options: argparse.Namespace) -> dict[str, Any]:
@@ -151,54 +122,45 @@ def limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestEvents]]:
-    """Let clients ask, each one request after the other. Returns the seconds of all."""
+    """Run the clients, each its requests one after the other. Returns the seconds of all."""
+
+    def run_client(number: int) -> list[Heard]:
+        with way() as ask:
+            return [ask(requests * number + i) for i in range(requests)]
+
     start_s = time.perf_counter()
-    replies = way(clients, requests)
+    with ThreadPoolExecutor(clients) as pool:
+        replies = [heard for found in pool.map(run_client, range(clients)) for heard in found]
     seconds = time.perf_counter() - start_s
     return seconds, [heard() for heard in replies]
 
 
-class HttpClient:
-    """A client over one connection. more: fields of each of its requests."""
-
-    def __init__(self, sock: socket.socket, prefix: str, more: Sequence[dict[str, Any]]):
-        self._sock, self._prefix, self._more = sock, prefix, iter(more)
-        self._room = memoryview(bytearray(READ_BYTES))
-        self._received: list[tuple[float, bytes]] = []
-        self._arrived_s, self._last = 0.0, b""
-
-    def ask(self) -> None:
-        """Send the next request, where there is one."""
-        more = next(self._more, None)
-        if more is None:
-            return
-        body = {
-            "model": "load",
-            "messages": QUESTION,
-            "modalities": ["text", "audio"],
-            "audio": {"voice": "Ethan", "format": "pcm16"},
-            "stream": True,
-            **more,
-        }
-        data = json.dumps(body).encode()
-        head = f"POST {self._prefix}/v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
-        head += f"content-length: {len(data)}\r\n"
-        head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
-        self._received, self._last = [], b""
-        self._arrived_s = time.perf_counter()
-        self._sock.sendall(f"{head}\r\n\r\n".encode() + data)
-
-    def read(self) -> Heard | None:
-        """Read what has come, with its time. Returns the reply where that was its end."""
-        part = bytes(self._room[: self._sock.recv_into(self._room)])
-        self._received.append((time.perf_counter(), part))
-        self._last = (self._last + part[-len(LAST_CHUNK) :])[-len(LAST_CHUNK) :]
-        first = self._received[0][1]
-        if not part or not first.startswith(b"HTTP/1.1 200 "):
-            raise InputError(f"the server answered: {first[:1000].decode()!r}.")
-        if self._last != LAST_CHUNK:
-            return None
-        return partial(decoded, self._arrived_s, self._received)
+def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Heard:
+    """Send one request over a connection, and read its reply with the times of its parts."""
+    body = {
+        "model": "load",
+        "messages": QUESTION,
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "stream": True,
+        **more,
+    }
+    data = json.dumps(body).encode()
+    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+    head += f"content-length: {len(data)}\r\n"
+    head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
+    arrived_s = time.perf_counter()
+    sock.sendall(f"{head}\r\n\r\n".encode() + data)
+    room = memoryview(bytearray(READ_BYTES))
+    received: list[tuple[float, bytes]] = []
+    last = b""
+    while last != LAST_CHUNK:
+        part = bytes(room[: sock.recv_into(room)])
+        received.append((time.perf_counter(), part))
+        last = (last + part[-len(LAST_CHUNK) :])[-len(LAST_CHUNK) :]
+        if not part or not received[0][1].startswith(b"HTTP/1.1 200 "):
+            raise InputError(f"the server answered: {received[0][1][:1000].decode()!r}.")
+    return partial(decoded, arrived_s, received)
 
 
 def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> RequestEvents:
