@@ -285,7 +285,7 @@ def prefilling(since_s: float) -> LiveRequest:
 
 
 LASTS = listener(1.0, frame_s=0.005)
-LASTS_S = 1.0 - 16 * 0.005 - 3 * 0.005 * MARGIN  # until 16 frames before it needs the next three
+LASTS_S = 1.0 - SHORT_S - 3 * 0.005 * MARGIN  # its next chunk has three frames
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
 
 
 def test_no_listener_waits_who_is_short_or_for_whom_does_not_read() -> None:
-    short, first = listener(0.079, frame_s=0.005), starter()
+    short, first = listener(0.999 - LASTS_S, frame_s=0.005), starter()
     assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
     rules = right_of_way(True, LASTS, first)
     assert rules.held_speech_s([LASTS], 0.0)

@@ -37,11 +37,11 @@ over. Audio *lasts* until a player that started at the first sample has played i
    70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
 
 4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: as
-   long as it would not be short before its next chunk, neither that nor its frames are computed. It
-   waits from TOGETHER_S before the starter's prefill is expected to end, so that talker and vocoder
-   are free then. Example: a frame of eight requests takes 8 ms and of one 2.5, a chunk of eight
-   frames 7. Without the rule the starter's frame waits for one of the other seven's, is made beside
-   their next, and its chunk waits for one of theirs.
+   long as SHORT_S are left of it when its next chunk has come, neither that nor its frames are
+   computed. It waits from TOGETHER_S before the starter's prefill is expected to end, so that
+   talker and vocoder are free then. Example: a frame of eight requests takes 8 ms and of one 2.5, a
+   chunk of eight frames 7. Without the rule the starter's frame waits for one of the other seven's,
+   is made beside their next, and its chunk waits for one of theirs.
 
 The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
 many rows; 0 before the first one was measured.
@@ -124,7 +124,8 @@ class RightOfWay:
         for live in lives:
             release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
             chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
-            held_s = min(_spare_s(live, now) - chunk_s * MARGIN, release_s - now)
+            lasts_s = live.plays_until_s - now - chunk_s * MARGIN
+            held_s = min(lasts_s - SHORT_S, release_s - now)
             if live.chunks and held_s > LEAST_HOLD_S:
                 held[live] = held_s
         return held
@@ -227,14 +228,10 @@ def _starts(live: LiveRequest) -> bool:
 
 def _is_short(live: LiveRequest, now: float) -> bool:
     """Return whether a request is a starter, or a listener with little audio."""
-    return _speaks(live) and live.output.has_space_for_chunk and _spare_s(live, now) < 0.0
-
-
-def _spare_s(live: LiveRequest, now: float) -> float:
-    """Return the time until a request's audio is short, less than 0 where it is."""
-    frame_s = frame_pace(live.frame_times)
-    least_s = SHORT_S if frame_s is None else min(SHORT_S, SHORT_FRAMES * frame_s)
-    return live.plays_until_s - now - least_s
+    if not _speaks(live) or not live.output.has_space_for_chunk:
+        return False
+    lasts_s, frame_s = live.plays_until_s - now, frame_pace(live.frame_times)
+    return lasts_s < SHORT_S and (frame_s is None or lasts_s < SHORT_FRAMES * frame_s)
 
 
 def _writes_alone(live: LiveRequest) -> bool:
