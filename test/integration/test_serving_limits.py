@@ -79,6 +79,16 @@ def status_of(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
 
 
+def assert_cut_while_it_sends(sock: socket.socket, data: bytes) -> None:
+    """Send some bytes again and again, and assert that the connection ends in time."""
+    start_s = time.monotonic()
+    with suppress(OSError):
+        while time.monotonic() - start_s < SECONDS:
+            sock.sendall(data)
+            time.sleep(0.05)
+    assert time.monotonic() - start_s < SECONDS / 2
+
+
 @pytest.fixture(scope="module")
 def server(omni: Qwen3Omni) -> Iterator[Server]:
     limits = {"header_timeout_s": 1.0, "body_timeout_s": 1.0, "max_connections": 250}
@@ -198,12 +208,7 @@ def test_a_body_that_drips_after_its_answer_is_cut(server: Server, request_line:
         lines = f"{request_line} HTTP/1.1\r\nhost: a\r\ncontent-length: 500000\r\n\r\n"
         sock.sendall(lines.encode())
         assert status_of(sock.recv(4096)) in (200, 413)
-        start_s = time.monotonic()
-        with suppress(OSError):
-            while time.monotonic() - start_s < SECONDS:
-                sock.sendall(b"x")
-                time.sleep(0.05)
-        assert time.monotonic() - start_s < SECONDS / 2
+        assert_cut_while_it_sends(sock, b"x")
 
 
 def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
@@ -317,12 +322,7 @@ def test_empty_lines_between_requests_keep_no_connection(server: Server) -> None
     with connected(server) as sock:
         sock.sendall(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
         assert status_of(sock.recv(4096)) == 200
-        start_s = time.monotonic()
-        with suppress(OSError):
-            while time.monotonic() - start_s < SECONDS:
-                sock.sendall(b"\r\n")
-                time.sleep(0.05)
-        assert time.monotonic() - start_s < SECONDS / 2
+        assert_cut_while_it_sends(sock, b"\r\n")
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
     assert right_of_way(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
 
 
-def test_no_listener_waits_who_is_short_or_for_whom_does_not_read() -> None:
+def test_a_listener_does_not_wait_where_it_is_short_or_the_starter_does_not_read() -> None:
     short, first = listener(0.999 - LASTS_S, frame_s=0.005), starter()
     assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
     rules = right_of_way(True, LASTS, first)

@@ -18,8 +18,9 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 class SpecialNames:
     """Names of a tokenizer's special tokens, and what finds them in texts.
 
-    marked: pattern of those that are to be words in a caller's text. heads, tails: what a text can
-    end or begin with, so that one of them may stand where it is joined to another.
+    any, ids: pattern of all of them, and the token ids of each. marked: pattern of those that are
+    to be words in a caller's text. heads, tails: what a text can end or begin with, so that one of
+    these may stand where it is joined to another.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):

@@ -55,8 +55,10 @@ async def chat_completions(request: Request) -> Response:
     context: Context = request.scope["context"]
     small = len(context.body) <= SMALL_BODY_BYTES
     wanted = parse_json(ChatRequest, context.body) if small else None
-    if wanted is None or wanted.has_media:
+    if wanted is None:
         reply = await service.model.start(_read_and_start, service, context)
+    elif wanted.has_media:
+        reply = await service.model.start(_start, wanted, service, context)
     else:
         reply = _start(wanted, service, context)
     context.release_body()
@@ -158,15 +160,15 @@ class ChatReply:
             async for events in stream.bursts():
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
-                chunk = events[-1]
-                if isinstance(chunk, AudioChunk) and not self._calls:
-                    pieces.append(self._sound(chunk))
+                last = events[-1]  # the only one that may be a chunk
+                if isinstance(last, AudioChunk) and not self._calls:
+                    pieces.append(self._sound(last))
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
                 # After the yield: the client, or its connection's buffer, has it now.
-                if isinstance(chunk, AudioChunk):
-                    self._player.arrived(chunk)
+                if isinstance(last, AudioChunk):
+                    self._player.arrived(last)
         if self._speaks and not self._vllm_omni:
             pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
         self._finish()
@@ -221,6 +223,7 @@ class ChatReply:
         return self._noted(self._split.finish(), 0)
 
     def _noted(self, parts: list[Part], tokens: int) -> list[Part]:
+        """Return the parts, which the whole answer has now, too. tokens: that they came from."""
         for part in parts:
             if isinstance(part, Reasoning):
                 self._reasons.append(part.text)
@@ -232,6 +235,7 @@ class ChatReply:
         return parts
 
     def _delta(self, part: Part) -> Json:
+        """Return a part as the delta of a streamed answer."""
         if isinstance(part, Reasoning):
             return {"reasoning_content": part.text}
         if isinstance(part, Call):

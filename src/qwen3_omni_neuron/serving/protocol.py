@@ -15,8 +15,8 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
 MOST_HEADERS = 100
-MOST_KEPT_BYTES = 1 << 16
-MOST_PIPELINED = 100
+MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
+MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
 
 
 class GuardedProtocol(HttpToolsProtocol):
@@ -61,17 +61,17 @@ class GuardedProtocol(HttpToolsProtocol):
         self._kept_bytes += len(data)
         super().data_received(data)
         if self._kept_bytes > MOST_KEPT_BYTES:
-            self.send_400_response("Too many bytes without a request.")
+            self.send_400_response(f"{self._kept_bytes} bytes came without a complete request.")
         elif not self._in_request and not self._answering and self._head_timer is None:
             self._wait_for_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, as far as the gate takes so many; those after a body are not read."""
+        """Take a header. Those after a body, and more than the gate refuses, are dropped."""
         if not self._in_request and len(self.headers) <= MOST_HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request. Raises ValueError where too many wait, which refuses the connection."""
+        """Begin a request. Raises ValueError where too many wait, which cuts the connection."""
         self._in_request, self._kept_bytes = True, 0
         self._stop(self._head_timer)
         self._head_timer = None
