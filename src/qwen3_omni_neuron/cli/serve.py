@@ -110,6 +110,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
     extra = "serve" if parsed.ray is None else "ray"
     try:
         import fastapi  # noqa: F401
+        import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
         import uvicorn  # noqa: F401
         import websockets  # noqa: F401

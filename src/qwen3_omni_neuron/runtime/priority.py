@@ -1,6 +1,6 @@
 """Right of way: which request's work waits for another one's, so that no listener has to wait.
 
-The thinker's stage asks `RightOfWay` before each call. A *starter* is a speaking request whose text
+The stages ask `RightOfWay` before each call. A *starter* is a speaking request whose text
 has begun and whose first chunk is not decoded; a *listener* is one that has it, until its speech is
 over. Audio *lasts* until a player that started at the first sample has played it. A listener is
 *short* of audio that lasts less than SHORT_S, and less than SHORT_FRAMES of its frames take.
