@@ -1,5 +1,6 @@
 """Parts of the server, each alone: reply text, kept replies, keys, rates, sounds, a player."""
 
+import asyncio
 import io
 import json
 import logging
@@ -11,15 +12,19 @@ import pytest
 import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message, Receive, Scope, Send
 
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
+from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
 
@@ -173,3 +178,33 @@ def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     line = json.loads(JsonFormatter().format(record))
     assert (line["event"], line["level"], line["status"]) == ("request", "info", 200)
     assert line["time"].endswith("Z")
+
+
+def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Qwen3Omni) -> None:
+    """Each further turn waits for all that the others have to send."""
+    begun = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["context"].body)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message: Message) -> None:
+        pass
+
+    async def ask() -> None:
+        service = Service.of(ServerSettings())
+        service.model.loaded(omni)
+        messages = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive() -> Message:
+            for message in messages:
+                return message
+            return await asyncio.Future[Message]()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+        asked = asyncio.create_task(Gate(app, service)(scope, receive, send))
+        await asyncio.sleep(0)
+        assert begun == [b"{}"]
+        await asked
+
+    asyncio.run(ask())

@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import Sequence
 
+import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
@@ -19,7 +20,6 @@ from qwen3_omni_neuron.serving.service import Service
 OPEN_PATHS = ("/health", "/ready", *page.FILES)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
-_CANCEL_AGAIN_S = 0.5
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
@@ -32,7 +32,7 @@ class Gate:
     """ASGI application in front of another one.
 
     A body is read as a whole, within its limits, after its sender has shown a key. A client that
-    leaves, and a request that takes too long, cancel the task that answers it. Every answer gets a
+    leaves, and a request that takes too long, cancel what answers it. Every answer gets a
     request id, the scope's `request_id` where it has one, and a line in the log. For one event
     loop.
     """
@@ -139,8 +139,9 @@ class Gate:
                 more = message.get("more_body", False)
 
         try:
-            await asyncio.wait_for(read(), settings.body_timeout_s)
-        except asyncio.TimeoutError:
+            with anyio.fail_after(settings.body_timeout_s):
+                await read()
+        except TimeoutError:
             raise ApiError(
                 408,
                 f"the body did not arrive within {settings.body_timeout_s:g} s. Send less, or "
@@ -167,34 +168,23 @@ class Gate:
         async def nothing_more() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
 
-        async def answered() -> None:
-            await self._app(scope, nothing_more, answer.send)
-
-        answering = asyncio.create_task(answered())
-        leaving = asyncio.create_task(_left(receive))
-        try:
-            await asyncio.wait(
-                (answering, leaving),
-                timeout=self._service.settings.request_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        finally:
-            done = answering.done()
-            leaving.cancel()
-            while not answering.done():  # again where something has swallowed the cancel
-                answering.cancel()
-                await asyncio.wait((answering,), timeout=_CANCEL_AGAIN_S)
-            await asyncio.wait((leaving,))
-        if done:
-            answering.result()
-        elif leaving.cancelled():
+        timeout_s = self._service.settings.request_timeout_s
+        with anyio.move_on_after(timeout_s) as answering:
+            leaving = asyncio.create_task(_left(receive, answering))
+            try:
+                # In this task: another one would begin only when the event loop comes round again.
+                await self._app(scope, nothing_more, answer.send)
+            finally:
+                leaving.cancel()
+        if not answering.cancelled_caught:
+            return
+        if not leaving.done():
             raise ApiError(
                 504,
-                f"no answer within {self._service.settings.request_timeout_s:g} s. Ask for less.",
+                f"no answer within {timeout_s:g} s. Ask for less.",
                 "request_timeout",
             )
-        else:
-            context.error = "client_left"
+        context.error = "client_left"
 
     def _note(self, context: Context) -> None:
         path = context.path if context.path in _KNOWN else "other"
@@ -251,7 +241,8 @@ def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
     return None
 
 
-async def _left(receive: Receive) -> None:
-    """Wait until the client leaves."""
+async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
+    """Wait until the client leaves, and cancel what answers it."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    answering.cancel()
