@@ -41,8 +41,8 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
 LONG: dict[str, Any] = {
     **{"model": MODEL, "messages": HELLO, "stream": True, "modalities": ["text", "audio"]},
-    # No token ends the text.
-    **{"audio": {"format": "pcm16"}, "thinker_eos_token_id": 10**6},
+    # No token ends the text, and the seed's speech has 1764 frames: more than wait for a client.
+    **{"audio": {"format": "pcm16"}, "thinker_eos_token_id": 10**6, "seed": 12},
     **{"thinker_max_new_tokens": 3000, "talker_max_new_tokens": 4000},
 }
 SECONDS = 10
