@@ -49,7 +49,7 @@ from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import Session, SessionModel
 from qwen3_omni_neuron.status import ModelInfo, Status
-from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
+from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target, host_draws
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -80,7 +80,7 @@ class Qwen3Omni:
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
-        self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse)
+        self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
         # Threads and processes end with the model, also where nobody closes it.
         self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
 
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
-from qwen3_omni_neuron.runtime.sampling import SamplingParams
 
 _MAX_TOP_K = 2**31 - 1  # more than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;

@@ -25,12 +25,20 @@ from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear, use_native_linears
 from qwen3_omni_neuron.cpu.native.matrix import pack
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.engines.sampling import (
+    RequestRandom,
+    Sampler,
+    SamplingParams,
+    allowed_ids,
+    draw_ids,
+)
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.code_predictor import CodePredictor, sample_top, top_p_limits
@@ -245,6 +253,55 @@ def test_a_prompt_of_several_blocks_is_the_modules(
     expected = m.model.prefill(rows, positions, last, PromptCache(own), *deepstack)
     got = m.native(library, threads=4).prefill(1, 0, rows, positions, *deepstack)
     torch.testing.assert_close(got, expected, atol=5e-5, rtol=1e-5)
+
+
+# ---- draws of tokens and of code 0
+
+SAMPLINGS = [
+    SamplingParams(True, 0.9, 50, 1.0, 1.05),
+    SamplingParams(True, 0.7, 20, 0.8),
+    SamplingParams(True, 1.4, 300, 0.7, 0.8),
+    SamplingParams(True, 1.0, 0, 0.9, 2.0),
+    SamplingParams(True, 0.5, 0, 1.0),
+    SamplingParams(False, repetition_penalty=1.3),
+    SamplingParams(False),
+]
+
+
+@pytest.mark.parametrize("suppressed", [(), range(40, 90)], ids=["all", "some"])
+@pytest.mark.parametrize(("vocab", "steps"), [(5, 50), (200, 200), (3000, 50), (151_936, 2)])
+def test_draws_are_those_of_numpy(library: CDLL, vocab: int, steps: int, suppressed: range) -> None:
+    """With the interpreter's lock held and without, by the number of logits."""
+    allowed = allowed_ids(vocab, suppressed) if suppressed else None
+
+    def samplers() -> list[Sampler]:
+        return [
+            Sampler(kind, vocab, RequestRandom(seed).talker, torch.tensor([0, 3]), allowed)
+            for seed, kind in enumerate(SAMPLINGS)
+        ]
+
+    generator, ours, numpys = torch.Generator().manual_seed(vocab), samplers(), samplers()
+    draws = NativeDraws(library)
+    for _ in range(steps):
+        logits = 3 * torch.randn(len(SAMPLINGS), vocab, generator=generator)
+        assert draws(ours, logits) == draw_ids(numpys, logits)
+        assert draws(ours[:2], logits.T.contiguous().T[2:4]) == draw_ids(numpys[:2], logits[2:4])
+    for one, other in zip(ours, numpys, strict=True):
+        assert (one.penalties is None) == (other.penalties is None)
+        np.testing.assert_array_equal(one.penalties, other.penalties)
+
+
+def test_logits_of_another_type_are_widened(library: CDLL) -> None:
+    logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
+    first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
+    for _ in range(20):
+        assert NativeDraws(library)([first], logits[None]) == draw_ids([second], logits[None])
+
+
+def test_logits_of_another_vocabulary_are_refused(library: CDLL) -> None:
+    sampler = Sampler(SAMPLINGS[0], 10, RequestRandom(0).talker)
+    with pytest.raises(ValueError, match=r"\[1, 10\]"):
+        NativeDraws(library)([sampler], torch.zeros(1, 9))
 
 
 # ---- results that depend neither on threads, nor on rows beside them, nor on pieces

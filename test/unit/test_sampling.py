@@ -15,10 +15,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from qwen3_omni_neuron.model.code_predictor import kept_probabilities, sample_top, top_p_limits
-from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.options import RequestOptions
-from qwen3_omni_neuron.runtime.sampling import (
+from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+from qwen3_omni_neuron.cpu.native.installed import find_library
+from qwen3_omni_neuron.engines.sampling import (
+    DrawIds,
     Ids,
     RequestRandom,
     Sampler,
@@ -28,9 +28,23 @@ from qwen3_omni_neuron.runtime.sampling import (
     kept,
     processed,
 )
+from qwen3_omni_neuron.model.code_predictor import kept_probabilities, sample_top, top_p_limits
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import RequestOptions
 
 VOCAB = 200
 CASES = [(50, 1.0), (50, 0.8), (5, 0.5), (1, 1.0), (0, 0.9), (0, 1.0), (7, 0.01), (500, 0.95)]
+
+
+@pytest.fixture(params=["numpy", "C"])
+def draws(request: pytest.FixtureRequest) -> DrawIds:
+    """Both functions that draw: numpy's, and that of the compiled library."""
+    if request.param == "numpy":
+        return draw_ids
+    library = find_library()
+    if library is None:
+        pytest.skip("no C compiler, so nothing in C")
+    return NativeDraws(library)
 
 
 def random_logits(seed: int) -> torch.Tensor:
@@ -113,17 +127,17 @@ def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
     assert result.pvalue > 0.001
 
 
-def test_a_sampler_draws_with_temperature_top_k_and_top_p() -> None:
+def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: DrawIds) -> None:
     logits = random_logits(4)
     sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
-    draws = 4000
-    counts = np.bincount([draw_ids([sampler], logits)[0] for _ in range(draws)], minlength=VOCAB)
+    count = 4000
+    counts = np.bincount([draws([sampler], logits)[0] for _ in range(count)], minlength=VOCAB)
     expected = ours(logits / 0.5, 12, 0.9)[0].double().numpy()
-    kept = expected * draws >= 5
+    kept = expected * count >= 5
     rest = max(1 - expected[kept].sum(), 1e-9)
     result = chisquare(
-        [*counts[kept], draws - counts[kept].sum()] if rest > 1e-6 else counts[kept],
-        [*(expected[kept] * draws), rest * draws]
+        [*counts[kept], count - counts[kept].sum()] if rest > 1e-6 else counts[kept],
+        [*(expected[kept] * count), rest * count]
         if rest > 1e-6
         else expected[kept] / expected[kept].sum() * counts[kept].sum(),
     )
@@ -138,37 +152,51 @@ def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
     assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
 
 
+class Always(np.random.Generator):
+    """Generator of one number."""
+
+    def __init__(self, uniform: float):
+        super().__init__(np.random.PCG64(0))
+        self._uniform = uniform
+
+    def random(self, *_: object, **__: object) -> np.ndarray:
+        return np.array([self._uniform], dtype=np.float32)
+
+
 @pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
 def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
-    uniform: float, rank: int
+    uniform: float, rank: int, draws: DrawIds
 ) -> None:
     """Beside the models, too; what top-p drops is never drawn."""
-
-    class Ends(np.random.Generator):
-        def random(self, *_: object, **__: object) -> np.ndarray:
-            return np.array([uniform], dtype=np.float32)
-
     logits = random_logits(3)
-    sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Ends(np.random.PCG64(0)))
+    sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Always(uniform))
     likeliest_first = logits[0].argsort(descending=True)
     held = int((ours(logits, 20, 0.9)[0] > 0).sum())
-    assert draw_ids([sampler], logits) == [int(likeliest_first[:held][rank])]
+    assert draws([sampler], logits) == [int(likeliest_first[:held][rank])]
 
 
-def test_greedy_takes_the_likeliest_after_penalty_and_suppression() -> None:
+def test_without_top_p_the_least_likely_can_be_drawn(draws: DrawIds) -> None:
+    """Also where the likelier ones add up to 1, as far as float32 can tell."""
+    logits = torch.full((1, VOCAB), -20.0)
+    logits[0, 7] = 0.0
+    sampler = Sampler(SamplingParams(True, 1.0, 0, 1.0), VOCAB, Always(1 - 2**-24))
+    assert draws([sampler], logits) != [7]
+
+
+def test_greedy_takes_the_likeliest_after_penalty_and_suppression(draws: DrawIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
-    assert [draw_ids([sampler], logits)[0] for _ in range(3)] == [0, 1, 0]
+    assert [draws([sampler], logits)[0] for _ in range(3)] == [0, 1, 0]
 
 
-def test_token_0_is_a_token_like_any_other() -> None:
+def test_token_0_is_a_token_like_any_other(draws: DrawIds) -> None:
     logits = torch.tensor([[9.0, 1.0]])
     sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
-    assert [draw_ids([sampler], logits)[0] for _ in range(2)] == [0, 1]
+    assert [draws([sampler], logits)[0] for _ in range(2)] == [0, 1]
 
 
-def test_sequences_drawn_together_draw_what_each_draws_alone() -> None:
+def test_sequences_drawn_together_draw_what_each_draws_alone(draws: DrawIds) -> None:
     """Greedy and sampled, of several temperatures, limits and penalties, with their histories."""
     kinds = [
         SamplingParams(True, 0.9, 50, 1.0, 1.05),
@@ -189,9 +217,9 @@ def test_sequences_drawn_together_draw_what_each_draws_alone() -> None:
 
     logits = [torch.cat([random_logits(100 * s + n) for n in range(len(kinds))]) for s in range(40)]
     group = samplers()
-    together = [draw_ids(group, rows) for rows in logits]
+    together = [draws(group, rows) for rows in logits]
     apart = [
-        [draw_ids([one], rows[n : n + 1])[0] for rows in logits] for n, one in enumerate(samplers())
+        [draws([one], rows[n : n + 1])[0] for rows in logits] for n, one in enumerate(samplers())
     ]
     assert together == [list(step) for step in zip(*apart, strict=True)]
     drawn = {drawn_id for step in together for drawn_id in step}

@@ -5,5 +5,5 @@ has the loop that all stages share, and contains the failures of engines; runtim
 runtime.talker_stage and runtime.vocoder_stage choose what each does next, by the rules of
 runtime.priority. runtime.held_rows knows which rows each slot holds, so that no row is computed
 twice. runtime.buffers carry tokens and audio between threads, runtime.schedule decides the sizes of
-audio chunks, runtime.sampling draws tokens, and runtime.stream is the caller's end.
+audio chunks, and runtime.stream is the caller's end.
 """

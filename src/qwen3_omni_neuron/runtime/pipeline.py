@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
+from qwen3_omni_neuron.engines.sampling import DrawIds, draw_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -70,11 +71,12 @@ class Pipeline:
         max_queued: int,
         clock: Clock | None = None,
         reuse: bool = True,
+        draw_ids: DrawIds = draw_ids,
     ):
         """Start the stages.
 
         max_queued: requests that may wait for a slot. reuse: whether requests reuse each other's
-        rows, where the engines can: see runtime.held_rows.
+        rows, where the engines can: see runtime.held_rows. draw_ids: draws tokens from logits.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
@@ -99,13 +101,18 @@ class Pipeline:
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(engines.thinker, shared, right_of_way)
+        self._thinker = ThinkerStage(engines.thinker, draw_ids, shared, right_of_way)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
             self._vocoder = VocoderStage(engines.vocoder, shared, right_of_way, self._wake)
             self._talker = TalkerStage(
-                engines.talker, config.talker, shared, right_of_way, self._on_frame
+                engines.talker,
+                config.talker,
+                draw_ids,
+                shared,
+                right_of_way,
+                self._on_frame,
             )
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:

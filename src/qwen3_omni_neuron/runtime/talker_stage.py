@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
+from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids, draw
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
-from qwen3_omni_neuron.runtime.sampling import Ids, Sampler, allowed_ids, draw, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 MAX_WAITING_FRAMES = 128  # frames that the vocoder has not decoded, before the talker waits
@@ -72,6 +72,7 @@ class TalkerStage(Stage[TalkerTask]):
         self,
         engine: Talker,
         config: TalkerConfig,
+        draw_ids: DrawIds,
         shared: Shared,
         right_of_way: RightOfWay,
         on_frame: Callable[[LiveRequest], None],
@@ -79,7 +80,8 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._right_of_way, self._held = right_of_way, HeldRows(engine.slots)
+        self._draw_ids, self._right_of_way = draw_ids, right_of_way
+        self._held = HeldRows(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
@@ -199,7 +201,7 @@ class TalkerStage(Stage[TalkerTask]):
         speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
         if not speaking:
             return
-        drawn = draw_ids(
+        drawn = self._draw_ids(
             [task.sampler for task, _ in speaking],
             torch.cat([logits for _, logits in speaking]),
         )

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Thinker
+from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest
-from qwen3_omni_neuron.runtime.sampling import Sampler, draw_ids
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
@@ -60,9 +60,11 @@ class ThinkerStage(Stage[ThinkerTask]):
     held: the prompts' and replies' rows in each slot.
     """
 
-    def __init__(self, engine: Thinker, shared: Shared, right_of_way: RightOfWay):
+    def __init__(
+        self, engine: Thinker, draw_ids: DrawIds, shared: Shared, right_of_way: RightOfWay
+    ):
         super().__init__("thinker", shared)
-        self._engine, self._right_of_way = engine, right_of_way
+        self._engine, self._draw_ids, self._right_of_way = engine, draw_ids, right_of_way
         self._holds = False  # whether the last selection held something back
         self.held = HeldRows(engine.slots)
 
@@ -108,7 +110,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 if task.live.request.warm_up:
                     self._warmed_up(task, accepted)
                 else:
-                    self._write(task, draw_ids((task.sampler,), logits)[0], accepted)
+                    self._write(task, self._draw_ids((task.sampler,), logits)[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -121,7 +123,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 self._right_of_way.stepped(self._clock.now() - start_s)
             if stepped:
                 logits = torch.cat([logits for _, logits in stepped])
-                token_ids = draw_ids([task.sampler for task, _ in stepped], logits)
+                token_ids = self._draw_ids([task.sampler for task, _ in stepped], logits)
                 for (task, _), token_id in zip(stepped, token_ids, strict=True):
                     self._write(task, token_id)
 

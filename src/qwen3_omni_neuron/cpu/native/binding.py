@@ -32,6 +32,7 @@ def declare_calls(library: ctypes.CDLL) -> None:
         Pointer, *[Number] * 3, *[Pointer] * 3, Number, *[Pointer] * 3,
     ]  # fmt: skip
     library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.draw_rows.argtypes = [Number, Pointer, Number, *[Pointer] * 3]
     library.multiply_rows.argtypes = [Pointer, Number, Pointer, Number, Pointer, Number]
     library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 4, ctypes.c_int]
     library.grow_pool.argtypes = [Number]

@@ -3,10 +3,35 @@
 #include "draw.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 #include "kernels.h"
+#include "layout.h"
+#include "status.h"
 
 enum { FEW = 256 }; /* a multiple of WIDEST */
+enum { GREEDY = -1 };
+
+/* How one sequence draws: a Sampler of engines.sampling. */
+typedef struct {
+    const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
+    float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
+    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
+    float penalty, temperature, top_p;
+} Sampling;
+
+const LayoutEntry draw_layout[] = {
+    CONSTANT(GREEDY),
+    SIZE(Sampling),
+    OFFSET(Sampling, allowed),
+    OFFSET(Sampling, penalties),
+    OFFSET(Sampling, count),
+    OFFSET(Sampling, top_k),
+    OFFSET(Sampling, penalty),
+    OFFSET(Sampling, temperature),
+    OFFSET(Sampling, top_p),
+    END_OF_LAYOUT,
+};
 
 int64_t likeliest(const float *logits, int64_t vocab)
 {
@@ -116,4 +141,45 @@ int64_t draw(const Drawing *d, const float *logits, int64_t vocab, int64_t top_k
     while (rank < k - 1 && probabilities[rank] <= threshold)
         rank++;
     return kept[rank].id;
+}
+
+/* Write the scores [count] of one sequence: its logits after suppression and penalty. */
+static void score(float *scores, const Sampling *s, const float *logits)
+{
+    for (int64_t i = 0; i < s->count; i++)
+        scores[i] = s->allowed == NULL ? logits[i] : logits[s->allowed[i]];
+    if (s->penalties != NULL)
+        for (int64_t i = 0; i < s->count; i++)
+            scores[i] = scores[i] < 0 ? scores[i] * s->penalties[i] : scores[i] / s->penalties[i];
+}
+
+/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.draw_ids.
+ * logits [rows, vocab]; uniforms [rows] in [0, 1). Writes ids [rows]. */
+int draw_rows(int64_t rows, const float *logits, int64_t vocab, const Sampling *const *sampling,
+              const float *uniforms, int64_t *ids)
+{
+    size_t kept = (size_t)(2 * vocab) * sizeof(Candidate);
+    char *block = malloc(kept + (size_t)(2 * vocab) * sizeof(float));
+    if (block == NULL)
+        return NO_MEMORY;
+    Drawing drawing = {(Candidate *)block, (Candidate *)block + vocab, (float *)(block + kept)};
+    float *scores = drawing.probabilities + vocab;
+    for (int64_t r = 0; r < rows; r++) {
+        const Sampling *s = sampling[r];
+        int64_t index;
+        score(scores, s, logits + r * vocab);
+        if (s->top_k == GREEDY) {
+            index = likeliest(scores, s->count);
+        } else {
+            for (int64_t i = 0; i < s->count; i++)
+                scores[i] /= s->temperature;
+            /* Where top_p is 1, what its rounding drops is less than a step of uniforms. */
+            index = draw(&drawing, scores, s->count, s->top_k, uniforms[r], s->top_p);
+        }
+        if (s->penalties != NULL)
+            s->penalties[index] = s->penalty;
+        ids[r] = s->allowed == NULL ? index : s->allowed[index];
+    }
+    free(block);
+    return DONE;
 }

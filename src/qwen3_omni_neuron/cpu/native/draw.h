@@ -1,4 +1,4 @@
-/* Choice of a code by its logits: model.code_predictor.sample_top, and greedy. */
+/* Choice of an id by its logits: model.code_predictor.sample_top, engines.sampling, and greedy. */
 
 #ifndef DRAW_H
 #define DRAW_H

@@ -10,7 +10,14 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-from qwen3_omni_neuron.cpu.native import audio_convolutions, binding, code2wav, predictor, steps
+from qwen3_omni_neuron.cpu.native import (
+    audio_convolutions,
+    binding,
+    code2wav,
+    draws,
+    predictor,
+    steps,
+)
 from qwen3_omni_neuron.cpu.native.binding import (
     CONSTANTS,
     MismatchError,
@@ -28,6 +35,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     **binding.STRUCTS,
     **steps.STRUCTS,
     **predictor.STRUCTS,
+    **draws.STRUCTS,
     **code2wav.STRUCTS,
     **audio_convolutions.STRUCTS,
 }
@@ -38,6 +46,7 @@ TABLES = (
     "decoder_layout",
     "steps_layout",
     "predictor_layout",
+    "draw_layout",
     "wave_layout",
     "code2wav_layout",
     "audio_convolutions_layout",
@@ -132,7 +141,7 @@ def _table(library: ctypes.CDLL, symbol: str) -> list[tuple[str, int]]:
 
 def _layout() -> dict[str, int]:
     """Return what C's tables must hold."""
-    numbers = CONSTANTS | code2wav.CONSTANTS
+    numbers = CONSTANTS | code2wav.CONSTANTS | draws.CONSTANTS
     for name, struct in STRUCTS.items():
         numbers[name] = ctypes.sizeof(struct)
         for field, *_ in struct._fields_:

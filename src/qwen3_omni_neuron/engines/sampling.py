@@ -6,11 +6,13 @@ model.code_predictor is the other sampling, a part of the code predictor's graph
 to 15 on the device, from uniform numbers that come from `draw` here.
 
 It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
-between two steps, and would have to wait for the lock each time.
+between two steps, and would have to wait for the lock each time. cpu.native.draws does the same in
+one call, wherever the C was compiled.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +20,8 @@ from torch import Tensor
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
+DrawIds = Callable[[Sequence["Sampler"], Tensor], list[int]]
+"""`draw_ids`, or what computes the same."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Sampler:
     allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
-    where repetition is not penalized.
+    where repetition is not penalized. prepared: what a `DrawIds` keeps of it.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Sampler:
         allowed: Ids | None = None,
     ):
         self.params, self.generator, self.allowed = params, generator, allowed
+        self.vocab_size = vocab_size
+        self.prepared: Any = None
         self.penalties: Floats | None = None
         if params.repetition_penalty != 1.0:
             self.penalties = np.ones(vocab_size if allowed is None else len(allowed), np.float32)

@@ -1,0 +1,78 @@
+"""Draws of text tokens and of code 0 in C."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.cpu.native.binding import Number, Pointer, check, declare_calls, pointer_to
+from qwen3_omni_neuron.engines.sampling import Sampler, draw
+
+GREEDY = -1
+MOST_HELD = 1 << 16  # logits: they take about 0.1 ms
+
+
+class _Sampling(ctypes.Structure):
+    """Sampling of draw.c."""
+
+    _fields_ = [
+        *((name, Pointer) for name in ("allowed", "penalties")),
+        *((name, Number) for name in ("count", "top_k")),
+        *((name, ctypes.c_float) for name in ("penalty", "temperature", "top_p")),
+    ]
+
+
+STRUCTS = {"Sampling": _Sampling}
+CONSTANTS = {"GREEDY": GREEDY}
+
+
+class NativeDraws:
+    """`engines.sampling.draw_ids` in C: one call draws the ids of all sequences.
+
+    An id differs from numpy's only where a draw and a boundary, or two logits at the edge of
+    top-k, are as close as a rounding error of float32. A few logits are drawn from with Python's
+    interpreter lock held: getting it back would take longer than they do.
+    """
+
+    def __init__(self, library: ctypes.CDLL):
+        self._run = library.draw_rows
+        holding = ctypes.PyDLL(library._name)
+        declare_calls(holding)
+        self._run_holding = holding.draw_rows
+
+    def __call__(self, samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
+        """Draw the next id of each sequence; see engines.sampling.draw_ids."""
+        count, vocab = len(samplers), samplers[0].vocab_size
+        if logits.dtype != torch.float32 or not logits.is_contiguous():
+            logits = logits.float().contiguous()
+        how = [ctypes.addressof(s.prepared or _prepare(s)) for s in samplers]
+        uniforms = [draw(s.generator, 1)[0] if s.params.do_sample else 0.0 for s in samplers]
+        ids = (Number * count)()
+        run = self._run_holding if count * vocab <= MOST_HELD else self._run
+        check(
+            run(
+                count,
+                pointer_to(logits, torch.float32, count, vocab),
+                vocab,
+                (Pointer * count)(*how),
+                (ctypes.c_float * count)(*uniforms),
+                ids,
+            )
+        )
+        return list(ids)
+
+
+def _prepare(sampler: Sampler) -> _Sampling:
+    """Make a sampler's struct, which lives as long as it."""
+    params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
+    sampler.prepared = struct = _Sampling(
+        allowed=None if allowed is None else allowed.ctypes.data,
+        penalties=None if penalties is None else penalties.ctypes.data,
+        count=sampler.vocab_size if allowed is None else len(allowed),
+        top_k=params.top_k if params.do_sample else GREEDY,
+        penalty=params.repetition_penalty,
+        temperature=params.temperature,
+        top_p=params.top_p,
+    )
+    return struct
