@@ -15,6 +15,7 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.cpu.talker import NativeTalker
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -196,8 +197,15 @@ def test_every_talker_row_is_the_references(
         rows.append(row)
         return advance(slots, row)
 
+    def spy_step_ids(slots: Any, ids: Any, table: Any, added: torch.Tensor, hidden: Any) -> Any:
+        rows.append(talker._text_rows(torch.tensor(ids)) + added[list(slots)])
+        return step_ids(slots, ids, table, added, hidden)
+
     monkeypatch.setattr(talker, "_fill", spy_fill)
     monkeypatch.setattr(talker, "_advance", spy_advance)
+    if isinstance(talker, NativeTalker):  # its steps add text and feedback in C
+        step_ids = talker._step_ids
+        monkeypatch.setattr(talker, "_step_ids", spy_step_ids)
     _, theirs = reply_to_the_limit(bare, reference, messages, tokens=4, talker_max_new_tokens=10)
     ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.

@@ -184,7 +184,8 @@ class WrongHiddenState(_Talker):
 
     def predict(self, slots: Sequence[int], *rest: Any) -> torch.Tensor:
         hidden = self._engine._hidden
-        now, hidden[slots[0]] = hidden[slots[0]], getattr(self, "_before", hidden[slots[0]])
+        now = hidden[slots[0]].clone()
+        hidden[slots[0]] = getattr(self, "_before", now)
         self._before = now
         return self._engine.predict(slots, *rest)
 

@@ -23,7 +23,13 @@ from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
-from qwen3_omni_neuron.cpu.native.binding import MismatchError, Number, Pointer, UnsuitedError
+from qwen3_omni_neuron.cpu.native.binding import (
+    MismatchError,
+    Number,
+    Pointer,
+    UnsuitedError,
+    table_of,
+)
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
@@ -189,6 +195,29 @@ def test_a_decode_step_is_the_modules(
     torch.testing.assert_close(parts(got), parts(expected), atol=2e-5, rtol=1e-5)
     torch.testing.assert_close(m.cache.keys, expected_cache.keys, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(m.cache.values, expected_cache.values, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("slots", [[2], [3, 0, 1]], ids=str)
+def test_a_step_takes_rows_of_tables_and_leaves_hidden_states_there(
+    config: OmniConfig, library: CDLL, slots: list[int]
+) -> None:
+    m, lengths = made(config, "talker", "tiny"), [5 + slot for slot in slots]
+    cache, positions = copied(m.cache), [float(length) for length in lengths]
+    table, added = torch.randn(9, m.c.hidden_size), torch.randn(4, m.c.hidden_size)
+    ids, hidden = [8, 0, 8][: len(slots)], torch.full((4, m.c.hidden_size), 7.0)
+    logits = m.native(library).decode_ids(
+        slots, lengths, positions, ids, table_of(table, *table.shape), added, hidden
+    )
+    rows = added[slots] + table[ids]
+    expected = m.native(library, cache=cache).decode(slots, lengths, positions, rows)
+    assert_equal((logits, hidden[slots]), expected)
+    assert_equal((m.cache.keys, m.cache.values), (cache.keys, cache.values))
+    others = [slot for slot in range(4) if slot not in slots]
+    assert (hidden[others] == 7).all()
+    for wrong in (-1, 9):
+        with pytest.raises(IndexError, match=f"{wrong}"):
+            m.native(library).decode_ids([0], [1], [1.0], [wrong], table_of(table, *table.shape))
 
 
 @torch.no_grad()
@@ -741,6 +770,25 @@ LARGE_PREDICTOR = {
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("rows", [[2], [3, 0, 1]], ids=str)
+def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
+    config: OmniConfig, library: CDLL, rows: list[int]
+) -> None:
+    c = talker_config(config)
+    native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
+    feedback, limits = torch.full_like(hidden, 7.0), [0.9, 1.0, 0.5][: len(rows)]
+    codes = native.frames(
+        rows, code0[rows].tolist(), hidden, feedback, uniforms[rows].numpy(), limits, 20
+    )
+    expected = native(hidden[rows], code0[rows], uniforms[rows], torch.tensor(limits), 20)
+    assert_equal((codes, feedback[rows]), expected)
+    assert (feedback[[row for row in range(4) if row not in rows]] == 7).all()
+    for wrong in (-1, 4):
+        with pytest.raises(IndexError, match="there are 4"):
+            native.frames([0, wrong], [1, 1], hidden, feedback)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("embedded", [1.0, 1e-3], ids=["", "where eps counts"])
 @pytest.mark.parametrize("sizes", [{}, {"layers": 3}, ODD_PREDICTOR, LARGE_PREDICTOR], ids=str)
@@ -1026,8 +1074,8 @@ def allocated_bytes() -> int:
 
 
 CALLS = [
-    "decode_step", "prefill", "predict_frame", "multiply_rows", "pack_matrices", "run_code2wav",
-    "convolve_audio",
+    "decode_step", "draw_rows", "prefill", "predict_frame", "multiply_rows", "pack_matrices",
+    "run_code2wav", "convolve_audio",
 ]  # fmt: skip
 
 
@@ -1047,7 +1095,10 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
     audio = config.thinker.audio
     convolve = NativeAudioConvolutions(AudioEncoder(audio), library, 4)
     chunks = torch.randn(2, audio.mel_bins, audio.chunk_mel_frames)
+    sampler = Sampler(SAMPLINGS[0], 3000, RequestRandom(0).talker)
+    draws, tokens_logits = NativeDraws(library), torch.randn(1, 3000)
     return {
+        "draw_rows": lambda: draws([sampler], tokens_logits),
         "decode_step": lambda: steps.decode([0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
@@ -1159,7 +1210,7 @@ def of_fields_in_another_order(sources: Path) -> Path:
 
 
 def of_another_constant(sources: Path) -> Path:
-    change(sources / "status.h", "NO_SUCH_CODE = 2", "NO_SUCH_CODE = 3")
+    change(sources / "status.h", "NO_SUCH_ROW = 2", "NO_SUCH_ROW = 3")
     return compile_library(sources)
 
 
@@ -1191,7 +1242,7 @@ def not_a_library(sources: Path) -> Path:
 MISMATCHES: dict[Callable[[Path], Path], str] = {
     of_another_layout: "Stepper is 216 in the library and 208 here, Stepper.threads is 208 in",
     of_fields_in_another_order: "Block.into is 8 in the library and 0 here, Block.out is 0 in",
-    of_another_constant: "NO_SUCH_CODE is 3 in the library and 2 here",
+    of_another_constant: "NO_SUCH_ROW is 3 in the library and 2 here",
     without_a_call: "another version .*run_code2wav",
     of_older_sources: "sources of hash [0-9a-f]{16}, and those beside it have [0-9a-f]{16};",
     without_a_hash: "another version .*source_hash",

@@ -1,7 +1,7 @@
 """From a checkpoint to engines on the CPU, all stages at once or one of them."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
@@ -10,6 +10,7 @@ from qwen3_omni_neuron.cpu.native.linear import use_native_linears
 from qwen3_omni_neuron.cpu.precision import library_for
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.cpu.talker import NativeTalker
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuThinker, CpuVision
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
@@ -83,7 +84,8 @@ def _talker(models: Models, spec: EngineSpec, library: ctypes.CDLL | None) -> Ta
         library,
         spec.threads.get("talker", 1),
     )
-    return talker_engine(models, spec, decoder, library)
+    engine = TalkerEngine if library is None else NativeTalker
+    return talker_engine(models, spec, decoder, library, engine)
 
 
 def talker_engine(
@@ -91,10 +93,11 @@ def talker_engine(
     spec: EngineSpec,
     decoder: DecoderSlots,
     library: ctypes.CDLL | None = None,
+    engine: Callable[..., TalkerEngine] = TalkerEngine,
 ) -> TalkerEngine:
     """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU.
 
-    library: in which it runs over packed weights; None: in torch.
+    library: in which it runs over packed weights; None: in torch. engine: its class.
     """
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
@@ -103,7 +106,7 @@ def talker_engine(
     for projection in (models.text_projection, models.hidden_projection):
         use_native_linears(projection, library, threads)
     width = spec.config.talker.text.hidden_size
-    return TalkerEngine(
+    return engine(
         spec.config,
         decoder,
         CpuPredictor(spec.config.talker, models.code_predictor, library, threads),

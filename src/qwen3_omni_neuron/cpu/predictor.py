@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 class CpuPredictor:
     """Code predictor over model.code_predictor; see engines.protocols.Predictor.
 
-    library: in which it runs, by up to so many threads; None: in torch.
+    library: in which it runs, by up to so many threads; None: in torch. native: its calls.
     """
 
     def __init__(
@@ -28,8 +28,9 @@ class CpuPredictor:
     ):
         self._code_groups = c.code_groups
         self._run: Callable[..., tuple[Tensor, Tensor]] = predictor
+        self.native: NativePredictor | None = None
         if library is not None:
-            self._run = NativePredictor(c, predictor, library, threads)
+            self._run = self.native = NativePredictor(c, predictor, library, threads)
 
     @torch.inference_mode()
     def predict(

@@ -28,7 +28,7 @@ class Slots:
 
     context_length: positions of a slot. dtype: of the KV cache. prompt_buckets: row counts that
     torch's prompts are padded to, ascending; if empty, nothing is padded. library: in which the
-    model's `prefill` and `decode` run, by up to so many threads; None: in torch.
+    model's `prefill` and `decode` run, by up to so many threads; None: in torch. native: its calls.
     """
 
     extends = True
@@ -49,9 +49,9 @@ class Slots:
         self._cache = KvCache.zeros(config, slots, context_length, dtype)
         self._lengths = [0] * slots
         self._next_positions = [0.0] * slots
-        self._native: NativeSteps | None = None
+        self.native: NativeSteps | None = None
         if library is not None:
-            self._native = NativeSteps(config, model, self._cache, library, threads)
+            self.native = NativeSteps(config, model, self._cache, library, threads)
 
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
@@ -66,8 +66,8 @@ class Slots:
         assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
         # While the call runs, and after one that raises, only these are whole.
         self._lengths[slot] = start
-        if self._native:
-            outputs = self._native.prefill(slot, start, rows, positions, *extra)
+        if self.native:
+            outputs = self.native.prefill(slot, start, rows, positions, *extra)
         else:
             outputs = self._padded_prefill(slot, start, rows, positions, *extra)
         self._lengths[slot] = start + len(rows)
@@ -91,18 +91,31 @@ class Slots:
         inputs: token ids int64 [n] or embeddings [n, hidden], as the model's `decode` takes them.
         Returns what `decode` returns.
         """
-        lengths = [self._lengths[slot] for slot in slots]
-        positions = [self._next_positions[slot] for slot in slots]
-        if self._native:
-            outputs = self._native.decode(slots, lengths, positions, inputs)
+        lengths, positions = self._ends(slots)
+        if self.native:
+            outputs = self.native.decode(slots, lengths, positions, inputs)
         else:
             window = self._cache.window(max(lengths) + 1)
             cache = SlotCache(window, torch.tensor(slots), torch.tensor(lengths))
             outputs = self._model.decode(inputs, torch.tensor(positions), cache)
+        self._count_step(slots)
+        return outputs
+
+    def step_ids(self, slots: Sequence[int], ids: Sequence[int], *tables: Any) -> Tensor:
+        """Append one row of a table to each slot, in C; see NativeSteps.decode_ids."""
+        assert self.native is not None, "only where the library is"
+        logits = self.native.decode_ids(slots, *self._ends(slots), ids, *tables)
+        self._count_step(slots)
+        return logits
+
+    def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
+        """Return the slots' lengths and next rope positions."""
+        return [self._lengths[s] for s in slots], [self._next_positions[s] for s in slots]
+
+    def _count_step(self, slots: Sequence[int]) -> None:
         for slot in slots:
             self._lengths[slot] += 1
             self._next_positions[slot] += 1
-        return outputs
 
     def _padded_prefill(
         self, slot: int, start: int, rows: Tensor, positions: Tensor, *extra: Tensor

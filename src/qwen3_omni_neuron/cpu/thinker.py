@@ -10,7 +10,6 @@ from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -104,7 +103,6 @@ class CpuThinker:
         self.slots, self.context_length = slots, context_length
         self._config, self._thinker, self._media = config, thinker, media
         self._dtype = thinker.decoder.norm.weight.dtype
-        self._number = Numbers(config.thinker.text.vocab_size)
         self._slots = Slots(
             config.thinker.text,
             thinker,
@@ -137,8 +135,8 @@ class CpuThinker:
     @torch.inference_mode()
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one token to each slot; see engines.protocols.Thinker.step."""
-        if len(slots) == 1:
-            return self._slots.step(slots, self._number(token_ids[0]))
+        if self._slots.native is not None:
+            return self._slots.step_ids(slots, token_ids)
         return self._slots.step(slots, torch.tensor(token_ids))
 
     def close(self) -> None:

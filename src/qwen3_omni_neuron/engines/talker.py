@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
@@ -52,8 +53,9 @@ class TalkerEngine:
         row = codec_rows[:1]
         # A row [1, hidden] a slot: hidden state of the last step, from which the code predictor
         # starts, and feedback of the last frame, from which the next step starts.
-        self._hidden = [row] * self.slots
-        self._feedback = [row] * self.slots
+        self._hidden: list[Tensor] | Tensor = [row] * self.slots
+        self._feedback: list[Tensor] | Tensor = [row] * self.slots
+        self._assistant_rows: dict[int, Tensor] = {}  # by speaker
 
     @torch.inference_mode()
     def extend(self, slot: int, prompt: TalkerPrompt, start: int, accepted: Tensor) -> None:
@@ -76,8 +78,7 @@ class TalkerEngine:
         """Fill a slot where no media are left, else keep the rows; see Talker.prepare."""
         self._check_length(prompt)
         token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
-        assistant = self._text_rows(self._text_prefix)
-        assistant[3:] += self._codec_prefix(speaker_id)[:-1]
+        assistant = self._assistant(speaker_id)
         rows = torch.cat((self._text_rows(token_ids), assistant))
         media = media_mask(token_ids, self._config)
         if media.any():
@@ -156,11 +157,16 @@ class TalkerEngine:
             self._hidden[slot] = row
         return logits
 
-    def _codec_prefix(self, speaker_id: int) -> Tensor:
-        """Return the codec sides of the assistant rows 3 to 8: see model.talker."""
-        assert self._config.talker is not None
-        ids = codec_prefix_ids(self._config.talker, speaker_id)
-        return self._codec_rows[torch.tensor(ids)]
+    def _assistant(self, speaker_id: int) -> Tensor:
+        """Return the assistant rows 0 to 7: see model.talker."""
+        rows = self._assistant_rows.get(speaker_id)
+        if rows is None:
+            assert self._config.talker is not None
+            ids = codec_prefix_ids(self._config.talker, speaker_id)[:-1]
+            rows = self._text_rows(self._text_prefix)
+            rows[3:] += self._codec_rows[torch.tensor(ids)]
+            self._assistant_rows[speaker_id] = rows
+        return rows
 
 
 class TextRows:
@@ -183,10 +189,14 @@ class TextRows:
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the rows [n, talker hidden] of token ids int64 [n]."""
-        known = self._known[token_ids.numpy()]
+        return self.with_rows(token_ids.numpy()).index_select(0, token_ids)
+
+    def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
+        """Return the table [vocab, talker hidden], in which the rows of these token ids are."""
+        known = self._known[token_ids]
         if not known.all():
-            self._fill(token_ids[torch.from_numpy(~known)].unique())
-        return self._rows.index_select(0, token_ids)
+            self._fill(torch.from_numpy(np.unique(np.asarray(token_ids)[~known])))
+        return self._rows
 
     @torch.inference_mode()
     def fill(self) -> "TextRows":

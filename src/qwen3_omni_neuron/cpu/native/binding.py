@@ -12,7 +12,7 @@ from qwen3_omni_neuron.model.decoder import Decoder
 from qwen3_omni_neuron.model.layers import FeedForward
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
-NO_MEMORY, NO_SUCH_CODE = 1, 2  # as in status.h
+NO_MEMORY, NO_SUCH_ROW = 1, 2  # as in status.h
 
 Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 
@@ -27,11 +27,11 @@ class MismatchError(Exception):
 
 def declare_calls(library: ctypes.CDLL) -> None:
     """Set the argument types of the library's calls. Raises AttributeError where one is missing."""
-    library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 6]
+    library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 8]
     library.prefill.argtypes = [
         Pointer, *[Number] * 3, *[Pointer] * 3, Number, *[Pointer] * 3,
     ]  # fmt: skip
-    library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 4, Number, *[Pointer] * 3]
+    library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 5, Number, *[Pointer] * 3]
     library.draw_rows.argtypes = [Number, Pointer, Number, *[Pointer] * 3]
     library.multiply_rows.argtypes = [Pointer, Number, Pointer, Number, Pointer, Number]
     library.pack_matrices.argtypes = [Pointer, Pointer, *[Number] * 4, ctypes.c_int]
@@ -117,6 +117,11 @@ def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     return tensor.data_ptr()
 
 
+def table_of(rows: Tensor, count: int, width: int) -> Table:
+    """Describe a float32 table [count, width]. Raises ValueError for another type or shape."""
+    return Table(pointer_to(rows, torch.float32, count, width), count, width, TYPES[torch.float32])
+
+
 def check(status: int) -> None:
     """Raise MemoryError where a call could not allocate memory."""
     if status == NO_MEMORY:
@@ -171,7 +176,7 @@ STRUCTS = {
 }
 CONSTANTS = {
     "NO_MEMORY": NO_MEMORY,
-    "NO_SUCH_CODE": NO_SUCH_CODE,
+    "NO_SUCH_ROW": NO_SUCH_ROW,
     "PANEL": PANEL,
     "FLOAT32": TYPES[torch.float32],
     "BFLOAT16": TYPES[torch.bfloat16],

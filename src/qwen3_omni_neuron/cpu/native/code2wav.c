@@ -442,7 +442,7 @@ int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64
     int64_t most = smaller(frames, FRAMES), total = samples_of(c, frames, state == NULL), wrote = 0;
     for (int64_t i = 0; i < streams * c->groups * frames; i++)
         if (codes[i] < 0 || codes[i] >= c->codes)
-            return NO_SUCH_CODE;
+            return NO_SUCH_ROW;
     Front front;
     if (!allocate(&front, c, streams, most))
         return NO_MEMORY;

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
-    NO_SUCH_CODE,
+    NO_SUCH_ROW,
     Layer,
     Matrix,
     NativeDecoder,
@@ -149,7 +149,7 @@ class NativeCode2Wav:
             new_state.data_ptr(),
             samples.data_ptr(),
         )
-        if status == NO_SUCH_CODE:
+        if status == NO_SUCH_ROW:
             raise IndexError(
                 f"codes are 0 to {c.codebook_size - 1}, got {int(codes.min())} to "
                 f"{int(codes.max())}"

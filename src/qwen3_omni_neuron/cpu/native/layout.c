@@ -7,4 +7,4 @@
 /* setup.py defines SOURCE_HASH: see sources.py. */
 const char source_hash[] = SOURCE_HASH;
 
-const LayoutEntry status_layout[] = {CONSTANT(NO_MEMORY), CONSTANT(NO_SUCH_CODE), END_OF_LAYOUT};
+const LayoutEntry status_layout[] = {CONSTANT(NO_MEMORY), CONSTANT(NO_SUCH_ROW), END_OF_LAYOUT};

@@ -100,13 +100,13 @@ static int run_head(Team *team, const Predictor *p, Frame *f, int64_t slots, int
            product(team, f->logits, head.out, f->memory.normed, stride, slots, &head, 0);
 }
 
-/* Predict a frame. hidden [slots, hidden]; code0 [slots]; uniforms [slots, steps] and top_p
- * [slots], both NULL for greedy. Writes codes [slots, steps + 1], feedback [slots, hidden] and,
- * unless NULL, logits [steps, slots, vocab]. Keeps no state between calls: several threads may call
- * it. */
-int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const int64_t *code0,
-                  const float *uniforms, const float *top_p, int64_t top_k, int64_t *codes,
-                  float *feedback, float *logits)
+/* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
+ * code0 [slots]; uniforms [slots, steps] and top_p [slots], both NULL for greedy. Writes codes
+ * [slots, steps + 1], the rows of feedback and, unless NULL, logits [steps, slots, vocab]. Keeps no
+ * state between calls: several threads may call it. */
+int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
+                  const int64_t *code0, const float *uniforms, const float *top_p, int64_t top_k,
+                  int64_t *codes, float *feedback, float *logits)
 {
     int64_t width = p->decoder.hidden, groups = p->steps + 1, vocab = p->head.out;
     size_t row_bytes = (size_t)width * sizeof(float);
@@ -114,7 +114,7 @@ int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const 
     Frame f;
     for (int64_t r = 0; r < slots; r++)
         if (code0[r] < 0 || code0[r] >= p->code0_embedding.count)
-            return NO_SUCH_CODE;
+            return NO_SUCH_ROW;
     if (!allocate(&f, &block, p, slots))
         return NO_MEMORY;
     /* Position 0 is the talker's hidden state, position 1 the embedding of code 0, and so on: the
@@ -123,9 +123,10 @@ int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const 
     float *x = f.memory.x;
     for (int64_t r = 0; r < slots; r++) {
         codes[r * groups] = code0[r];
-        look_up(feedback + r * width, &p->code0_embedding, code0[r]);
-        memcpy(x + 2 * r * width, hidden + r * width, row_bytes);
-        memcpy(x + (2 * r + 1) * width, feedback + r * width, row_bytes);
+        float *sum = feedback + rows[r] * width;
+        look_up(sum, &p->code0_embedding, code0[r]);
+        memcpy(x + 2 * r * width, hidden + rows[r] * width, row_bytes);
+        memcpy(x + (2 * r + 1) * width, sum, row_bytes);
     }
     Team *team = open_team(p->threads);
     int done = advance(team, p, &f, slots, 2, 1);
@@ -147,7 +148,7 @@ int predict_frame(const Predictor *p, int64_t slots, const float *hidden, const 
             codes[r * groups + step + 1] = code;
             look_up(x + r * width, &p->embedding, step * vocab + code);
             for (int64_t i = 0; i < width; i++)
-                feedback[r * width + i] += x[r * width + i];
+                feedback[rows[r] * width + i] += x[r * width + i];
         }
     }
     close_team(team);

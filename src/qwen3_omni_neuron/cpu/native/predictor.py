@@ -1,12 +1,15 @@
 """Code predictor in C: one call a frame."""
 
 import ctypes
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
-    NO_SUCH_CODE,
+    NO_SUCH_ROW,
     Matrix,
     NativeDecoder,
     Number,
@@ -86,32 +89,54 @@ class NativePredictor:
         Raises ValueError for a tensor of another shape or type, IndexError for a code 0 beyond the
         table.
         """
-        slots = len(code0)
-        codes = torch.empty((slots, self._steps + 1), dtype=torch.int64)
-        feedback = torch.empty((slots, self._hidden))
-        how: tuple[int | None, int | None] = None, None
+        slots, feedback = len(code0), torch.empty_like(hidden)
+        pointer_to(hidden, torch.float32, slots, self._hidden)
+        pointer_to(code0, torch.int64, slots)
+        draws, limits = None, list[float]()
         if uniforms is not None and top_p is not None:
-            how = (
-                pointer_to(uniforms, torch.float32, slots, self._steps),
-                pointer_to(top_p, torch.float32, slots),
-            )
+            pointer_to(uniforms, torch.float32, slots, self._steps)
+            pointer_to(top_p, torch.float32, slots)
+            draws, limits = uniforms.numpy(), top_p.tolist()
+        rows, ids = range(slots), code0.tolist()
+        return self.frames(rows, ids, hidden, feedback, draws, limits, top_k, logits), feedback
+
+    def frames(
+        self,
+        rows: Sequence[int],
+        code0: Sequence[int],
+        hidden: Tensor,
+        feedback: Tensor,
+        uniforms: NDArray[np.float32] | None = None,
+        top_p: Sequence[float] = (),
+        top_k: int = 50,
+        logits: Tensor | None = None,
+    ) -> Tensor:
+        """Predict frames of some slots, from and to tables of all of them.
+
+        rows: of the slots in hidden and feedback, float32 [all slots, hidden]. uniforms: [slots,
+        15], None for greedy. Returns the codes int64 [slots, 16]; otherwise as `__call__`.
+        """
+        slots, all_slots = len(rows), len(hidden)
+        if not 0 <= min(rows) <= max(rows) < all_slots:
+            raise IndexError(f"rows {list(rows)}, and there are {all_slots}")
+        codes = torch.empty((slots, self._steps + 1), dtype=torch.int64)
         written = None
         if logits is not None:
             written = pointer_to(logits, torch.float32, self._steps, slots, self._vocab)
         status = self._run(
             ctypes.byref(self._predictor),
             slots,
-            pointer_to(hidden, torch.float32, slots, self._hidden),
-            pointer_to(code0, torch.int64, slots),
-            *how,
+            (Number * slots)(*rows),
+            pointer_to(hidden, torch.float32, all_slots, self._hidden),
+            (Number * slots)(*code0),
+            None if uniforms is None else uniforms.ctypes.data,
+            None if uniforms is None else (ctypes.c_float * slots)(*top_p),
             top_k,
             codes.data_ptr(),
-            feedback.data_ptr(),
+            pointer_to(feedback, torch.float32, all_slots, self._hidden),
             written,
         )
-        if status == NO_SUCH_CODE:
-            raise IndexError(
-                f"code 0 is {code0.tolist()}, and its table has {self._code0_vocab} rows"
-            )
+        if status == NO_SUCH_ROW:
+            raise IndexError(f"code 0 is {list(code0)}, and its table has {self._code0_vocab} rows")
         check(status)
-        return codes, feedback
+        return codes

@@ -3,6 +3,6 @@
 #ifndef STATUS_H
 #define STATUS_H
 
-enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_CODE = 2 };
+enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2 };
 
 #endif

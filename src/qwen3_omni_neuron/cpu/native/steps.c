@@ -75,32 +75,38 @@ static void rotary_row(const Call *call, const Stepper *p, int64_t row, const fl
     }
 }
 
-/* Compute rows' normed hidden states [rows, hidden] and logits [rows, vocab]. */
-static int finish(Team *team, const Stepper *p, int64_t rows, const float *x, float *hidden,
-                  float *logits)
+/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
+ * filled. positions [rows]: each row's rope position. A row's input is row ids[row] of the table and,
+ * unless NULL, its slot's row of added [slots, hidden]. Writes logits [rows, vocab] and, unless NULL,
+ * the slots' rows of hidden [slots, hidden], which are normed. Several threads may call it for
+ * different slots. */
+int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
+                const float *positions, const Table *table, const int64_t *ids, const float *added,
+                float *logits, float *hidden)
 {
     const Decoder *d = &p->decoder;
-    return norm_rows(team, hidden, d->hidden, x, rows, d->norm, d->hidden, d->norm_eps) &&
-           product(team, logits, p->head.out, hidden, d->hidden, rows, &p->head, 0);
-}
-
-/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
- * filled. positions [rows]: each row's rope position. x [rows, hidden]. Writes logits [rows, vocab]
- * and hidden [rows, hidden], which is normed. Several threads may call it for different slots. */
-int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
-                const float *positions, const float *x, float *logits, float *hidden)
-{
+    int64_t width = d->hidden, stride = row_stride(width);
     Call call;
+    for (int64_t r = 0; r < rows; r++)
+        if (ids[r] < 0 || ids[r] >= table->count)
+            return NO_SUCH_ROW;
     if (!begin(&call, p, rows))
         return NO_MEMORY;
-    for (int64_t r = 0; r < rows; r++)
+    float *x = call.memory.x, *normed = call.memory.normed;
+    for (int64_t r = 0; r < rows; r++) {
         rotary_row(&call, p, r, (const float[3]){positions[r], positions[r], positions[r]});
-    memcpy(call.memory.x, x, (size_t)(rows * p->decoder.hidden) * sizeof(float));
+        look_up(x + r * width, table, ids[r]);
+        for (int64_t i = 0; i < width && added != NULL; i++)
+            x[r * width + i] += added[slots[r] * width + i];
+    }
     Rows all = {rows, slots, lengths, NULL, call.cosine, call.sine};
     Team *team = open_team(p->threads);
-    int done = run_layers(team, &p->decoder, &call.memory, &p->kv, &all, 0, NULL, NULL) &&
-               finish(team, p, rows, call.memory.x, hidden, logits);
+    int done = run_layers(team, d, &call.memory, &p->kv, &all, 0, NULL, NULL) &&
+               norm_rows(team, normed, stride, x, rows, d->norm, width, d->norm_eps) &&
+               product(team, logits, p->head.out, normed, stride, rows, &p->head, 0);
     close_team(team);
+    for (int64_t r = 0; r < rows && done && hidden != NULL; r++)
+        memcpy(hidden + slots[r] * width, normed + r * stride, (size_t)width * sizeof(float));
     free(call.block);
     return done ? DONE : NO_MEMORY;
 }
@@ -147,8 +153,10 @@ int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const f
         failed = !run_layers(team, d, &call.memory, &p->kv, &part, accept_layer,
                              accepted == NULL ? NULL : accepted + first * width, &of_part);
         if (first + count == rows)
-            failed = failed || !finish(team, p, 1, call.memory.x + (count - 1) * width, hidden,
-                                       logits);
+            failed = failed ||
+                     !norm_rows(team, hidden, width, call.memory.x + (count - 1) * width, 1,
+                                d->norm, width, d->norm_eps) ||
+                     !product(team, logits, p->head.out, hidden, width, 1, &p->head, 0);
     }
     close_team(team);
     free(call.block);

@@ -12,15 +12,18 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
+    NO_SUCH_ROW,
     Matrix,
     NativeDecoder,
     NativeKvCache,
     Number,
     Pointer,
+    Table,
     Weights,
     check,
     native_decoder,
     pointer_to,
+    table_of,
 )
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
@@ -78,6 +81,10 @@ class NativeSteps:
         slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
         shape = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
         half = c.head_dim // 2
+        if self._thinker is not None:
+            self._embedding = weights.table(
+                self._thinker.embedding.weight, self._vocab, c.hidden_size
+            )
         self._stepper = _Stepper(
             decoder=native_decoder(c, model.decoder, weights),
             kv=NativeKvCache(
@@ -101,27 +108,54 @@ class NativeSteps:
     ) -> Any:
         """Append one row to each of several slots.
 
+        slots, lengths, positions: see decode_ids. inputs: as the model's `decode` takes them.
+        Returns what `decode` returns.
+        """
+        if self._thinker is not None:
+            return self.decode_ids(slots, lengths, positions, inputs.tolist())
+        count, hidden = len(slots), torch.empty(self._stepper.kv.slots, self._hidden)
+        rows = table_of(inputs, count, self._hidden)
+        logits = self.decode_ids(slots, lengths, positions, range(count), rows, None, hidden)
+        return logits, hidden[list(slots)]
+
+    def decode_ids(
+        self,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        positions: Sequence[float],
+        ids: Sequence[int],
+        table: Table | None = None,
+        added: Tensor | None = None,
+        hidden: Tensor | None = None,
+    ) -> Tensor:
+        """Append one row to each of several slots: one row of a table each.
+
         slots: which ones; lengths: number of filled positions of each; positions: the new rows'
-        rope positions; inputs: as the model's `decode` takes them. Returns what `decode` returns.
+        rope positions. ids: rows of the table [.., hidden], by default the thinker's embedding.
+        added: float32 [all slots, hidden], whose rows of these slots are added to them. hidden:
+        float32 [all slots, hidden], which receives the slots' post-norm hidden states.
+        Returns the logits [slots, vocab].
         """
         count = len(slots)
-        rows = inputs
-        if self._thinker is not None:
-            rows = self._thinker.embedding.weight.index_select(0, inputs).float()
         self._check_slots(slots, min(lengths), max(lengths) + 1)
-        logits, hidden = torch.empty(count, self._vocab), torch.empty(count, self._hidden)
+        shape = self._stepper.kv.slots, self._hidden
+        logits = torch.empty(count, self._vocab)
         status = self._decode(
             ctypes.byref(self._stepper),
             count,
             (Number * count)(*slots),
             (Number * count)(*lengths),
             (ctypes.c_float * count)(*positions),
-            pointer_to(rows, torch.float32, count, self._hidden),
+            ctypes.byref(self._embedding if table is None else table),
+            (Number * count)(*ids),
+            None if added is None else pointer_to(added, torch.float32, *shape),
             logits.data_ptr(),
-            hidden.data_ptr(),
+            None if hidden is None else pointer_to(hidden, torch.float32, *shape),
         )
+        if status == NO_SUCH_ROW:
+            raise IndexError(f"rows {list(ids)} of a table that has fewer")
         check(status)
-        return (logits, hidden) if self._thinker is None else logits
+        return logits
 
     def prefill(
         self,

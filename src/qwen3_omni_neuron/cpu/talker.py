@@ -1,0 +1,64 @@
+"""The talker engine on the CPU, where the compiled library runs it."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from qwen3_omni_neuron.cpu.native.binding import table_of
+from qwen3_omni_neuron.cpu.predictor import CpuPredictor
+from qwen3_omni_neuron.cpu.slots import Slots
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.model.config import OmniConfig
+
+
+class NativeTalker(TalkerEngine):
+    """TalkerEngine over float32 rows, whose steps and frames are one call of the library each.
+
+    Every torch operation beside such a call gives up Python's interpreter lock, which the other
+    stages and the callers want, too: for a small model they took longer than the arithmetic.
+    decoder, predictor: in the library.
+    """
+
+    def __init__(
+        self,
+        config: OmniConfig,
+        decoder: Slots,
+        predictor: CpuPredictor,
+        codec_rows: Tensor,
+        text_rows: TextRows,
+        project_hidden: Callable[[Tensor], Tensor],
+        newline_id: int,
+    ):
+        super().__init__(
+            config, decoder, predictor, codec_rows, text_rows, project_hidden, newline_id
+        )
+        assert predictor.native is not None and codec_rows.dtype == torch.float32
+        self._step_ids, self._frames = decoder.step_ids, predictor.native.frames
+        self._rows_of = text_rows.with_rows
+        # The library reads and writes the rows of a call's slots in them.
+        self._hidden_rows = torch.zeros(self.slots, codec_rows.shape[1])
+        self._feedback_rows = torch.zeros(self.slots, codec_rows.shape[1])
+        self._hidden, self._feedback = self._hidden_rows[:, None], self._feedback_rows[:, None]
+
+    def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
+        """Append one row to each slot; see Talker.step."""
+        rows = self._rows_of(token_ids)
+        table = table_of(rows, *rows.shape)
+        return self._step_ids(slots, token_ids, table, self._feedback_rows, self._hidden_rows)
+
+    def predict(
+        self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]
+    ) -> Tensor:
+        """Complete the frame of each slot; see Talker.predict."""
+        uniforms = [frame.uniforms for frame in sampling if frame.uniforms is not None]
+        tables = self._hidden_rows, self._feedback_rows
+        if not uniforms:
+            return self._frames(slots, code0, *tables)
+        top_k = sampling[0].top_k
+        if len(uniforms) < len(slots) or any(frame.top_k != top_k for frame in sampling):
+            return super().predict(slots, code0, sampling)  # in several calls
+        top_p = [frame.top_p for frame in sampling]
+        return self._frames(slots, code0, *tables, np.stack(uniforms), top_p, top_k)
