@@ -193,7 +193,9 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     for ids in ([7, 3, 7], [3], [3, 9], [7, 9, 3]):
         expected = table[ids].float() @ projection
         torch.testing.assert_close(rows(torch.tensor(ids)), expected)
-    assert asked == [[3, 7], [9]]
+    found = rows.with_rows((11, 3, 11))[[11, 3]]
+    torch.testing.assert_close(found, table[[11, 3]].float() @ projection)
+    assert asked == [[3, 7], [9], [11]]
     got = rows(torch.tensor([7]))
     got.zero_()
     assert rows(torch.tensor([7])).any(), "a result is a copy"

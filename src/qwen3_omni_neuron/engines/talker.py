@@ -193,9 +193,10 @@ class TextRows:
 
     def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Return the table [vocab, talker hidden], in which the rows of these token ids are."""
-        known = self._known[token_ids]
+        ids = np.asarray(token_ids)
+        known = self._known[ids]
         if not known.all():
-            self._fill(torch.from_numpy(np.unique(np.asarray(token_ids)[~known])))
+            self._fill(torch.from_numpy(np.unique(ids[~known])))
         return self._rows
 
     @torch.inference_mode()
