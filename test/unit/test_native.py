@@ -567,7 +567,14 @@ if hasattr(os, "sched_getaffinity"):
     # A helper that leaves its caller's core may go back there later: at once, or on a busy machine
     # as soon as it runs again.
     mine, end_s = os.sched_getaffinity(0), time.monotonic() + 20
-    while any(os.sched_getaffinity(int(t)) != mine for t in os.listdir("/proc/self/task")):
+
+    def affinity(task):
+        try:
+            return os.sched_getaffinity(int(task))
+        except ProcessLookupError:  # it has ended since it was listed
+            return mine
+
+    while any(affinity(task) != mine for task in os.listdir("/proc/self/task")):
         assert time.monotonic() < end_s
         time.sleep(0.01)
 print("helpers", helpers)
