@@ -1,18 +1,20 @@
 """Tiny checkpoints and the models over them, made once a run."""
 
 import os
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from hypothesis import settings
 
-from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni, api
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
@@ -52,6 +54,16 @@ def cores_of_a_module() -> Iterator[None]:
     for name in names:
         os.environ.pop(name, None)
     os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def seeds_of_a_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets requests without a seed draw the same in every run of a test: some draw the end at once.
+
+    Those of other processes draw at random still.
+    """
+    seeds = random.Random(request.node.nodeid)
+    monkeypatch.setattr(api, "secrets", SimpleNamespace(randbits=seeds.getrandbits))
 
 
 @pytest.fixture(scope="session")
