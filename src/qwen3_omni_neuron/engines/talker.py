@@ -91,11 +91,12 @@ class TalkerEngine:
     @torch.inference_mode()
     def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
         """Complete a slot's prompt; see Talker.prefill."""
-        codec_bos = self._codec_rows[self._codec_bos]
-        last = self._text_rows(self._number(first_token)) + codec_bos
+        codec_bos = self._codec_rows[self._codec_bos][None]
         prompt = self._incomplete.pop(slot, None)
-        if prompt is None:
-            return self._advance((slot,), last)
+        if prompt is None:  # codec_bos stands where later rows have the last frame
+            self._feedback[slot] = codec_bos
+            return self.step((slot,), (first_token,))
+        last = self._text_rows(self._number(first_token)) + codec_bos
         rows = self._with_media(prompt.rows, prompt.media, accepted)
         return self._fill(slot, torch.cat((rows, last)), prompt.positions, prompt.start)
 
