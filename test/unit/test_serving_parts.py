@@ -4,6 +4,10 @@ import asyncio
 import io
 import json
 import logging
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Player
@@ -40,6 +45,7 @@ REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
     (f"One {CALL}", False, False, ("", f"One {CALL}", [])),
     ("<tool_call>{</tool_call>x", False, True, ("", "<tool_call>{</tool_call>x", [])),
     ('<tool_call>{"name": 1, "arguments": {}}</tool_call>', False, True, ("", "*", [])),
+    ('<tool_call>{"name": "\\ud800", "arguments": {}}</tool_call>', False, True, ("", "*", [])),
     ('<tool_call>{"name": "f"', False, True, ("", '<tool_call>{"name": "f"', [])),
     ("a < b <tool", False, True, ("", "a < b <tool", [])),
 ]
@@ -64,6 +70,18 @@ def test_a_reply_is_split_the_same_however_its_text_comes(
     expected = text if wanted[1] == "*" else wanted[1]
     assert (reasoning, content, [call.name for call in calls]) == (wanted[0], expected, wanted[2])
     assert all(json.loads(call.arguments) == {"a": [1]} for call in calls)
+
+
+def test_ids_differ_from_whatever_thread_they_come() -> None:
+    with ThreadPoolExecutor(4) as pool:
+        ids = list(pool.map(new_id, ["req_"] * 1000))
+    assert len(set(ids)) == 1000
+    assert all(re.fullmatch("req_[0-9a-f]{24}", one) for one in ids)
+    again = "from qwen3_omni_neuron.serving.ids import new_id; print(new_id('req_'))"
+    other = subprocess.run(
+        [sys.executable, "-c", again], capture_output=True, text=True, check=True
+    )
+    assert other.stdout.strip() not in ids  # another process begins with another secret
 
 
 def test_a_reply_is_kept_for_its_owner_until_its_time() -> None:

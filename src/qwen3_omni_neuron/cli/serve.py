@@ -112,6 +112,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
         import fastapi  # noqa: F401
         import httptools  # noqa: F401
         import prometheus_client  # noqa: F401
+        import pybase64  # noqa: F401
         import uvicorn  # noqa: F401
         import websockets  # noqa: F401
 

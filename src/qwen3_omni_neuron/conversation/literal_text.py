@@ -42,12 +42,12 @@ class LiteralText:
     `mark` puts a separator, which nobody can guess, into each name in a text, and where a name may
     begin or end at the text's edge, since a template may join texts. `encode` splits the prompt at
     the names that are left, the template's own, and tokenises what lies between as words, without
-    the separators.
+    the separators. Most texts need none.
     """
 
     def __init__(self, names: SpecialNames):
         self._names = names
-        self._separator = f"[{secrets.token_hex(16)}]"
+        self._drawn: str | None = None
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return messages for a chat template with every text of the caller's marked."""
@@ -69,11 +69,13 @@ class LiteralText:
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt that the chat template made of marked texts."""
-        token_ids: list[int] = []
         tokenizer, ids = self._names.tokenizer, self._names.ids
+        if self._drawn is None:
+            return tokenizer.encode(prompt)  # all of its names are the template's own
+        token_ids: list[int] = []
         for words, name in _pieces(self._names.any, prompt):
             if words:
-                token_ids += tokenizer.encode_words(words.replace(self._separator, ""))
+                token_ids += tokenizer.encode_words(words.replace(self._drawn, ""))
             token_ids += ids.get(name, ())
         return token_ids
 
@@ -89,6 +91,12 @@ class LiteralText:
         if isinstance(value, Sequence):
             return [self._mark_all(one) for one in value]
         return value
+
+    @property
+    def _separator(self) -> str:
+        if self._drawn is None:
+            self._drawn = f"[{secrets.token_hex(16)}]"
+        return self._drawn
 
     def _separated(self, name: str) -> str:
         return name[:1] + self._separator + name[1:]

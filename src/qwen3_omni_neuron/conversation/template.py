@@ -147,11 +147,12 @@ class Conversation:
         if growing and not len(runs[-1]):
             placed, mel = placed[:-1], mel[:-1]
         user_tokens = user_positions(token_ids, self._config)
+        user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])  # numpy: see positions
         rows = len(user_tokens) + ASSISTANT_ROWS
         return Prompt(
             token_ids,
             rope_positions(len(token_ids), placed),
-            TalkerPrompt(token_ids[user_tokens], talker_positions(user_tokens, rows, placed)),
+            TalkerPrompt(user_ids, talker_positions(user_tokens, rows, placed)),
             tuple(mel),
             tuple(m.patches for m in media if isinstance(m, ImageItem)),
             tuple(m.patches for m in media if isinstance(m, VideoItem)),
@@ -221,8 +222,8 @@ class Conversation:
         growing: leave out what follows the last item. Returns the prompt's tokens, int64 [S], and
         the runs with their places in it.
         """
-        template = np.array(ids, dtype=np.int64)
-        (found,) = np.isin(template, self._config.thinker.media_token_ids).nonzero()
+        template, media_ids = np.array(ids, dtype=np.int64), self._config.thinker.media_token_ids
+        found = [at for at, token_id in enumerate(ids) if token_id in media_ids]
         wanted = [self._placeholder_ids[item.kind] for item in media]
         if template[found].tolist() != wanted:
             names = [self._tokenizer.token(i) for i in template[found]]
@@ -232,7 +233,7 @@ class Conversation:
                 "item, in their order."
             )
         parts, placed, at, length = [], [], 0, 0
-        for place, item, run in zip(found.tolist(), media, runs, strict=True):
+        for place, item, run in zip(found, media, runs, strict=True):
             tokens = self._tokens(item, run)
             parts += [template[at:place], tokens]
             length += place - at

@@ -46,9 +46,10 @@ class RequestRandom:
     """
 
     def __init__(self, seed: int):
-        thinker, talker = np.random.SeedSequence(seed).spawn(2)
-        self.thinker = np.random.Generator(np.random.PCG64(thinker))
-        self.talker = np.random.Generator(np.random.PCG64(talker))
+        self.thinker, self.talker = (
+            np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(part,))))
+            for part in range(2)
+        )
 
 
 def draw(generator: np.random.Generator, count: int) -> Floats:

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
-TEXT_DELAY_S = 0.02  # at most, of text in `SpeechStream.bursts`
+TEXT_DELAY_S = 0.05  # at most, of text in `SpeechStream.bursts`
 
 
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
@@ -90,16 +90,23 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         """Yield the events in an event loop, those that come together as one list.
 
         For a caller whose work for several is little more than for one. Text that follows the last
-        list within TEXT_DELAY_S waits until then; audio, and the end, wait for nothing.
+        list within TEXT_DELAY_S waits until then; audio, and the end, wait for nothing. A list has
+        one chunk at most, and after it nothing but the end.
         """
         before_s = -math.inf
-        async for event in self:
+        while not self._done:
+            delay_s = before_s + TEXT_DELAY_S - self._clock.now()
+            if delay_s > 0:
+                await self._wait(lambda: self._live.output.has_chunk, delay_s)
+            event = await anext(self, None)
+            if event is None:
+                return
             events = [event]
             if isinstance(event, TextDelta):
-                delay_s = before_s + TEXT_DELAY_S - self._clock.now()
-                if delay_s > 0:
-                    await self._wait(lambda: self._live.output.has_chunk, delay_s)
                 events += filter(None, map(self._event_of, self._items_ready()))
+            if self._at_end():
+                ending = await anext(self, None)
+                events += [ending] if ending is not None else []
             yield events
             before_s = self._clock.now()
 
@@ -259,6 +266,13 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 items.append(item)
         return items
 
+    def _at_end(self) -> bool:
+        """Return whether the last request has ended well, and all of its items were taken."""
+        live = self._live
+        with live.output.changed:
+            ended = live.ended and live.error is None and not live.output.has_item
+        return ended and self._next is None
+
     def _take(self, since_s: float) -> tuple[Item | None, float | None]:
         """Take an item where there is one; the lock is held.
 
@@ -280,9 +294,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def _result(self) -> SpeechResult:
         parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
         audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
-        codes = torch.zeros((0, self._pipeline.code_groups), dtype=torch.int64)
-        if frames:
-            codes = torch.stack(frames)
+        none = (0, self._pipeline.code_groups)
+        codes = torch.stack(frames) if frames else torch.zeros(none, dtype=torch.int64)
         cut = any(part.talker_finish == "length" for part in parts)
         return SpeechResult(
             text="".join(self._texts),

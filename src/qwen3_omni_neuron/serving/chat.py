@@ -1,16 +1,15 @@
 """POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
 
-import base64
-import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
+import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
+from pydantic_core import to_json
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.events import (
@@ -33,6 +32,7 @@ from qwen3_omni_neuron.serving.chat_request import (
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
@@ -119,7 +119,7 @@ class ChatReply:
     ):
         self.wanted, self._stream, self._service, self._context = wanted, stream, service, context
         wanted.messages.clear()  # its media, which are as large as all else together
-        self._id, self._created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
         self._audio_id, self._expires_at = service.replies.new_id()
         self._split = ReplyText(context.omni.info.thinks, takes_calls)
@@ -130,8 +130,8 @@ class ChatReply:
         self._samples: list[NDArray[np.float32]] = []
         self._result: SpeechResult | None = None
         self._headed = False
-        frame = json.dumps(self._frame([]), ensure_ascii=False).removesuffix("[]}")
-        self._before_delta = f'data: {frame}[{{"index": 0, "delta": '.encode()
+        frame = to_json(self._frame([])).removesuffix(b"[]}")
+        self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
         self._player = Player()
 
     def close(self) -> None:
@@ -160,15 +160,15 @@ class ChatReply:
             async for events in stream.bursts():
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
-                last = events[-1]  # the only one that may be a chunk
-                if isinstance(last, AudioChunk) and not self._calls:
-                    pieces.append(self._sound(last))
+                chunk = next((event for event in events if isinstance(event, AudioChunk)), None)
+                if chunk is not None and not self._calls:
+                    pieces.append(self._sound(chunk))
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
                 # After the yield: the client, or its connection's buffer, has it now.
-                if isinstance(last, AudioChunk):
-                    self._player.arrived(last)
+                if chunk is not None:
+                    self._player.arrived(chunk)
         if self._speaks and not self._vllm_omni:
             pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
         self._finish()
@@ -195,7 +195,7 @@ class ChatReply:
             message["content"] = None
             message["audio"] = {
                 "id": self._audio_id,
-                "data": base64.b64encode(sound).decode("ascii"),
+                "data": pybase64.b64encode(sound).decode("ascii"),
                 "expires_at": self._expires_at,
                 "transcript": "".join(self._texts),
             }
@@ -208,7 +208,7 @@ class ChatReply:
             "finish_reason": self._finish_reason(),
         }
         answer = self._frame([choice], "chat.completion") | {"usage": self._usage()}
-        return json.dumps(answer, ensure_ascii=False).encode()
+        return to_json(answer)
 
     def _take(self, event: Event) -> list[Part]:
         """Take an event. Returns the parts of text that it makes."""
@@ -266,23 +266,23 @@ class ChatReply:
 
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
         """Return a delta as a server-sent event."""
-        return self._event(json.dumps(delta, ensure_ascii=False).encode(), "text", finish_reason)
+        return self._event(to_json(delta), "text", finish_reason)
 
     def _sound(self, chunk: AudioChunk) -> bytes:
         """Return a chunk as an event: with one header in all, or for vllm-omni's a file each."""
         data = pcm16(chunk.samples)
         if self._vllm_omni:
-            file = base64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
-            return self._event(b'{"content": "' + file + b'"}', "audio")
+            file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
+            return self._event(b'{"content":"' + file + b'"}', "audio")
         if self.wanted.sound_format == "wav" and not self._headed:
             data = wav_header(SAMPLE_RATE) + data
         self._headed = True
-        return self._event(b'{"audio": {"data": "' + base64.b64encode(data) + b'"}}', "audio")
+        return self._event(b'{"audio":{"data":"' + pybase64.b64encode(data) + b'"}}', "audio")
 
     def _event(self, delta: bytes, modality: str, finish_reason: str | None = None) -> bytes:
         """Return an event. Most of it is the same in all of them, so that it is made once."""
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
-        end = f', "logprobs": null, "finish_reason": {reason}}}], "modality": "{modality}"}}\n\n'
+        end = f',"logprobs":null,"finish_reason":{reason}}}],"modality":"{modality}"}}\n\n'
         return b"".join((self._before_delta, delta, end.encode()))
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:

@@ -1,10 +1,10 @@
 """Answers that are sent piece by piece as they are made: sound, and server-sent events."""
 
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi.responses import Response
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs
@@ -67,7 +67,7 @@ class EventStream(PieceStream):
 
 def json_event(content: dict[str, Any]) -> bytes:
     """Return a server-sent event."""
-    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+    return b"data: " + to_json(content) + b"\n\n"
 
 
 async def with_first(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

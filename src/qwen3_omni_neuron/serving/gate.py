@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import secrets
 from collections.abc import Sequence
 
 import anyio
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
@@ -45,7 +45,7 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        request_id = scope.get("request_id") or f"req_{secrets.token_hex(12)}"
+        request_id = scope.get("request_id") or new_id("req_")
         method = scope.get("method", "WEBSOCKET")
         context = Context(request_id, method, scope["path"])
         scope["context"] = context

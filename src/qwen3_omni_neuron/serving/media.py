@@ -3,12 +3,13 @@
 What the model gets is bytes, never a string that could be a path or a URL.
 """
 
-import base64
 import binascii
 import io
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import pybase64
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.fetching import Fetcher
@@ -76,7 +77,7 @@ class MediaReader:
         if len(text) > (most + 2) // 3 * 4:
             raise _too_large(where, most, "messages")
         try:
-            return base64.b64decode(text, validate=True)
+            return pybase64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
             raise ApiError(
                 400,

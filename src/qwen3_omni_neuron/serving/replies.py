@@ -1,11 +1,12 @@
 """Spoken replies that a later turn may name by the id of their audio."""
 
-import secrets
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from qwen3_omni_neuron.serving.ids import new_id
 
 MOST_CHARACTERS = 4 << 20  # of all transcripts together
 
@@ -35,7 +36,7 @@ class SpokenReplies:
 
     def new_id(self) -> tuple[str, int]:
         """Return an id for a reply that begins, and when it will expire, in seconds since 1970."""
-        return f"audio_{secrets.token_hex(16)}", int(self._now() + self._seconds)
+        return new_id("audio_"), int(self._now() + self._seconds)
 
     def keep(self, audio_id: str, expires_at: int, owner: str, transcript: str) -> None:
         """Keep the transcript of a whole reply. owner: the only one who may name it."""

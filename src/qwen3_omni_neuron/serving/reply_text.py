@@ -1,8 +1,9 @@
 """Text of a reply, split into reasoning, content and calls of tools while it is written."""
 
 import json
-import secrets
 from dataclasses import dataclass
+
+from qwen3_omni_neuron.serving.ids import new_id
 
 END_OF_THOUGHT = "</think>"
 CALL, END_OF_CALL = "<tool_call>", "</tool_call>"
@@ -104,8 +105,9 @@ def _call_of(body: str) -> Call | None:
         arguments = call["arguments"]
         written = arguments if isinstance(arguments, str) else json.dumps(arguments)
         name = call["name"]
+        f"{name}{written}".encode()  # JSON can spell halves of surrogate pairs, UTF-8 can not
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(name, str):
         return None
-    return Call(f"call_{secrets.token_hex(12)}", name, written)
+    return Call(new_id("call_"), name, written)

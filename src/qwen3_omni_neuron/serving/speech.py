@@ -1,12 +1,12 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or as it is made."""
 
-import base64
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, get_type_hints
 
 import numpy as np
+import pybase64
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from numpy.typing import NDArray
@@ -192,7 +192,7 @@ class SpokenText:
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 if piece:
-                    sound = base64.b64encode(piece).decode("ascii")
+                    sound = pybase64.b64encode(piece).decode("ascii")
                     yield json_event({"type": "speech.audio.delta", "audio": sound})
         yield json_event({"type": "speech.audio.done", "usage": self._usage})
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import html
-import json
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
 
 from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta
@@ -187,17 +187,17 @@ class Transcription:
         done = {"type": "transcript.text.done", "text": self.text, "usage": self._usage}
         yield json_event(done)
 
-    def whole(self) -> str:
+    def whole(self) -> bytes:
         """Return the answer in the form that was asked for."""
         wanted = self._wanted.response_format
         if wanted == "text":
-            return self.text + "\n"
+            return f"{self.text}\n".encode()
         if wanted == "srt":
-            return "".join(_srt_cues(self._segments))
+            return "".join(_srt_cues(self._segments)).encode()
         if wanted == "vtt":
-            return "WEBVTT\n\n" + "".join(_vtt_cues(self._segments))
+            return "".join(("WEBVTT\n\n", *_vtt_cues(self._segments))).encode()
         if wanted == "json":
-            return json.dumps({"text": self.text, "usage": self._usage}, ensure_ascii=False)
+            return to_json({"text": self.text, "usage": self._usage})
         seconds = round(self._windows[-1].end_s, 3)
         segments = map(self._verbose, range(len(self._segments)), self._segments)
         answer = {
@@ -208,7 +208,7 @@ class Transcription:
             "segments": list(segments),
             "usage": {"type": "duration", "seconds": seconds},
         }
-        return json.dumps(answer, ensure_ascii=False)
+        return to_json(answer)
 
     async def _start(self, window: Window) -> SpeechStream:
         """Start the request of a window.

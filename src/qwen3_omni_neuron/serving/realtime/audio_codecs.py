@@ -3,13 +3,13 @@
 Formats have a rate of their own; a `Resampler` joins them with the model's.
 """
 
-import base64
 import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pybase64
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.errors import ApiError
@@ -118,7 +118,7 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
         message = f"{where} has more than {MOST_SOUND_BYTES} bytes, the most at once. Send less."
         raise ApiError(400, message, "audio_too_large", where)
     try:
-        data = base64.b64decode(text, validate=True)
+        data = pybase64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         message = f"{where} is not base64 ({error}). Encode the sound's bytes in one piece."
         raise ApiError(400, message, "invalid_base64", where) from error
@@ -131,4 +131,4 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
 def encoded_sound(samples: Samples, codec: Codec) -> str:
     """Return samples of the codec's rate in base64."""
     # Resampled, a sample may be a little beyond full scale.
-    return base64.b64encode(codec.encode(samples.clip(-1, 1))).decode("ascii")
+    return pybase64.b64encode(codec.encode(samples.clip(-1, 1))).decode("ascii")

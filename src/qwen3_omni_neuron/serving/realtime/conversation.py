@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Codec,
@@ -23,7 +24,6 @@ from qwen3_omni_neuron.serving.realtime.events import (
     OutputItem,
     Part,
     Reference,
-    new_id,
 )
 from qwen3_omni_neuron.serving.reply_text import Call
 from qwen3_omni_neuron.session import Reply, Session, Turn
@@ -80,7 +80,7 @@ class Conversation:
 
     session: Session
     most_bytes: int
-    id: str = field(default_factory=lambda: new_id("conv"))
+    id: str = field(default_factory=lambda: new_id("conv_"))
     buffered: int = 0
     held: int = 0
     _items: dict[str, Entry] = field(default_factory=dict)
@@ -213,14 +213,14 @@ class Conversation:
         Clients are told of it once there is anything in it.
         """
         shown = {"type": "message", "role": "assistant"}
-        entry = Entry(new_id("item"), shown, reply, spoken=spoken, status="in_progress")
+        entry = Entry(new_id("item_"), shown, reply, spoken=spoken, status="in_progress")
         return entry, self._added(entry)
 
     def add_call(self, call: Call, after: Entry) -> tuple[Entry, str | None]:
         """Put a call that a reply made behind an item of it."""
         turns = self.session.turns
         later = turns[turns.index(after.turn) + 1 :]
-        entry = self._call_entry(new_id("item"), call.id, call.name, call.arguments)
+        entry = self._call_entry(new_id("item_"), call.id, call.name, call.arguments)
         self.session.insert(entry.turn, later[0] if later else None)
         return entry, self._added(entry)
 
@@ -249,10 +249,10 @@ class Conversation:
         return np.concatenate(sounds)
 
     def _entry(self, item: Item, media: MediaReader, codec: Codec) -> Entry:
-        item_id = item.id or new_id("item")
+        item_id = item.id or new_id("item_")
         if isinstance(item, CallItem):
             return self._call_entry(
-                item_id, item.call_id or new_id("call"), item.name, item.arguments
+                item_id, item.call_id or new_id("call_"), item.name, item.arguments
             )
         if isinstance(item, OutputItem):
             shown = {"type": item.type, "call_id": item.call_id, "output": item.output}

@@ -4,12 +4,12 @@ Names and shapes are those of OpenAI's Realtime API as it is generally available
 """
 
 import json
-import secrets
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.ids import new_id
 
 Json = dict[str, Any]
 EventId = Annotated[str, Field(max_length=512)]
@@ -247,17 +247,12 @@ _TAGS = frozenset(
 )
 
 
-def new_id(kind: str) -> str:
-    """Return a new id, such as "item_..."."""
-    return f"{kind}_{secrets.token_hex(12)}"
-
-
 def server_event(kind: str, **fields: Any) -> str:
     """Return an event of the server, in JSON.
 
     In ASCII: what a client sent and gets back may have half of a surrogate pair, which UTF-8 lacks.
     """
-    event = {"type": kind, "event_id": new_id("event"), **fields}
+    event = {"type": kind, "event_id": new_id("event_"), **fields}
     return json.dumps(event, separators=(",", ":"))
 
 

@@ -16,6 +16,7 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.realtime import events, vad
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
@@ -26,7 +27,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     decoded_sound,
 )
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import Json, new_id
+from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.response import Asked, CancelReason, Line, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
     ResponseConfig,
@@ -75,7 +76,7 @@ class LiveSession:
         session = omni.session(literal_text=True)
         self._conversation = Conversation(session, service.settings.max_realtime_bytes)
         self._config = first_config(service.model.name, self._voices)
-        self._id = new_id("sess")
+        self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._line = Line(send, pool, self._conversation, service, context)
@@ -86,7 +87,7 @@ class LiveSession:
         self._detector: TurnDetector | None = None
         self._codec = _codec(self._config.audio.input.format)
         self._resampler = Resampler(self._codec.rate, RATE)
-        self._item_id = new_id("item")  # of the turn that the user will end
+        self._item_id = new_id("item_")  # of the turn that the user will end
         self._draining = False
 
     async def serve(self) -> None:
@@ -286,7 +287,7 @@ class LiveSession:
         except AudioError as error:
             code = "input_audio_buffer_commit_empty"
             raise ApiError(400, f"the input audio buffer: {error}", code) from error
-        self._item_id = new_id("item")
+        self._item_id = new_id("item_")
         await self._send("input_audio_buffer.committed", item_id=entry.id, previous_item_id=before)
         await self._told(entry, before)
         return entry

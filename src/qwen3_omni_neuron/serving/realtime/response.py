@@ -14,10 +14,11 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, Text
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, new_id, server_event
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, server_event
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
@@ -99,7 +100,7 @@ class Response:
     """
 
     def __init__(self, asked: Asked, line: Line, on_done: Callable[[], None]):
-        self.id = new_id("resp")
+        self.id = new_id("resp_")
         self.message: Entry | None = None
         self.playback = Playback()
         self._asked, self._line, self._on_done = asked, line, on_done
@@ -223,7 +224,7 @@ class Response:
 
     async def _open_message(self) -> "_Output":
         entry = self.message if not self._output else None
-        out = _Output(len(self._output), entry.id if entry else new_id("item"), entry)
+        out = _Output(len(self._output), entry.id if entry else new_id("item_"), entry)
         self._output.append(out)
         self._open = out
         await self._announce(out, out.json(self._asked.spoken, "in_progress"), self._before)
@@ -262,7 +263,7 @@ class Response:
             last = next((o.entry for o in reversed(self._output) if o.entry), self.message)
             conversation = self._line.conversation
             entry, before = await self._line.in_thread(conversation.add_call, call, last)
-        out = _Output(len(self._output), entry.id if entry else new_id("item"), entry, call=call)
+        out = _Output(len(self._output), entry.id if entry else new_id("item_"), entry, call=call)
         self._output.append(out)
         begun = out.json(self._asked.spoken, "in_progress") | {"arguments": ""}
         before = before if self._output[:-1] else self._before
