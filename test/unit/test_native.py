@@ -167,6 +167,22 @@ def prompt_rows(c: DecoderConfig, count: int, seed: int = 5) -> tuple[Tensor, Te
     return rows, positions
 
 
+def decode(
+    steps: NativeSteps,
+    slots: list[int],
+    lengths: list[int],
+    positions: list[float],
+    inputs: Tensor,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """A step with the inputs and outputs of the module's `decode`."""
+    if not inputs.is_floating_point():
+        return steps.decode(slots, lengths, positions, inputs.tolist())
+    hidden = torch.empty(steps._stepper.kv.slots, inputs.shape[1])
+    rows, places = table_of(inputs, *inputs.shape), range(len(slots))
+    logits = steps.decode(slots, lengths, positions, places, rows, None, hidden)
+    return logits, hidden[slots]
+
+
 def parts(outputs: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return outputs if isinstance(outputs, tuple) else (outputs,)
 
@@ -189,7 +205,7 @@ def test_a_decode_step_is_the_modules(
     expected_cache, inputs = copied(m.cache), inputs_of(m.c, which, len(slots))
     lengths = [3 + 11 * slot for slot in slots]
     positions = [length + 2.5 for length in lengths]
-    got = m.native(library).decode(slots, lengths, positions, inputs)
+    got = decode(m.native(library), slots, lengths, positions, inputs)
     slot_cache = SlotCache(expected_cache, torch.tensor(slots), torch.tensor(lengths))
     expected = m.model.decode(inputs, torch.tensor(positions), slot_cache)
     torch.testing.assert_close(parts(got), parts(expected), atol=2e-5, rtol=1e-5)
@@ -206,18 +222,18 @@ def test_a_step_takes_rows_of_tables_and_leaves_hidden_states_there(
     cache, positions = copied(m.cache), [float(length) for length in lengths]
     table, added = torch.randn(9, m.c.hidden_size), torch.randn(4, m.c.hidden_size)
     ids, hidden = [8, 0, 8][: len(slots)], torch.full((4, m.c.hidden_size), 7.0)
-    logits = m.native(library).decode_ids(
+    logits = m.native(library).decode(
         slots, lengths, positions, ids, table_of(table, *table.shape), added, hidden
     )
     rows = added[slots] + table[ids]
-    expected = m.native(library, cache=cache).decode(slots, lengths, positions, rows)
+    expected = decode(m.native(library, cache=cache), slots, lengths, positions, rows)
     assert_equal((logits, hidden[slots]), expected)
     assert_equal((m.cache.keys, m.cache.values), (cache.keys, cache.values))
     others = [slot for slot in range(4) if slot not in slots]
     assert (hidden[others] == 7).all()
     for wrong in (-1, 9):
         with pytest.raises(IndexError, match=f"{wrong}"):
-            m.native(library).decode_ids([0], [1], [1.0], [wrong], table_of(table, *table.shape))
+            m.native(library).decode([0], [1], [1.0], [wrong], table_of(table, *table.shape))
 
 
 @torch.no_grad()
@@ -375,7 +391,7 @@ def test_a_prompt_is_its_rows_appended_one_by_one(
     steps, at = m.native(library), torch.arange(POSITIONS).float()
     expected = steps.prefill(0, 0, rows, at.expand(3, -1))
     for n in range(POSITIONS):
-        got = steps.decode([1], [n], [float(n)], rows[n : n + 1])
+        got = decode(steps, [1], [n], [float(n)], rows[n : n + 1])
     assert_equal(got, expected)
     assert_equal(m.cache.keys[:, 1], m.cache.keys[:, 0])
     assert_equal(m.cache.values[:, 1], m.cache.values[:, 0])
@@ -393,10 +409,10 @@ def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
     alone_cache, inputs = copied(m.cache), inputs_of(m.c, which, count)
     slots = torch.randperm(count, generator=torch.Generator().manual_seed(count)).tolist()
     lengths, positions = [(5 + 7 * s) % POSITIONS for s in slots], [1.0 + s for s in slots]
-    together = parts(m.native(library, 4).decode(slots, lengths, positions, inputs))
+    together = parts(decode(m.native(library, 4), slots, lengths, positions, inputs))
     alone = m.native(library, cache=alone_cache)
     for row, slot in enumerate(slots):
-        own = alone.decode([slot], [lengths[row]], [positions[row]], inputs[row : row + 1])
+        own = decode(alone, [slot], [lengths[row]], [positions[row]], inputs[row : row + 1])
         assert_equal(own, tuple(t[row : row + 1] for t in together))
     assert_equal(m.cache.keys, alone_cache.keys)
     assert_equal(m.cache.values, alone_cache.values)
@@ -468,7 +484,7 @@ def test_what_a_slot_held_before_does_not_matter(config: OmniConfig, library: CD
     one, other = m.native(library), m.native(library, cache=dirty)
     assert_equal(other.prefill(1, 0, rows, positions), one.prefill(1, 0, rows, positions))
     token = torch.tensor([3])
-    assert_equal(other.decode([1], [21], [4.0], token), one.decode([1], [21], [4.0], token))
+    assert_equal(decode(other, [1], [21], [4.0], token), decode(one, [1], [21], [4.0], token))
     assert dirty.keys[:, [0, 2, 3]].isnan().all()
     assert dirty.keys[:, 1, :, 22:].isnan().all()
 
@@ -482,9 +498,9 @@ def test_nan_stays_in_its_row_and_slot(
     m = made(config, "talker", stack, dtype)
     clean_cache, rows = copied(m.cache), inputs_of(m.c, "talker", 3)
     slots, lengths, positions = [3, 0, 1], [5, 30, 9], [1.0, 2.0, 3.0]
-    clean = m.native(library, cache=clean_cache).decode(slots, lengths, positions, rows)
+    clean = decode(m.native(library, cache=clean_cache), slots, lengths, positions, rows)
     rows[1] = float("nan")
-    got = m.native(library).decode(slots, lengths, positions, rows)
+    got = decode(m.native(library), slots, lengths, positions, rows)
     for ours, theirs in zip(got, clean, strict=True):
         assert_equal(ours[[0, 2]], theirs[[0, 2]])
         assert ours[1].isnan().all()
@@ -511,7 +527,7 @@ def test_several_threads_step_their_own_slots(config: OmniConfig, library: CDLL)
     def run(steps: NativeSteps, slot: int) -> list[tuple[Tensor, ...]]:
         results = [steps.prefill(slot, 0, rows[:50], at[:, :50])]
         for n in range(50, 80):
-            results.append(steps.decode([slot], [n], [float(n)], rows[n : n + 1] + slot))
+            results.append(decode(steps, [slot], [n], [float(n)], rows[n : n + 1] + slot))
         return results
 
     alone = [run(m.native(library, cache=copied(m.cache)), slot) for slot in range(4)]
@@ -664,7 +680,7 @@ def test_every_kind_runs_prompts_and_steps(
     at = [1.0, 2.0, 3.0]
     slot_cache = SlotCache(expected_cache, torch.tensor(slots), torch.tensor(lengths))
     torch.testing.assert_close(
-        parts(steps.decode(slots, lengths, at, inputs)),
+        parts(decode(steps, slots, lengths, at, inputs)),
         parts(m.model.decode(inputs, torch.tensor(at), slot_cache)),
         atol=2e-5,
         rtol=1e-5,
@@ -1040,7 +1056,7 @@ def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: CDLL)
     steps, row = m.native(library), torch.zeros(1, m.c.hidden_size)
     for slot, length in ((4, 0), (-1, 0), (0, POSITIONS)):
         with pytest.raises(IndexError, match=f"{POSITIONS} of 4"):
-            steps.decode([slot], [length], [0.0], row)
+            decode(steps, [slot], [length], [0.0], row)
     for start, count in ((0, POSITIONS + 1), (1, POSITIONS), (POSITIONS, 1)):
         with pytest.raises(IndexError, match=f"to {POSITIONS + 1} of slots"):
             steps.prefill(0, start, torch.zeros(count, m.c.hidden_size), torch.zeros(3, count))
@@ -1048,7 +1064,7 @@ def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: CDLL)
     with pytest.raises(IndexError, match="positions"):
         steps.prefill(0, -1, rows, positions)
     with pytest.raises(IndexError, match="positions"):
-        steps.decode([0], [-1], [0.0], row)
+        decode(steps, [0], [-1], [0.0], row)
     with pytest.raises(ValueError, match="no rows"):
         steps.prefill(0, 3, rows[:0], positions[:, :0])
     thinker = made(config, "thinker", "tiny")
@@ -1106,7 +1122,7 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
     draws, tokens_logits = NativeDraws(library), torch.randn(1, 3000)
     return {
         "draw_rows": lambda: draws([sampler], tokens_logits),
-        "decode_step": lambda: steps.decode([0, 1], [3, 4], [3.0, 4.0], tokens),
+        "decode_step": lambda: decode(steps, [0, 1], [3, 4], [3.0, 4.0], tokens),
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
         "multiply_rows": lambda: layer(rows),

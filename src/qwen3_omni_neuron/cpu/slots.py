@@ -86,25 +86,23 @@ class Slots:
         self._lengths[target] = rows
 
     def step(self, slots: Sequence[int], inputs: Tensor) -> Any:
-        """Append one row to each slot.
+        """Append one row to each slot, in torch.
 
         inputs: token ids int64 [n] or embeddings [n, hidden], as the model's `decode` takes them.
         Returns what `decode` returns.
         """
         lengths, positions = self._ends(slots)
-        if self.native:
-            outputs = self.native.decode(slots, lengths, positions, inputs)
-        else:
-            window = self._cache.window(max(lengths) + 1)
-            cache = SlotCache(window, torch.tensor(slots), torch.tensor(lengths))
-            outputs = self._model.decode(inputs, torch.tensor(positions), cache)
+        cache = SlotCache(
+            self._cache.window(max(lengths) + 1), torch.tensor(slots), torch.tensor(lengths)
+        )
+        outputs = self._model.decode(inputs, torch.tensor(positions), cache)
         self._count_step(slots)
         return outputs
 
     def step_ids(self, slots: Sequence[int], ids: Sequence[int], *tables: Any) -> Tensor:
-        """Append one row of a table to each slot, in C; see NativeSteps.decode_ids."""
+        """Append one row of a table to each slot, in C; see NativeSteps.decode."""
         assert self.native is not None, "only where the library is"
-        logits = self.native.decode_ids(slots, *self._ends(slots), ids, *tables)
+        logits = self.native.decode(slots, *self._ends(slots), ids, *tables)
         self._count_step(slots)
         return logits
 

@@ -6,7 +6,6 @@ Their keys and values are written to the KV cache by write_kv_row in decoder.c.
 import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +22,6 @@ from qwen3_omni_neuron.cpu.native.binding import (
     check,
     native_decoder,
     pointer_to,
-    table_of,
 )
 from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
@@ -100,25 +98,6 @@ class NativeSteps:
         )
 
     def decode(
-        self,
-        slots: Sequence[int],
-        lengths: Sequence[int],
-        positions: Sequence[float],
-        inputs: Tensor,
-    ) -> Any:
-        """Append one row to each of several slots.
-
-        slots, lengths, positions: see decode_ids. inputs: as the model's `decode` takes them.
-        Returns what `decode` returns.
-        """
-        if self._thinker is not None:
-            return self.decode_ids(slots, lengths, positions, inputs.tolist())
-        count, hidden = len(slots), torch.empty(self._stepper.kv.slots, self._hidden)
-        rows = table_of(inputs, count, self._hidden)
-        logits = self.decode_ids(slots, lengths, positions, range(count), rows, None, hidden)
-        return logits, hidden[list(slots)]
-
-    def decode_ids(
         self,
         slots: Sequence[int],
         lengths: Sequence[int],
