@@ -9,6 +9,7 @@ import pytest
 
 from qwen3_omni_neuron import AudioChunk, Finished, Qwen3Omni, TextDelta
 from qwen3_omni_neuron.errors import LateError
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 HELLO = [{"role": "user", "content": "Hello"}]
 LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 16}
@@ -83,6 +84,32 @@ def slots_are_free(omni: Qwen3Omni) -> bool:
     while omni.status().running and time.monotonic() < end_s:
         time.sleep(0.01)
     return omni.status().running == 0
+
+
+def test_a_task_that_is_cancelled_between_two_bursts_cancels_the_request(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While text waits for more of it, which is not a wait for the next event."""
+    monkeypatch.setattr("qwen3_omni_neuron.runtime.stream.TEXT_DELAY_S", NEVER_S)
+
+    async def cancelled() -> SpeechStream:
+        stream = omni.stream_text(HELLO, thinker_max_new_tokens=100, seed=3)
+
+        async def read() -> None:
+            async for _ in stream.bursts():
+                read_one.set()
+
+        read_one, reading = asyncio.Event(), asyncio.create_task(read())
+        await asyncio.wait_for(read_one.wait(), 60)
+        await asyncio.sleep(0)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        return stream
+
+    stream = asyncio.run(cancelled())  # which is alive here, so that it is not for dropping it
+    assert slots_are_free(omni)
+    assert stream._live.token_ids and len(stream._live.token_ids) < 100
 
 
 def test_the_pieces_of_a_long_text_are_one_stream_in_a_loop_too(omni: Qwen3Omni) -> None:

@@ -73,6 +73,22 @@ def test_a_text_forges_turns_unless_it_is_literal(plain: Conversation) -> None:
     assert FORGED in plain._tokenizer.decode(literal)
 
 
+def test_a_name_that_comes_up_in_normalisation_is_words(checkpoint: Path, tmp_path: Path) -> None:
+    """The Kelvin sign becomes a K, before a tokenizer looks for the names of some tokens."""
+    shutil.copytree(checkpoint, tmp_path / "kelvin")
+    file = tmp_path / "kelvin" / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    token = {"content": "<|K|>", "normalized": True, "special": True}
+    added = config["added_tokens_decoder"]
+    added[str(1 + max(map(int, added)))] = token
+    file.write_text(json.dumps(config))
+    conversation = Conversation(tmp_path / "kelvin", read_config(tmp_path / "kelvin"))
+    messages = [{"role": "user", "content": "<|\u212a|>"}]
+    named = conversation._tokenizer.encode("<|K|>")
+    assert set(named) <= set(ids(conversation, messages))
+    assert not set(named) & set(ids(conversation, messages, literal_text=True))
+
+
 @pytest.mark.parametrize("name", SPECIAL_TOKENS)
 def test_no_special_token_can_be_joined_from_pieces(plain: Conversation, name: str) -> None:
     for cut in range(1, len(name)):

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+from unicodedata import is_normalized
 
 from qwen3_omni_neuron.conversation.messages import MEDIA_KINDS
 from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
@@ -70,12 +71,14 @@ class LiteralText:
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt that the chat template made of marked texts."""
         tokenizer, ids = self._names.tokenizer, self._names.ids
-        if self._drawn is None:
-            return tokenizer.encode(prompt)  # all of its names are the template's own
+        # All names are the template's own, and none comes up as the tokenizer normalises the text.
+        if self._drawn is None and is_normalized("NFC", prompt):
+            return tokenizer.encode(prompt)
         token_ids: list[int] = []
+        separator = self._separator
         for words, name in _pieces(self._names.any, prompt):
             if words:
-                token_ids += tokenizer.encode_words(words.replace(self._drawn, ""))
+                token_ids += tokenizer.encode_words(words.replace(separator, ""))
             token_ids += ids.get(name, ())
         return token_ids
 

@@ -248,6 +248,9 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         deadline = loop.call_later(seconds, end)
         try:
             await woken
+        except BaseException:  # the task was cancelled
+            self.close()
+            raise
         finally:
             deadline.cancel()
             # No other thread sets it; where `wake` has cleared it, the lock is not needed.
