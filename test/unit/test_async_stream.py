@@ -73,9 +73,10 @@ def test_bursts_are_the_events_with_one_chunk_at_most_at_their_ends(
         assert sum(len(chunk.samples) for chunk in chunks) == len(events[-1].result.audio)
         for burst in bursts[:-1]:
             assert not any(isinstance(event, AudioChunk) for event in burst[:-1])
-        # The first text, text until the audio or the end, chunks; the end comes with what is last.
-        assert len(bursts) <= 2 + len(chunks)
-        assert len(bursts[-1]) > 1
+        # The first text, text until the audio or the end, chunks. The end comes with what is last,
+        # unless the reader has that before the request has ended, as it may have a last chunk.
+        assert len(bursts) <= 2 + len(chunks) + bool(chunks)
+        assert len(bursts[-1]) > 1 or chunks
         assert len(events) > len(bursts)
 
 
