@@ -75,10 +75,9 @@ class LiteralText:
         if self._drawn is None and is_normalized("NFC", prompt):
             return tokenizer.encode(prompt)
         token_ids: list[int] = []
-        separator = self._separator
         for words, name in _pieces(self._names.any, prompt):
             if words:
-                token_ids += tokenizer.encode_words(words.replace(separator, ""))
+                token_ids += tokenizer.encode_words(words.replace(self._separator, ""))
             token_ids += ids.get(name, ())
         return token_ids
 

@@ -166,7 +166,8 @@ class ChatReply:
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
-                # After the yield: the client, or its connection's buffer, has it now.
+                # After the yield: the client, or its connection's buffer, has it now. A chunk that
+                # comes with the end is sent with it, just below.
                 if chunk is not None:
                     self._player.arrived(chunk)
         if self._speaks and not self._vllm_omni:

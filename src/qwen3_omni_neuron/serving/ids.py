@@ -11,8 +11,8 @@ _numbers = itertools.count()
 def new_id(prefix: str) -> str:
     """Return an id that nobody can guess, from any thread.
 
-    It asks the system for no random bytes, as that gives up the GIL, and the stages' threads would
-    have it before the event loop goes on.
+    The system's random bytes would release the GIL, and the event loop would wait for the stages'
+    threads to get it back.
     """
     number = next(_numbers).to_bytes(8, "little")
     return prefix + blake2b(number, digest_size=12, key=_KEY).hexdigest()
