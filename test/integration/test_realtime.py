@@ -17,6 +17,7 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.session import Reply, Session
 from qwen3_omni_neuron.sound import pcm16
 from testing import recorded_session
@@ -142,6 +143,25 @@ def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
     response = events[-1].response
     assert (response.status, response.status_details.reason) == ("incomplete", "max_output_tokens")
     assert response.output_modalities == ["text"]
+
+
+def test_chunks_after_the_first_wait_for_their_turn(
+    caller: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[Turnstile] = []
+    wait = Turnstile.wait
+
+    async def noted(turnstile: Turnstile) -> None:
+        turns.append(turnstile)
+        await wait(turnstile)
+
+    monkeypatch.setattr(Turnstile, "wait", noted)
+    caller.write("Hello")
+    caller.update(chunk_frames=[1, 4])
+    events = caller.answer()
+    chunks = sum(event.type == "response.output_audio.delta" for event in events)
+    assert chunks > 2
+    assert len(turns) == chunks - 1
 
 
 def test_instructions_options_and_voice(omni: Qwen3Omni, caller: Caller) -> None:

@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing
+from itertools import pairwise
 from typing import Any
 
 import jiwer
@@ -19,14 +20,15 @@ import soundfile
 from openai import OpenAI
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, sound
 from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import TextDelta
-from qwen3_omni_neuron.serving import transcriptions
+from qwen3_omni_neuron.serving import chat, speech, transcriptions
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
+from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.sound import pcm16
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
@@ -83,6 +85,44 @@ def test_speech_in_every_format_is_what_say_says(
         return same_sound(samples, said.audio)
     assert len(samples) / rate == pytest.approx(len(said.audio) / 24000, abs=0.06)
     return None
+
+
+@pytest.mark.parametrize("way", ["chat", "speech"])
+def test_chunks_after_the_first_wait_for_their_turn(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    sent: list[str] = []
+    chunk_of, wait = sound.pcm16, Turnstile.wait
+
+    async def noted(turnstile: Turnstile) -> None:
+        sent.append("turn")
+        await wait(turnstile)
+
+    def chunk(samples: Any) -> bytes:
+        sent.append("chunk")
+        return chunk_of(samples)
+
+    monkeypatch.setattr(Turnstile, "wait", noted)
+    for module in (chat, speech):
+        monkeypatch.setattr(module, "pcm16", chunk)
+    options = {**OPTIONS, "chunk_frames": [1, 4]}
+    if way == "speech":
+        client.audio.speech.create(**ASKED, response_format="pcm", extra_body=options)
+    else:
+        for _ in client.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": TEXT}],
+            modalities=["text", "audio"],
+            audio={"voice": "Ethan", "format": "pcm16"},
+            stream=True,
+            extra_body={**options, "thinker_max_new_tokens": 4},
+        ):
+            pass
+    first = sent.index("chunk")
+    assert "turn" not in sent[:first]
+    assert sent.count("chunk") > 3
+    for before, after in pairwise(sent[first:]):
+        assert "turn" in (before, after), "a turn between two chunks"
 
 
 def test_samples_are_those_of_say_to_the_bit_where_chunks_are_the_same(

@@ -31,6 +31,7 @@ from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
@@ -196,6 +197,48 @@ def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     line = json.loads(JsonFormatter().format(record))
     assert (line["event"], line["level"], line["status"]) == ("request", "info", 200)
     assert line["time"].endswith("Z")
+
+
+def test_a_turnstile_lets_one_through_in_each_round_of_the_event_loop() -> None:
+    passed: list[str] = []
+
+    async def run() -> None:
+        turnstile, loop = Turnstile(), asyncio.get_running_loop()
+
+        async def wait(name: str) -> None:
+            await turnstile.wait()
+            passed.append(name)
+            loop.call_soon(passed.append, "else")
+
+        await asyncio.gather(*map(wait, "abcd"))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        await wait("e")
+
+    asyncio.run(run())
+    between = "".join(passed).split("else")
+    assert between[:4] == list("abcd")
+    assert passed.count("e") == 1
+
+
+def test_a_turn_of_a_task_that_is_cancelled_is_the_next_ones() -> None:
+    async def run(rounds: int) -> list[str]:
+        turnstile, passed = Turnstile(), list[str]()
+
+        async def wait(name: str) -> None:
+            await turnstile.wait()
+            passed.append(name)
+
+        tasks = {name: asyncio.create_task(wait(name)) for name in "abcd"}
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        tasks["b"].cancel()
+        await asyncio.wait(tasks.values())
+        await wait("e")
+        return passed
+
+    ended = ["".join(asyncio.run(run(rounds))) for rounds in range(5)]
+    assert {"acde", "abcde"} == set(ended), "it was cancelled before, at and after its turn"
 
 
 def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Qwen3Omni) -> None:

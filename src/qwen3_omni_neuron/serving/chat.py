@@ -158,6 +158,8 @@ class ChatReply:
         pieces = [self._piece(first)]
         with self._stream as stream:
             async for events in stream.bursts():
+                if self._samples:  # its listener has something to play
+                    await self._service.turnstile.wait()
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
                 chunk = next((event for event in events if isinstance(event, AudioChunk)), None)

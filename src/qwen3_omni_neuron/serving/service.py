@@ -8,11 +8,12 @@ from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.turnstile import Turnstile
 
 
 @dataclass(frozen=True)
 class Service:
-    """Model, settings, figures, rates, and the replies that later turns may name."""
+    """Model, settings, figures, rates, turns, and the replies that later turns may name."""
 
     settings: ServerSettings
     model: ServedModel
@@ -20,6 +21,7 @@ class Service:
     replies: SpokenReplies
     fetcher: Fetcher
     rates: Rates
+    turnstile: Turnstile
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
@@ -32,4 +34,5 @@ class Service:
             SpokenReplies(settings.kept_replies, settings.kept_reply_s),
             fetcher or Fetcher(settings),
             Rates(settings.requests_per_minute),
+            Turnstile(),
         )

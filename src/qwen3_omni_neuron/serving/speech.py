@@ -169,6 +169,8 @@ class SpokenText:
         with self._stream as stream:
             async for event in stream:
                 if isinstance(event, AudioChunk):
+                    if event.first_sample:
+                        await self._service.turnstile.wait()
                     piece = self._file.push(event.samples)
                     if piece:
                         yield piece

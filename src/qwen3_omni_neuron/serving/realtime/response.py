@@ -161,6 +161,8 @@ class Response:
                 await self._created()
                 try:
                     async for event in stream:
+                        if isinstance(event, AudioChunk) and event.first_sample:
+                            await self._line.service.turnstile.wait()
                         if self._reason is not None:
                             break
                         if isinstance(event, TextDelta):
