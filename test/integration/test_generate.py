@@ -201,11 +201,18 @@ def test_every_talker_row_is_the_references(
         rows.append(talker._text_rows(torch.tensor(ids)) + added[list(slots)])
         return step_ids(slots, ids, table, added, hidden)
 
+    def spy_prefill_ids(
+        slot: int, ids: Any, positions: Any, start: int, table: Any, after: torch.Tensor, wants: Any
+    ) -> Any:
+        rows.extend((talker._text_rows(torch.from_numpy(ids)), after))
+        return prefill_ids(slot, ids, positions, start, table, after, wants)
+
     monkeypatch.setattr(talker, "_fill", spy_fill)
     monkeypatch.setattr(talker, "_advance", spy_advance)
-    if isinstance(talker, NativeTalker):  # its steps add text and feedback in C
-        step_ids = talker._step_ids
-        monkeypatch.setattr(talker, "_step_ids", spy_step_ids)
+    if isinstance(talker, NativeTalker):  # the C looks up their text, and adds the feedback
+        step_ids, prefill_ids = talker._slots.step_ids, talker._slots.prefill_ids
+        monkeypatch.setattr(talker._slots, "step_ids", spy_step_ids)
+        monkeypatch.setattr(talker._slots, "prefill_ids", spy_prefill_ids)
     _, theirs = reply_to_the_limit(bare, reference, messages, tokens=4, talker_max_new_tokens=10)
     ours, expected = torch.cat(rows), torch.cat(theirs.talker_rows)
     # 4 tokens: 3 text rows, tts_eos, then tts_pad.

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import CDLL
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.cpu import precision
@@ -38,6 +39,7 @@ from qwen3_omni_neuron.cpu.native.matrix import pack
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.cpu.native.sources import source_hash
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
+from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.sampling import (
     RequestRandom,
     Sampler,
@@ -234,6 +236,101 @@ def test_a_step_takes_rows_of_tables_and_leaves_hidden_states_there(
     for wrong in (-1, 9):
         with pytest.raises(IndexError, match=f"{wrong}"):
             m.native(library).decode([0], [1], [1.0], [wrong], table_of(table, *table.shape))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("which", ["thinker", "talker"])
+@pytest.mark.parametrize(("named", "more"), [(1, 0), (9, 0), (9, 4), (0, 4), (600, 3)])
+def test_a_prompt_takes_rows_of_a_table_and_rows_after_them(
+    config: OmniConfig, library: CDLL, which: str, named: int, more: int
+) -> None:
+    """To the bit what it gives for the same rows; of 600 not all go through the layers together."""
+    m, start = made(config, which, "tiny", positions=700), 3
+    cache, count = copied(m.cache), named + more
+    ids = torch.randint(2, 50, (named,), generator=torch.Generator().manual_seed(0))
+    after, (_, positions) = torch.randn(more, m.c.hidden_size), prompt_rows(m.c, count)
+    if which == "thinker":
+        rows, table = m.model.embedding(ids), None
+    else:
+        own = torch.randn(50, m.c.hidden_size)
+        rows, table = own[ids], table_of(own, *own.shape)
+    expected, _ = m.native(library, cache=cache).prefill(
+        1, start, torch.cat((rows, after)), positions
+    )
+    given = ids.numpy(), positions.numpy(), table, after if more else None
+    steps = m.native(library)
+    assert torch.equal(steps.prefill_ids(1, start, *given), expected)
+    assert_equal((m.cache.keys, m.cache.values), (cache.keys, cache.values))
+    m.cache.keys[:, 1, :, start : start + count].zero_()
+    assert steps.prefill_ids(1, start, *given, wants_logits=False).shape == (0, len(expected[0]))
+    assert_equal((m.cache.keys, m.cache.values), (cache.keys, cache.values))
+
+
+@torch.no_grad()
+def test_ids_and_positions_that_do_not_fit_are_refused(config: OmniConfig, library: CDLL) -> None:
+    m = made(config, "thinker", "tiny")
+    steps, ids, at = m.native(library), np.array([1, 2]), np.zeros((3, 2), np.float32)
+    for wrong in (-1, 10**9):
+        with pytest.raises(IndexError, match=f"{wrong}"):
+            steps.prefill_ids(0, 0, np.array([1, wrong]), at)
+    for wrong_prompt in ((ids.astype(np.int32), at), (ids, at.astype(float)), (ids, at[:, :1])):
+        with pytest.raises(ValueError, match="the C takes"):
+            steps.prefill_ids(0, 0, *wrong_prompt)
+    with pytest.raises(ValueError, match="the C takes"):
+        steps.prefill_ids(0, 0, ids[:1], at, None, torch.zeros(1, m.c.hidden_size + 1))
+    with pytest.raises(ValueError, match="no rows"):
+        steps.prefill_ids(0, 0, ids[:0], at[:, :0])
+    with pytest.raises(IndexError, match="positions"):
+        steps.prefill_ids(0, POSITIONS - 1, ids, at)
+
+
+class _Operations(TorchDispatchMode):
+    """Torch's operations in a block, but for those by which numpy and torch share memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function not in (torch.ops.aten.detach.default, torch.ops.aten.lift_fresh.default):
+            self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def pair(checkpoint: Path) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, max_concurrency=2) as omni:
+        yield omni
+
+
+def test_a_reply_without_media_is_computed_without_a_torch_operation(pair: Qwen3Omni) -> None:
+    """Each gives up the interpreter lock, which costs more than the arithmetic: NativeTalker."""
+    order = (1, 0)
+    prompt = pair.conversation.prompt([{"role": "user", "content": "Hello"}])
+    engines, c = pair._pipeline._engines, pair._config
+    thinker, talker, vocoder = engines.thinker, engines.talker, engines.vocoder
+    assert talker is not None and vocoder is not None and c.talker is not None
+    speaker_id = next(iter(c.talker.speaker_ids.values()))
+    none, chunk = torch.empty(0, c.thinker.text.hidden_size), torch.zeros(2, 16, dtype=torch.int64)
+    drawn = [PredictorSampling(np.full(15, 0.5, np.float32), 50, 1.0)] * 2
+    steps: list[Callable[[], object]] = [
+        lambda: thinker.prefill(1, prompt),
+        lambda: thinker.step(order, (5, 6)),
+        lambda: talker.prepare(1, prompt.talker, speaker_id),
+        lambda: talker.prefill(1, none, 5),
+        lambda: talker.step(order, (5, 6)),
+        lambda: talker.predict(order, (5, 6), drawn),
+        lambda: vocoder.start(order, [chunk, chunk]),
+        lambda: vocoder.step(order, [chunk, chunk]),
+    ]
+    for step in steps:  # rows of text and of the voice are made once
+        step()
+    for number, step in enumerate(steps):
+        with _Operations() as operations:
+            step()
+        assert not operations.names, number
 
 
 @torch.no_grad()

@@ -11,8 +11,10 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
@@ -62,17 +64,31 @@ class Slots:
         `prefill`, after the cache. Returns what `prefill` returns, which may include rows of
         padding.
         """
-        held = self._lengths[slot]
-        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
-        # While the call runs, and after one that raises, only these are whole.
-        self._lengths[slot] = start
+        self._begin(slot, start)
         if self.native:
             outputs = self.native.prefill(slot, start, rows, positions, *extra)
         else:
             outputs = self._padded_prefill(slot, start, rows, positions, *extra)
-        self._lengths[slot] = start + len(rows)
-        self._next_positions[slot] = float(positions.max()) + 1
+        self._end(slot, start + len(rows), float(positions.max()))
         return outputs
+
+    def prefill_ids(
+        self,
+        slot: int,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        start: int,
+        *more: Any,
+    ) -> Tensor:
+        """Append rows of a table to the first `start` of a slot, in C: see NativeSteps.prefill_ids.
+
+        As `prefill` otherwise.
+        """
+        assert self.native is not None, "only where the library is"
+        self._begin(slot, start)
+        logits = self.native.prefill_ids(slot, start, ids, positions, *more)
+        self._end(slot, start + positions.shape[1], float(positions.max()))
+        return logits
 
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one, whose own rows are dropped.
@@ -105,6 +121,15 @@ class Slots:
         logits = self.native.decode(slots, *self._ends(slots), ids, *tables)
         self._count_step(slots)
         return logits
+
+    def _begin(self, slot: int, start: int) -> None:
+        held = self._lengths[slot]
+        assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
+        # While the call runs, and after one that raises, only these are whole.
+        self._lengths[slot] = start
+
+    def _end(self, slot: int, length: int, last_position: float) -> None:
+        self._lengths[slot], self._next_positions[slot] = length, last_position + 1
 
     def _ends(self, slots: Sequence[int]) -> tuple[list[int], list[float]]:
         """Return the slots' lengths and next rope positions."""

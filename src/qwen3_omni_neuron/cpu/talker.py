@@ -6,16 +6,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
 from qwen3_omni_neuron.cpu.native.binding import table_of
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.talker import has_media
 
 
 class NativeTalker(TalkerEngine):
-    """TalkerEngine over float32 rows, whose steps and frames are one call of the library each.
+    """TalkerEngine over float32 rows, whose prompts, steps and frames are a call of C each.
 
     Every torch operation beside such a call gives up Python's interpreter lock, which the other
     stages and the callers want, too: for a small model they took longer than the arithmetic.
@@ -36,18 +38,39 @@ class NativeTalker(TalkerEngine):
             config, decoder, predictor, codec_rows, text_rows, project_hidden, newline_id
         )
         assert predictor.native is not None and codec_rows.dtype == torch.float32
-        self._step_ids, self._frames = decoder.step_ids, predictor.native.frames
+        self._slots, self._frames = decoder, predictor.native.frames
+        self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
         # The library reads and writes the rows of a call's slots in them.
         self._hidden_rows = torch.zeros(self.slots, codec_rows.shape[1])
         self._feedback_rows = torch.zeros(self.slots, codec_rows.shape[1])
         self._hidden, self._feedback = self._hidden_rows[:, None], self._feedback_rows[:, None]
 
+    def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
+        """Fill a slot where no media are left, else keep the rows; see Talker.prepare."""
+        ids = prompt.token_ids.numpy()[start:]
+        if has_media(ids, self._config):
+            return super().prepare(slot, prompt, speaker_id, start)
+        self._check_length(prompt)
+        self._incomplete.pop(slot, None)
+        rows, positions = self._rows_of(ids), prompt.positions.numpy()[:, start:-1]
+        more = table_of(rows, *rows.shape), self._assistant(speaker_id), False
+        self._slots.prefill_ids(slot, ids, positions, start, *more)
+        return None
+
+    def prefill(self, slot: int, accepted: Tensor, first_token: int) -> Tensor:
+        """Complete a slot's prompt; see Talker.prefill."""
+        if slot in self._incomplete:
+            return super().prefill(slot, accepted, first_token)
+        self._feedback_rows.numpy()[slot] = self._codec_bos_row
+        return self.step((slot,), (first_token,))
+
     def step(self, slots: Sequence[int], token_ids: Sequence[int]) -> Tensor:
         """Append one row to each slot; see Talker.step."""
         rows = self._rows_of(token_ids)
         table = table_of(rows, *rows.shape)
-        return self._step_ids(slots, token_ids, table, self._feedback_rows, self._hidden_rows)
+        tables = table, self._feedback_rows, self._hidden_rows
+        return self._slots.step_ids(slots, token_ids, *tables)
 
     def predict(
         self, slots: Sequence[int], code0: Sequence[int], sampling: Sequence[PredictorSampling]

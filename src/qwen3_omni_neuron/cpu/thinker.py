@@ -13,7 +13,7 @@ from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.model.talker import media_mask
+from qwen3_omni_neuron.model.talker import has_media, media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, pad_patches, patch_places
 
@@ -103,6 +103,7 @@ class CpuThinker:
         self.slots, self.context_length = slots, context_length
         self._config, self._thinker, self._media = config, thinker, media
         self._dtype = thinker.decoder.norm.weight.dtype
+        self._none_accepted = torch.empty(0, config.thinker.text.hidden_size)
         self._slots = Slots(
             config.thinker.text,
             thinker,
@@ -114,9 +115,17 @@ class CpuThinker:
             threads,
         )
 
-    @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on; see engines.protocols.Thinker.prefill."""
+        ids = prompt.token_ids.numpy()[start:]
+        if self._slots.native is None or has_media(ids, self._config):
+            return self._prefill_with_media(slot, prompt, start)
+        # One call and no torch operation: see cpu.talker.NativeTalker.
+        positions = prompt.positions.numpy()[:, start:]
+        return self._slots.prefill_ids(slot, ids, positions, start), self._none_accepted
+
+    @torch.inference_mode()
+    def _prefill_with_media(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
         ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         rows = self._thinker.embedding(ids).to(self._dtype)
         visual: tuple[Tensor, ...] = ()

@@ -1,7 +1,8 @@
 """Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,20 +34,18 @@ class CpuVocoder:
         self.chunk_frames = chunk_frames
         self.frame_samples = code2wav.config.frame_samples
         self.latency_samples = code2wav.config.latency_samples
-        self._states: dict[int, State] = {}
-        self._start, self._step = code2wav_calls(code2wav, library, threads)
+        self._states: dict[int, Any] = {}
+        self._calls = code2wav_calls(code2wav, library, threads)
 
-    @torch.inference_mode()
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the first chunks of streams; see engines.protocols.Vocoder.start.
 
         Raises BucketError for a chunk of no frames or of too many.
         """
         batch = pad_chunks(codes, self.chunk_frames, any_size=True)
-        samples, state = self._start(batch)
+        samples, state = self._calls.start(batch)
         return self._finish(slots, codes, samples, state, self.latency_samples)
 
-    @torch.inference_mode()
     def step(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the next chunks of streams; see engines.protocols.Vocoder.step.
 
@@ -57,7 +56,8 @@ class CpuVocoder:
         assert not stateless, (
             f"slots {stateless} hold no stream: not started, at its end, or closed"
         )
-        samples, state = self._step(batch, _join([self._states[slot] for slot in slots]))
+        joined = self._calls.join([self._states[slot] for slot in slots])
+        samples, state = self._calls.step(batch, joined)
         return self._finish(slots, codes, samples, state, 0)
 
     def close(self) -> None:
@@ -69,7 +69,7 @@ class CpuVocoder:
         slots: Sequence[int],
         codes: Sequence[Tensor],
         samples: Tensor,
-        state: State,
+        state: Any,
         missing: int,
     ) -> list[NDArray[np.float32]]:
         """Keep the new states of the slots, and cut the samples of padding off.
@@ -77,7 +77,7 @@ class CpuVocoder:
         missing: samples that a stream's first chunk has fewer; 0 for later chunks.
         """
         frames = (samples.shape[1] + missing) // self.frame_samples
-        parts = zip(slots, codes, _split(state), strict=True)
+        parts = zip(slots, codes, self._calls.split(state), strict=True)
         kept = {slot: own for slot, chunk, own in parts if len(chunk) == frames}
         for slot in slots:
             self._states.pop(slot, None)
@@ -85,31 +85,53 @@ class CpuVocoder:
         return cut_audio(codes, samples, self.frame_samples, missing)
 
 
-Start = Callable[[Tensor], tuple[Tensor, State]]
-Step = Callable[[Tensor, State], tuple[Tensor, State]]
+class Code2WavCalls(Protocol):
+    """Code2Wav.start and Code2Wav.step, whose states fit only the calls of the same object."""
+
+    def start(self, codes: Tensor) -> tuple[Tensor, Any]:
+        """Decode the first chunk of streams. Returns the samples and the state."""
+        ...
+
+    def step(self, codes: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Decode the next chunk of streams. `state` is kept."""
+        ...
+
+    def join(self, states: Sequence[Any]) -> Any:
+        """Join the states of single streams to one of all, without a copy of a single one."""
+        ...
+
+    def split(self, state: Any) -> Sequence[Any]:
+        """Split a state into those of single streams: the reverse of `join`."""
+        ...
 
 
 def code2wav_calls(
     code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
-) -> tuple[Start, Step]:
-    """Return functions that compute Code2Wav.start and Code2Wav.step.
-
-    A state fits only the functions of its own pair. Its tensors have the streams as first axis.
-    library: in which they run, by up to so many threads; None: in torch.
-    """
+) -> Code2WavCalls:
+    """Return calls in a library, by up to so many threads, or in torch where that is None."""
     if library is None:
-        return code2wav.start, code2wav.step
-    native = NativeCode2Wav(code2wav, library, threads)
-    return native.start, native.step
+        return _TorchCalls(code2wav)
+    return NativeCode2Wav(code2wav, library, threads)
 
 
-def _join(states: list[State]) -> State:
-    """Join the states of single streams to one state of all of them, without a copy of a single."""
-    if len(states) == 1:
-        return states[0]
-    return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+class _TorchCalls:
+    """Calls in torch. A state's tensors have the streams as first axis."""
 
+    def __init__(self, code2wav: Code2Wav):
+        self._code2wav = code2wav
 
-def _split(state: State) -> list[State]:
-    """Split a state into those of single streams: the reverse of _join."""
-    return list(zip(*(tensor.split(1) for tensor in state), strict=True))
+    @torch.inference_mode()
+    def start(self, codes: Tensor) -> tuple[Tensor, State]:
+        return self._code2wav.start(codes)
+
+    @torch.inference_mode()
+    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+        return self._code2wav.step(codes, state)
+
+    def join(self, states: Sequence[State]) -> State:
+        if len(states) == 1:
+            return states[0]
+        return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
+
+    def split(self, state: State) -> Sequence[State]:
+        return list(zip(*(tensor.split(1) for tensor in state), strict=True))

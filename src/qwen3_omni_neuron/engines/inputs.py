@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,8 +47,11 @@ def pad_chunks(
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
     bucket = longest if any_size else bucket_of(longest, chunk_frames, "frames")
-    padded = [F.pad(chunk, (0, 0, 0, bucket - len(chunk))) for chunk in codes]
-    return torch.stack(padded).transpose(1, 2)  # [streams, T, groups] -> [streams, groups, T]
+    # In numpy: each torch operation gives up Python's interpreter lock, which others want.
+    padded = np.zeros((len(codes), codes[0].shape[1], bucket), np.int64)
+    for stream, chunk in zip(padded, codes, strict=True):
+        stream[:, : len(chunk)] = chunk.numpy().T
+    return torch.from_numpy(padded)
 
 
 def cut_audio(
@@ -59,7 +61,7 @@ def cut_audio(
 
     samples: [streams, T * frame_samples - latency_samples].
     """
-    rows = samples.float().numpy()
+    rows = (samples if samples.dtype == torch.float32 else samples.float()).numpy()
     return [
         row[: len(chunk) * frame_samples - latency_samples]
         for row, chunk in zip(rows, codes, strict=False)  # a batch may have rows of no stream

@@ -29,7 +29,7 @@ def declare_calls(library: ctypes.CDLL) -> None:
     """Set the argument types of the library's calls. Raises AttributeError where one is missing."""
     library.decode_step.argtypes = [Pointer, Number, *[Pointer] * 8]
     library.prefill.argtypes = [
-        Pointer, *[Number] * 3, *[Pointer] * 3, Number, *[Pointer] * 3,
+        Pointer, *[Number] * 3, *[Pointer] * 3, Number, *[Pointer] * 2, Number, *[Pointer] * 3,
     ]  # fmt: skip
     library.predict_frame.argtypes = [Pointer, Number, *[Pointer] * 5, Number, *[Pointer] * 3]
     library.draw_rows.argtypes = [Number, Pointer, Number, *[Pointer] * 3]

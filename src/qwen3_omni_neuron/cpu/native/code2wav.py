@@ -1,10 +1,13 @@
 """Code2wav in C: one call a chunk of several streams."""
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
@@ -21,9 +24,10 @@ from qwen3_omni_neuron.cpu.native.binding import (
     pointer_to,
 )
 from qwen3_omni_neuron.cpu.native.matrix import TYPES, pack
-from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake, State
+from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
+NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
 CHANNELS = 12  # as in kernels.h
 TAPS = 7
 
@@ -103,7 +107,9 @@ CONSTANTS = {"CHANNELS": CHANNELS}
 class NativeCode2Wav:
     """Code2Wav in C, in float32 over float32 or bfloat16 weights.
 
-    The results are the module's except for rounding. A stream's samples depend neither on the
+    The results are the module's except for rounding. A state is (int64 [streams], frames decoded;
+    float32 [streams, ...]), in numpy: each torch operation gives up Python's interpreter lock,
+    which the other stages want, too. A stream's samples depend neither on the
     other streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
     threads may call it at once. The weights are packed copies, so the module need not be kept.
     threads: that a call may use. Raises UnsuitedError where the C can't take the weights.
@@ -119,24 +125,37 @@ class NativeCode2Wav:
         self._described = _Packing(library, self._weights).code2wav(code2wav, threads)
         self._state_size = library.code2wav_state_size(ctypes.byref(self._described))
 
-    def start(self, codes: Tensor) -> tuple[Tensor, State]:
+    def start(self, codes: Tensor) -> tuple[Tensor, NativeState]:
         """Decode the first chunk of streams; see Code2Wav.start.
 
-        The state is int64 [streams], frames decoded, and float32 [streams, ...].
         Raises IndexError for a code beyond the codebook.
         """
         return self._advance(codes, None)
 
-    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, codes: Tensor, state: NativeState) -> tuple[Tensor, NativeState]:
         """Decode the next chunk of streams; see Code2Wav.step and `start`. `state` is kept."""
         return self._advance(codes, state)
 
-    def _advance(self, codes: Tensor, state: State | None) -> tuple[Tensor, State]:
+    @staticmethod
+    def join(states: Sequence[NativeState]) -> NativeState:
+        """Join the states of single streams to one of all, without a copy of a single one."""
+        if len(states) == 1:
+            return states[0]
+        positions, held = zip(*states, strict=True)
+        return np.concatenate(positions), np.concatenate(held)
+
+    @staticmethod
+    def split(state: NativeState) -> list[NativeState]:
+        """Split a state into those of single streams: the reverse of `join`."""
+        positions, held = state
+        return [(positions[i : i + 1], held[i : i + 1]) for i in range(len(held))]
+
+    def _advance(self, codes: Tensor, state: NativeState | None) -> tuple[Tensor, NativeState]:
         c, size = self._config, self._state_size
         streams, _, frames = codes.shape
         missing = c.latency_samples if state is None else 0
-        samples = torch.empty(streams, frames * c.frame_samples - missing)
-        new_state = torch.empty(streams, size)
+        samples = np.empty((streams, frames * c.frame_samples - missing), np.float32)
+        new_state = np.empty((streams, size), np.float32)
         positions, held = (None, None) if state is None else state
         codes = codes.contiguous()
         status = self._run(
@@ -144,10 +163,10 @@ class NativeCode2Wav:
             streams,
             pointer_to(codes, torch.int64, streams, c.code_groups, frames),
             frames,
-            None if positions is None else pointer_to(positions, torch.int64, streams),
-            None if held is None else pointer_to(held, torch.float32, streams, size),
-            new_state.data_ptr(),
-            samples.data_ptr(),
+            None if positions is None else _address(positions, np.int64, streams),
+            None if held is None else _address(held, np.float32, streams, size),
+            new_state.ctypes.data,
+            samples.ctypes.data,
         )
         if status == NO_SUCH_ROW:
             raise IndexError(
@@ -156,8 +175,18 @@ class NativeCode2Wav:
             )
         check(status)
         if positions is None:
-            positions = torch.zeros(streams, dtype=torch.int64)
-        return samples, (positions + frames, new_state)
+            positions = np.zeros(streams, np.int64)
+        return torch.from_numpy(samples), (positions + frames, new_state)
+
+
+def _address(values: NDArray[Any], dtype: type, *shape: int) -> int:
+    """Return the address of a dense array. Raises ValueError for another type or shape."""
+    if values.dtype != dtype or values.shape != shape or not values.flags.c_contiguous:
+        raise ValueError(
+            f"the C takes dense {dtype.__name__} {list(shape)} here, got {values.dtype} "
+            f"{list(values.shape)}"
+        )
+    return values.ctypes.data
 
 
 class _Packing:

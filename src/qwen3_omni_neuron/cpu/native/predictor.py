@@ -119,7 +119,7 @@ class NativePredictor:
         slots, all_slots = len(rows), len(hidden)
         if not 0 <= min(rows) <= max(rows) < all_slots:
             raise IndexError(f"rows {list(rows)}, and there are {all_slots}")
-        codes = torch.empty((slots, self._steps + 1), dtype=torch.int64)
+        codes = torch.from_numpy(np.empty((slots, self._steps + 1), np.int64))
         written = None
         if logits is not None:
             written = pointer_to(logits, torch.float32, self._steps, slots, self._vocab)

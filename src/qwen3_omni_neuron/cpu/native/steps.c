@@ -111,15 +111,20 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
     return done ? DONE : NO_MEMORY;
 }
 
-/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows];
- * x [rows, hidden]; deepstack: its rows ascend. Writes the last row's logits [vocab] and hidden
- * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
+/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows].
+ * The first `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden].
+ * deepstack: its rows ascend. Writes, unless NULL, the last row's logits [vocab] and hidden [hidden],
+ * which is normed, and accepted [rows, hidden]: see run_layers. */
 int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
-            const float *x, const Deepstack *deepstack, int64_t accept_layer, float *accepted,
-            float *logits, float *hidden)
+            const Table *table, const int64_t *ids, int64_t named, const float *x,
+            const Deepstack *deepstack, int64_t accept_layer, float *accepted, float *logits,
+            float *hidden)
 {
     const Decoder *d = &p->decoder;
     int64_t width = d->hidden, most = smaller(rows, BLOCK), seen = 0, failed = 0;
+    for (int64_t r = 0; r < named; r++)
+        if (ids[r] < 0 || ids[r] >= table->count)
+            return NO_SUCH_ROW;
     int64_t *added = malloc((size_t)(deepstack->count + 1) * sizeof(int64_t));
     float *features = malloc((size_t)(deepstack->layers * smaller(deepstack->count, most) * width +
                                       1) * sizeof(float));
@@ -138,7 +143,12 @@ int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const f
             call.slots[r] = slot;
             call.at[r] = start + first + r;
         }
-        memcpy(call.memory.x, x + first * width, (size_t)(count * width) * sizeof(float));
+        int64_t looked_up = named <= first ? 0 : smaller(named - first, count);
+        for (int64_t r = 0; r < looked_up; r++)
+            look_up(call.memory.x + r * width, table, ids[first + r]);
+        if (looked_up < count)
+            memcpy(call.memory.x + looked_up * width, x + (first + looked_up - named) * width,
+                   (size_t)((count - looked_up) * width) * sizeof(float));
         while (seen + some < deepstack->count && deepstack->rows[seen + some] < first + count)
             some++;
         for (int64_t i = 0; i < some; i++)
@@ -152,7 +162,7 @@ int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const f
         Deepstack of_part = {deepstack->layers, some, added, features};
         failed = !run_layers(team, d, &call.memory, &p->kv, &part, accept_layer,
                              accepted == NULL ? NULL : accepted + first * width, &of_part);
-        if (first + count == rows)
+        if (first + count == rows && logits != NULL)
             failed = failed ||
                      !norm_rows(team, hidden, width, call.memory.x + (count - 1) * width, 1,
                                 d->norm, width, d->norm_eps) ||

@@ -7,7 +7,9 @@ import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import (
@@ -118,7 +120,7 @@ class NativeSteps:
         count = len(slots)
         self._check_slots(slots, min(lengths), max(lengths) + 1)
         shape = self._stepper.kv.slots, self._hidden
-        logits = torch.empty(count, self._vocab)
+        logits = torch.from_numpy(np.empty((count, self._vocab), np.float32))
         status = self._decode(
             ctypes.byref(self._stepper),
             count,
@@ -177,6 +179,9 @@ class NativeSteps:
             start,
             count,
             pointer_to(positions, torch.float32, 3, count),
+            None,
+            None,
+            0,
             pointer_to(rows, torch.float32, count, self._hidden),
             ctypes.byref(added),
             accept_layer,
@@ -186,6 +191,57 @@ class NativeSteps:
         )
         check(status)
         return logits, hidden if self._thinker is None else accepted
+
+    def prefill_ids(
+        self,
+        slot: int,
+        start: int,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.float32],
+        table: Table | None = None,
+        after: Tensor | None = None,
+        wants_logits: bool = True,
+    ) -> Tensor:
+        """Append rows of a table, and rows after them, to the `start` rows that a slot holds.
+
+        ids: int64 [n], rows of the table [.., hidden], by default the thinker's embedding. after:
+        float32 [m, hidden], none by default. positions: float32 [3, n + m].
+        Returns the last row's logits [1, vocab], or [0, vocab] where they are not wanted.
+        """
+        # No torch operation: see cpu.talker.NativeTalker.
+        ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
+        more = 0 if after is None else len(after)
+        count = len(ids) + more
+        if count == 0:
+            raise ValueError("a prompt of no rows has no last row")
+        if ids.dtype != np.int64 or positions.dtype != np.float32 or positions.shape != (3, count):
+            raise ValueError(
+                f"the C takes int64 ids and positions float32 [3, {count}] here, got {ids.dtype} "
+                f"and {positions.dtype} {list(positions.shape)}"
+            )
+        self._check_slots((slot,), start, start + count)
+        logits = torch.from_numpy(np.empty((int(wants_logits), self._vocab), np.float32))
+        hidden = np.empty(self._hidden, np.float32)
+        status = self._prefill(
+            ctypes.byref(self._stepper),
+            slot,
+            start,
+            count,
+            positions.ctypes.data,
+            ctypes.byref(self._embedding if table is None else table),
+            ids.ctypes.data,
+            len(ids),
+            None if after is None else pointer_to(after, torch.float32, more, self._hidden),
+            ctypes.byref(_Deepstack()),
+            0,
+            None,
+            logits.data_ptr() if wants_logits else None,
+            hidden.ctypes.data,
+        )
+        if status == NO_SUCH_ROW:
+            raise IndexError(f"ids {ids.min()} to {ids.max()} of a table that has fewer rows")
+        check(status)
+        return logits
 
     def _check_slots(self, slots: Sequence[int], first: int, filled: int) -> None:
         count = self._stepper.kv.slots
