@@ -274,6 +274,25 @@ def test_short_prompts_are_computed_without_a_step_between(
         assert max(runs) == together, stage
 
 
+def test_prompts_whose_rows_are_held_are_computed_without_a_step_between(
+    simulate: Simulate,
+) -> None:
+    """Of each the last row is left: the same question from several callers."""
+    times = Times(lambda rows: 0.001 * rows, 0.05, 0.05, 0.001, 0.001, 0.001, 0.001)
+    simulation = simulate(times, sizes=Sizes(slots=6), shares_cores=True)
+    simulation.assert_right(finish(simulation.start(TOKENS, 5)), TOKENS, 5)
+    writing = simulation.start([0, *TOKENS] * 8, speak=False)
+    simulation.clock.sleep(0.1)
+    simulation.calls.clear()
+    for stream in [simulation.start(TOKENS, 40) for _ in range(4)]:
+        simulation.assert_right(finish(stream), TOKENS, 40)
+    writing.close()
+    thinker = [call for call in simulation.calls if call.name.startswith("thinker")]
+    runs = [list(run) for name, run in itertools.groupby(thinker, lambda call: call.name)]
+    prefills = next(run for run in runs if run[0].name == "thinker.prefill")
+    assert len(prefills) == 4
+
+
 # Speech beside a starter
 
 

@@ -24,6 +24,26 @@ class Numbers:
         return self._numbers[number : number + 1]
 
 
+def rows_of(batch: Tensor) -> list[Tensor]:
+    """Return the rows [1, ...] of a batch, as views.
+
+    In numpy where that has the type, as `batch_of`: each torch operation gives up Python's
+    interpreter lock, which all stages want.
+    """
+    if batch.dtype is torch.bfloat16:
+        return list(batch.split(1))
+    return [torch.from_numpy(row) for row in batch.numpy()[:, None]]
+
+
+def batch_of(rows: Sequence[Tensor]) -> Tensor:
+    """Join rows [1, ...] to a batch."""
+    if len(rows) == 1:
+        return rows[0]
+    if rows[0].dtype is torch.bfloat16:
+        return torch.cat(list(rows))
+    return torch.from_numpy(np.concatenate([row.numpy() for row in rows]))
+
+
 def sampling_inputs(sampling: Sequence[PredictorSampling]) -> tuple[Tensor, Tensor]:
     """Return a graph's uniforms [n, 15] and top-p limits [n] for frames that are all sampled."""
     uniforms = [frame.uniforms for frame in sampling if frame.uniforms is not None]
@@ -47,7 +67,7 @@ def pad_chunks(
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
     bucket = longest if any_size else bucket_of(longest, chunk_frames, "frames")
-    # In numpy: each torch operation gives up Python's interpreter lock, which others want.
+    # In numpy, as rows_of.
     padded = np.zeros((len(codes), codes[0].shape[1], bucket), np.int64)
     for stream, chunk in zip(padded, codes, strict=True):
         stream[:, : len(chunk)] = chunk.numpy().T

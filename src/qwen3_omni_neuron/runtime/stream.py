@@ -10,6 +10,7 @@ from types import TracebackType
 import numpy as np
 import torch
 
+from qwen3_omni_neuron.engines.inputs import batch_of
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -298,7 +299,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
         audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
         none = (0, self._pipeline.code_groups)
-        codes = torch.stack(frames) if frames else torch.zeros(none, dtype=torch.int64)
+        codes = batch_of(frames) if frames else torch.zeros(none, dtype=torch.int64)
         cut = any(part.talker_finish == "length" for part in parts)
         return SpeechResult(
             text="".join(self._texts),

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.inputs import batch_of, rows_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids, draw
 from qwen3_omni_neuron.events import FinishReason
@@ -191,7 +191,7 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _step(self, tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
         rows = [task.row for task in tasks if task.row is not None]
-        return self._engine.step([task.slot for task in tasks], rows).split(1)
+        return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
         """Make frames of logits: sample code 0 here, and the others by the code predictor."""
@@ -203,7 +203,7 @@ class TalkerStage(Stage[TalkerTask]):
             return
         drawn = self._draw_ids(
             [task.sampler for task, _ in speaking],
-            torch.cat([logits for _, logits in speaking]),
+            batch_of([logits for _, logits in speaking]),
         )
         for (task, _), code in zip(speaking, drawn, strict=True):
             task.phase, task.row = Phase.STEP, None
@@ -217,11 +217,12 @@ class TalkerStage(Stage[TalkerTask]):
             return
 
         def predict(tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
-            return self._engine.predict(
+            frames = self._engine.predict(
                 [task.slot for task in tasks],
                 [code0[task] for task in tasks],
                 [draws[task] for task in tasks],
-            ).unbind()
+            )
+            return rows_of(frames)
 
         predicted = self._call_engine(list(code0), predict)
         with self._lock:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.inputs import batch_of, rows_of
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -40,8 +41,13 @@ class ThinkerTask(Task):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the prompt that are to be computed, as far as is known."""
-        return len(self.live.request.thinker.prompt) - self.live.reused_rows
+        """Number of rows of the prompt that are to be computed, as far as is known.
+
+        At least the last one, of which the first token is drawn; of a warm-up none are.
+        """
+        request = self.live.request
+        least = 0 if request.warm_up else 1
+        return max(least, len(request.thinker.prompt) - self.live.reused_rows)
 
     @property
     def has_space(self) -> bool:
@@ -122,7 +128,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             with self._lock:
                 self._right_of_way.stepped(self._clock.now() - start_s)
             if stepped:
-                logits = torch.cat([logits for _, logits in stepped])
+                logits = batch_of([logits for _, logits in stepped])
                 token_ids = self._draw_ids([task.sampler for task, _ in stepped], logits)
                 for (task, _), token_id in zip(stepped, token_ids, strict=True):
                     self._write(task, token_id)
@@ -184,7 +190,7 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _step(self, tasks: Sequence[ThinkerTask]) -> Sequence[Tensor]:
         tokens = [task.last for task in tasks if task.last is not None]
-        return self._engine.step([task.slot for task in tasks], tokens).split(1)
+        return rows_of(self._engine.step([task.slot for task in tasks], tokens))
 
     def _write(self, task: ThinkerTask, token_id: int, accepted: Tensor | None = None) -> None:
         """Pass a token to the caller and, unless it is an end marker, to the talker."""
