@@ -277,7 +277,7 @@ def test_short_prompts_are_computed_without_a_step_between(
 def test_prompts_whose_rows_are_held_are_computed_without_a_step_between(
     simulate: Simulate,
 ) -> None:
-    """Of each the last row is left: the same question from several callers."""
+    """The same question comes from several callers, and of each the last row is computed."""
     times = Times(lambda rows: 0.001 * rows, 0.05, 0.05, 0.001, 0.001, 0.001, 0.001)
     simulation = simulate(times, sizes=Sizes(slots=6), shares_cores=True)
     simulation.assert_right(finish(simulation.start(TOKENS, 5)), TOKENS, 5)
