@@ -386,11 +386,11 @@ def test_calls_take_every_size(single: Code2Wav, in_c: bool) -> None:
     library = find_library() if in_c else None
     if in_c and library is None:
         pytest.skip("the C was not compiled")
-    start, step = code2wav_calls(single, library)
+    calls = code2wav_calls(single, library)
     for streams, frames in product([1, 2, 5], [1, 3, 30]):
         codes = random_codes(frames, streams)
-        (samples, state), (expected, expected_state) = start(codes), single.start(codes)
-        later, _ = step(codes, state)
+        (samples, state), (expected, expected_state) = calls.start(codes), single.start(codes)
+        later, _ = calls.step(codes, state)
         expected_later, _ = single.step(codes, expected_state)
         torch.testing.assert_close(samples, expected, atol=1e-5, rtol=0)
         torch.testing.assert_close(later, expected_later, atol=1e-5, rtol=0)
