@@ -81,6 +81,7 @@ def cut_audio(
 
     samples: [streams, T * frame_samples - latency_samples].
     """
+    # float() is a torch operation even where it changes nothing: see rows_of.
     rows = (samples if samples.dtype == torch.float32 else samples.float()).numpy()
     return [
         row[: len(chunk) * frame_samples - latency_samples]

@@ -28,6 +28,10 @@ from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""Frames decoded [streams], and what the C keeps of each stream [streams, ...].
+
+In numpy: each torch operation gives up Python's interpreter lock, which other stages want, too.
+"""
 CHANNELS = 12  # as in kernels.h
 TAPS = 7
 
@@ -107,10 +111,8 @@ CONSTANTS = {"CHANNELS": CHANNELS}
 class NativeCode2Wav:
     """Code2Wav in C, in float32 over float32 or bfloat16 weights.
 
-    The results are the module's except for rounding. A state is (int64 [streams], frames decoded;
-    float32 [streams, ...]), in numpy: each torch operation gives up Python's interpreter lock,
-    which the other stages want, too. A stream's samples depend neither on the
-    other streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
+    The results are the module's except for rounding. A stream's samples depend neither on the other
+    streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
     threads may call it at once. The weights are packed copies, so the module need not be kept.
     threads: that a call may use. Raises UnsuitedError where the C can't take the weights.
     """

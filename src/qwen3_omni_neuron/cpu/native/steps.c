@@ -113,8 +113,8 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
 
 /* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows].
  * The first `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden].
- * deepstack: its rows ascend. Writes, unless NULL, the last row's logits [vocab] and hidden [hidden],
- * which is normed, and accepted [rows, hidden]: see run_layers. */
+ * deepstack: its rows ascend. Writes, unless logits is NULL, the last row's logits [vocab] and hidden
+ * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
 int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
             const Table *table, const int64_t *ids, int64_t named, const float *x,
             const Deepstack *deepstack, int64_t accept_layer, float *accepted, float *logits,

@@ -206,7 +206,9 @@ class NativeSteps:
 
         ids: int64 [n], rows of the table [.., hidden], by default the thinker's embedding. after:
         float32 [m, hidden], none by default. positions: float32 [3, n + m].
-        Returns the last row's logits [1, vocab], or [0, vocab] where they are not wanted.
+        Returns the last row's logits [1, vocab], or [0, vocab] where they are not wanted. Raises
+        IndexError for an id beyond the table or a place outside the slot, ValueError for another
+        type or shape, and MemoryError.
         """
         # No torch operation: see cpu.talker.NativeTalker.
         ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
