@@ -196,6 +196,9 @@ def test_text_rows_are_projected_once_when_they_are_asked_for() -> None:
     found = rows.with_rows((11, 3, 11))[[11, 3]]
     torch.testing.assert_close(found, table[[11, 3]].float() @ projection)
     assert asked == [[3, 7], [9], [11]]
+    fresh = TextRows(table, project, 6, torch.float32)
+    for one in range(50):
+        torch.testing.assert_close(fresh(torch.tensor([one])), table[[one]].float() @ projection)
     got = rows(torch.tensor([7]))
     got.zero_()
     assert rows(torch.tensor([7])).any(), "a result is a copy"

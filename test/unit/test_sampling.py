@@ -18,11 +18,14 @@ from transformers.generation.logits_process import (
 from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.engines.sampling import (
+    UNIFORMS_AT_ONCE,
     DrawIds,
+    Floats,
     Ids,
     RequestRandom,
     Sampler,
     SamplingParams,
+    Uniforms,
     allowed_ids,
     draw_ids,
     kept,
@@ -131,7 +134,7 @@ def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: DrawIds) -> Non
     logits = random_logits(4)
     sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
     count = 4000
-    counts = np.bincount([draws([sampler], logits)[0] for _ in range(count)], minlength=VOCAB)
+    counts = np.bincount([draws([sampler], [logits])[0] for _ in range(count)], minlength=VOCAB)
     expected = ours(logits / 0.5, 12, 0.9)[0].double().numpy()
     kept = expected * count >= 5
     rest = max(1 - expected[kept].sum(), 1e-9)
@@ -152,15 +155,15 @@ def test_the_ends_of_the_unit_interval_draw_kept_ids() -> None:
     assert int(drawn[0]) == int(logits.argmax()), "the likeliest comes first"
 
 
-class Always(np.random.Generator):
-    """Generator of one number."""
+class Always(Uniforms):
+    """Random numbers that are all the same."""
 
     def __init__(self, uniform: float):
-        super().__init__(np.random.PCG64(0))
+        super().__init__(np.random.SeedSequence(0))
         self._uniform = uniform
 
-    def random(self, *_: object, **__: object) -> np.ndarray:
-        return np.array([self._uniform], dtype=np.float32)
+    def __call__(self, count: int) -> Floats:
+        return np.full(count, self._uniform, np.float32)
 
 
 @pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
@@ -172,7 +175,7 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
     sampler = Sampler(SamplingParams(True, 1.0, 20, 0.9), VOCAB, Always(uniform))
     likeliest_first = logits[0].argsort(descending=True)
     held = int((ours(logits, 20, 0.9)[0] > 0).sum())
-    assert draws([sampler], logits) == [int(likeliest_first[:held][rank])]
+    assert draws([sampler], [logits]) == [int(likeliest_first[:held][rank])]
 
 
 def test_without_top_p_the_least_likely_can_be_drawn(draws: DrawIds) -> None:
@@ -180,20 +183,20 @@ def test_without_top_p_the_least_likely_can_be_drawn(draws: DrawIds) -> None:
     logits = torch.full((1, VOCAB), -20.0)
     logits[0, 7] = 0.0
     sampler = Sampler(SamplingParams(True, 1.0, 0, 1.0), VOCAB, Always(1 - 2**-24))
-    assert draws([sampler], logits) != [7]
+    assert draws([sampler], [logits]) != [7]
 
 
 def test_greedy_takes_the_likeliest_after_penalty_and_suppression(draws: DrawIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
-    assert [draws([sampler], logits)[0] for _ in range(3)] == [0, 1, 0]
+    assert [draws([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
 
 
 def test_token_0_is_a_token_like_any_other(draws: DrawIds) -> None:
     logits = torch.tensor([[9.0, 1.0]])
     sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
-    assert [draws([sampler], logits)[0] for _ in range(2)] == [0, 1]
+    assert [draws([sampler], [logits])[0] for _ in range(2)] == [0, 1]
 
 
 def test_sequences_drawn_together_draw_what_each_draws_alone(draws: DrawIds) -> None:
@@ -217,9 +220,9 @@ def test_sequences_drawn_together_draw_what_each_draws_alone(draws: DrawIds) -> 
 
     logits = [torch.cat([random_logits(100 * s + n) for n in range(len(kinds))]) for s in range(40)]
     group = samplers()
-    together = [draws(group, rows) for rows in logits]
+    together = [draws(group, rows.split(1)) for rows in logits]
     apart = [
-        [draws([one], rows[n : n + 1])[0] for rows in logits] for n, one in enumerate(samplers())
+        [draws([one], [rows[n : n + 1]])[0] for rows in logits] for n, one in enumerate(samplers())
     ]
     assert together == [list(step) for step in zip(*apart, strict=True)]
     drawn = {drawn_id for step in together for drawn_id in step}
@@ -228,10 +231,19 @@ def test_sequences_drawn_together_draw_what_each_draws_alone(draws: DrawIds) -> 
 
 def test_a_request_draws_thinker_and_talker_numbers_apart() -> None:
     first, second = RequestRandom(7), RequestRandom(7)
-    second.talker.random(100)
-    assert first.thinker.random(5).tolist() == second.thinker.random(5).tolist()
-    assert RequestRandom(7).thinker.random() != RequestRandom(7).talker.random()
-    assert RequestRandom(7).thinker.random() != RequestRandom(8).thinker.random()
+    second.talker(100)
+    assert first.thinker(5).tolist() == second.thinker(5).tolist()
+    assert RequestRandom(7).thinker(1) != RequestRandom(7).talker(1)
+    assert RequestRandom(7).thinker(1) != RequestRandom(8).thinker(1)
+
+
+def test_random_numbers_are_the_generators_in_their_order_however_many_are_asked_for() -> None:
+    counts = [1, 15, 0, 1, UNIFORMS_AT_ONCE - 5, 15, 3 * UNIFORMS_AT_ONCE, 3]
+    uniforms = Uniforms(np.random.SeedSequence(5))
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence(5)))
+    taken = [uniforms(count) for count in counts]
+    assert [len(numbers) for numbers in taken] == counts
+    assert np.concatenate(taken).tolist() == generator.random(sum(counts), np.float32).tolist()
 
 
 def test_the_talkers_defaults_are_the_references() -> None:

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import DecoderSlots, StageEngines
-from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TalkerEngine, TextRows
 
 
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
@@ -105,13 +105,16 @@ def talker_engine(
     threads = spec.threads.get("talker", 1)
     for projection in (models.text_projection, models.hidden_projection):
         use_native_linears(projection, library, threads)
-    width = spec.config.talker.text.hidden_size
+    table, width = models.embedding.weight.detach(), spec.config.talker.text.hidden_size
+    text_rows = TextRows(table, models.text_projection, width, spec.dtype)
+    if len(table) <= ROWS_AT_ONCE:
+        text_rows.fill()  # in less time than a frame would wait for a few of them, one by one
     return engine(
         spec.config,
         decoder,
         CpuPredictor(spec.config.talker, models.code_predictor, library, threads),
         models.codec_embedding.weight.detach().to(spec.dtype),
-        TextRows(models.embedding.weight.detach(), models.text_projection, width, spec.dtype),
+        text_rows,
         models.hidden_projection,
         spec.newline_id,
     )

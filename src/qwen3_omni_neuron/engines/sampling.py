@@ -3,7 +3,7 @@
 The operations are those of transformers' logits processors in their order: repetition penalty,
 suppression, temperature, top-k, top-p. Each request has random numbers of its own.
 model.code_predictor is the other sampling, a part of the code predictor's graph: it draws codes 1
-to 15 on the device, from uniform numbers that come from `draw` here.
+to 15 on the device, from uniform numbers that come from `Uniforms` here.
 
 It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
 between two steps, and would have to wait for the lock each time. cpu.native.draws does the same in
@@ -18,10 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.inputs import batch_of
+
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-DrawIds = Callable[[Sequence["Sampler"], Tensor], list[int]]
+DrawIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
 """`draw_ids`, or what computes the same."""
+UNIFORMS_AT_ONCE = 256  # random numbers: those of 16 frames
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,28 @@ class SamplingParams:
     repetition_penalty: float = 1.0
 
 
+class Uniforms:
+    """Random numbers of one seed, uniform in [0, 1), each used once.
+
+    Many are made at once: numpy releases Python's interpreter lock for every array of them.
+    """
+
+    def __init__(self, seed: np.random.SeedSequence):
+        self._generator = np.random.Generator(np.random.PCG64(seed))
+        self._made, self._used = np.empty(0, np.float32), 0
+
+    def __call__(self, count: int) -> Floats:
+        """Return the next float32 [count]."""
+        left = len(self._made) - self._used
+        if left < count:
+            more = self._generator.random(max(count - left, UNIFORMS_AT_ONCE), dtype=np.float32)
+            self._made, self._used = np.concatenate((self._made[self._used :], more)), 0
+        self._used += count
+        return self._made[self._used - count : self._used]
+
+
 class RequestRandom:
-    """Random numbers of one request: one generator for the thinker and one for the talker.
+    """Random numbers of one request: some for the thinker and others for the talker.
 
     A seed therefore fixes text and codes, whichever of the two runs first. It fixes the samples up
     to rounding, which depends on the sizes of the chunks and so on the time.
@@ -47,14 +70,8 @@ class RequestRandom:
 
     def __init__(self, seed: int):
         self.thinker, self.talker = (
-            np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(part,))))
-            for part in range(2)
+            Uniforms(np.random.SeedSequence(seed, spawn_key=(part,))) for part in range(2)
         )
-
-
-def draw(generator: np.random.Generator, count: int) -> Floats:
-    """Return float32 [count] random numbers, uniform in [0, 1)."""
-    return generator.random(count, dtype=np.float32)
 
 
 def allowed_ids(vocab_size: int, suppressed: Sequence[int]) -> Ids:
@@ -77,11 +94,11 @@ class Sampler:
         self,
         params: SamplingParams,
         vocab_size: int,
-        generator: np.random.Generator,
+        uniforms: Uniforms,
         history: Tensor | None = None,
         allowed: Ids | None = None,
     ):
-        self.params, self.generator, self.allowed = params, generator, allowed
+        self.params, self.uniforms, self.allowed = params, uniforms, allowed
         self.vocab_size = vocab_size
         self.prepared: Any = None
         self.penalties: Floats | None = None
@@ -93,13 +110,13 @@ class Sampler:
                 self.penalties[indices] = params.repetition_penalty
 
 
-def draw_ids(samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
+def draw_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
     """Draw the next id of each of several sequences, in one operation where possible.
 
-    samplers: all have the same allowed ids. logits: [sequences, vocab]. The id of a sequence does
+    samplers: all have the same allowed ids. logits: [1, vocab] of each. The id of a sequence does
     not depend on the other sequences.
     """
-    scores, allowed = processed(samplers, logits), samplers[0].allowed
+    scores, allowed = processed(samplers, batch_of(logits)), samplers[0].allowed
     ids = [0] * len(samplers)
     for top_k, rows in _rows_by_top_k(samplers).items():
         part = scores if len(rows) == len(ids) else scores[rows]
@@ -160,7 +177,7 @@ def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
 
 def _sample(samplers: Sequence[Sampler], scores: Floats, top_k: int) -> Ids:
     """Draw one index [sequences] into the scores of each sequence."""
-    inputs = [(s.params.temperature, s.params.top_p, draw(s.generator, 1)[0]) for s in samplers]
+    inputs = [(s.params.temperature, s.params.top_p, s.uniforms(1)[0]) for s in samplers]
     temperature, top_p, uniform = np.array(inputs, dtype=np.float32).T
     indices, probabilities = kept(scores / temperature[:, None], top_k, top_p)
     # The last sum is that of all kept ids, since those beyond top-p have probability 0.

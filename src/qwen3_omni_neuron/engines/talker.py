@@ -186,7 +186,7 @@ class TextRows:
     ):
         self._embedding, self._project = embedding, project
         self._rows = lazy_zeros((len(embedding), width), dtype)
-        self._known = np.zeros(len(embedding), dtype=bool)
+        self._known, self._missing = np.zeros(len(embedding), dtype=bool), len(embedding)
 
     def __call__(self, token_ids: Tensor) -> Tensor:
         """Return the rows [n, talker hidden] of token ids int64 [n]."""
@@ -194,16 +194,17 @@ class TextRows:
 
     def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
         """Return the table [vocab, talker hidden], in which the rows of these token ids are."""
-        ids = np.asarray(token_ids)
-        known = self._known[ids]
-        if not known.all():
-            self._fill(torch.from_numpy(np.unique(ids[~known])))
+        if self._missing:
+            ids = np.asarray(token_ids)
+            known = self._known[ids]
+            if not known.all():
+                self._fill(torch.from_numpy(np.unique(ids[~known])))
         return self._rows
 
     @torch.inference_mode()
     def fill(self) -> "TextRows":
         """Project all rows now, where no frame should wait for one. Returns itself."""
-        for ids in torch.arange(len(self._embedding)).split(ROWS_AT_ONCE):
+        for ids in torch.from_numpy((~self._known).nonzero()[0]).split(ROWS_AT_ONCE):
             self._fill(ids)
         return self
 
@@ -211,6 +212,7 @@ class TextRows:
         rows = self._embedding.index_select(0, token_ids).to(self._rows.dtype)
         self._rows[token_ids] = self._project(rows)
         self._known[token_ids.numpy()] = True
+        self._missing -= len(token_ids)
 
 
 @dataclass(frozen=True)

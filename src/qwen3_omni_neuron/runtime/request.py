@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
@@ -120,7 +122,7 @@ class LiveRequest:
         self.token_ids: list[int] = []
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
         self.reused_rows = 0  # of the prompt, in the thinker; before its prefill an estimate
-        self.codes: list[Tensor] = []  # one int64 [1, 16] a frame
+        self.codes: list[NDArray[np.int64]] = []  # [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
         self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
         self.chunks = 0  # that the vocoder has decoded

@@ -8,9 +8,7 @@ from dataclasses import replace
 from types import TracebackType
 
 import numpy as np
-import torch
 
-from qwen3_omni_neuron.engines.inputs import batch_of
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -298,13 +296,12 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
     def _result(self) -> SpeechResult:
         parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
         audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
-        none = (0, self._pipeline.code_groups)
-        codes = batch_of(frames) if frames else torch.zeros(none, dtype=torch.int64)
+        codes = np.concatenate([np.zeros(0, np.int64), *frames])
         cut = any(part.talker_finish == "length" for part in parts)
         return SpeechResult(
             text="".join(self._texts),
             token_ids=[token_id for part in parts for token_id in part.token_ids],
-            codes=codes.numpy(),
+            codes=codes.reshape(-1, self._pipeline.code_groups),
             audio=audio,
             sample_rate=SAMPLE_RATE,
             thinker_finish_reason=self._live.thinker_finish,

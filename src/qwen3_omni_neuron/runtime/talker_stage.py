@@ -4,11 +4,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.engines.inputs import batch_of, rows_of
+from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
-from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids, draw
+from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
@@ -53,7 +55,7 @@ class TalkerTask(Task):
     def predictor_sampling(self) -> PredictorSampling:
         """Draw the random numbers of the codes 1 to 15 of one frame."""
         params = self.wanted.predictor_sampling
-        uniforms = draw(self.live.random.talker, self._groups - 1) if params.do_sample else None
+        uniforms = self.live.random.talker(self._groups - 1) if params.do_sample else None
         return PredictorSampling(uniforms, params.top_k, params.top_p)
 
     @property
@@ -201,10 +203,8 @@ class TalkerStage(Stage[TalkerTask]):
         speaking = [(task, logits) for task, logits in speaking if not task.live.ended]
         if not speaking:
             return
-        drawn = self._draw_ids(
-            [task.sampler for task, _ in speaking],
-            batch_of([logits for _, logits in speaking]),
-        )
+        samplers = [task.sampler for task, _ in speaking]
+        drawn = self._draw_ids(samplers, [logits for _, logits in speaking])
         for (task, _), code in zip(speaking, drawn, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id
@@ -216,13 +216,13 @@ class TalkerStage(Stage[TalkerTask]):
         if not code0:
             return
 
-        def predict(tasks: Sequence[TalkerTask]) -> Sequence[Tensor]:
+        def predict(tasks: Sequence[TalkerTask]) -> list[NDArray[np.int64]]:
             frames = self._engine.predict(
                 [task.slot for task in tasks],
                 [code0[task] for task in tasks],
                 [draws[task] for task in tasks],
             )
-            return rows_of(frames)
+            return list(frames.numpy())
 
         predicted = self._call_engine(list(code0), predict)
         with self._lock:

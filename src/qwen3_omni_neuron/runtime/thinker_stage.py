@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.engines.inputs import batch_of, rows_of
+from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -33,8 +33,8 @@ class ThinkerTask(Task):
         super().__init__(live)
         wanted = live.request.thinker
         self.limit = min(wanted.max_new_tokens, context_length - len(wanted.prompt))
-        generator, history = live.random.thinker, wanted.prompt.token_ids
-        self.sampler = Sampler(wanted.sampling, vocab_size, generator, history)
+        uniforms, history = live.random.thinker, wanted.prompt.token_ids
+        self.sampler = Sampler(wanted.sampling, vocab_size, uniforms, history)
         self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
         self.last: int | None = None
         self.next_since_s = math.inf
@@ -116,7 +116,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 if task.live.request.warm_up:
                     self._warmed_up(task, accepted)
                 else:
-                    self._write(task, self._draw_ids((task.sampler,), logits)[0], accepted)
+                    self._write(task, self._draw_ids([task.sampler], [logits])[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -128,8 +128,8 @@ class ThinkerStage(Stage[ThinkerTask]):
             with self._lock:
                 self._right_of_way.stepped(self._clock.now() - start_s)
             if stepped:
-                logits = batch_of([logits for _, logits in stepped])
-                token_ids = self._draw_ids([task.sampler for task, _ in stepped], logits)
+                samplers = [task.sampler for task, _ in stepped]
+                token_ids = self._draw_ids(samplers, [logits for _, logits in stepped])
                 for (task, _), token_id in zip(stepped, token_ids, strict=True):
                     self._write(task, token_id)
 

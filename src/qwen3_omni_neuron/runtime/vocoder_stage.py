@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.engines.inputs import batch_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
 from qwen3_omni_neuron.runtime.priority import RightOfWay
@@ -151,4 +151,5 @@ class VocoderStage(Stage[VocoderTask]):
 def _chunk(task: VocoderTask) -> Tensor:
     """Return the frames of a task's next chunk, int64 [frames, 16]."""
     start = task.live.decoded_frames
-    return batch_of(task.live.codes[start : start + task.chunk])
+    codes = np.concatenate(task.live.codes[start : start + task.chunk])
+    return torch.from_numpy(codes.reshape(task.chunk, -1))

@@ -154,9 +154,9 @@ static void score(float *scores, const Sampling *s, const float *logits)
 }
 
 /* Draw the next id of each sequence, and note it in its penalties: engines.sampling.draw_ids.
- * logits [rows, vocab]; uniforms [rows] in [0, 1). Writes ids [rows]. */
-int draw_rows(int64_t rows, const float *logits, int64_t vocab, const Sampling *const *sampling,
-              const float *uniforms, int64_t *ids)
+ * logits: [vocab] of each; uniforms [rows] in [0, 1). Writes ids [rows]. */
+int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
+              const Sampling *const *sampling, const float *uniforms, int64_t *ids)
 {
     size_t kept = (size_t)(2 * vocab) * sizeof(Candidate);
     char *block = malloc(kept + (size_t)(2 * vocab) * sizeof(float));
@@ -167,7 +167,7 @@ int draw_rows(int64_t rows, const float *logits, int64_t vocab, const Sampling *
     for (int64_t r = 0; r < rows; r++) {
         const Sampling *s = sampling[r];
         int64_t index;
-        score(scores, s, logits + r * vocab);
+        score(scores, s, logits[r]);
         if (s->top_k == GREEDY) {
             index = likeliest(scores, s->count);
         } else {

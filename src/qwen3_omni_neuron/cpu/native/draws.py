@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import Number, Pointer, check, declare_calls, pointer_to
-from qwen3_omni_neuron.engines.sampling import Sampler, draw
+from qwen3_omni_neuron.engines.sampling import Sampler
 
 GREEDY = -1
 MOST_HELD = 1 << 16  # logits: they take about 0.1 ms
@@ -41,19 +41,18 @@ class NativeDraws:
         declare_calls(holding)
         self._run_holding = holding.draw_rows
 
-    def __call__(self, samplers: Sequence[Sampler], logits: Tensor) -> list[int]:
+    def __call__(self, samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
         """Draw the next id of each sequence; see engines.sampling.draw_ids."""
         count, vocab = len(samplers), samplers[0].vocab_size
-        if logits.dtype != torch.float32 or not logits.is_contiguous():
-            logits = logits.float().contiguous()
+        rows = [row if row.dtype is torch.float32 else row.float() for row in logits]
         how = [ctypes.addressof(s.prepared or _prepare(s)) for s in samplers]
-        uniforms = [draw(s.generator, 1)[0] if s.params.do_sample else 0.0 for s in samplers]
+        uniforms = [s.uniforms(1)[0] if s.params.do_sample else 0.0 for s in samplers]
         ids = (Number * count)()
         run = self._run_holding if count * vocab <= MOST_HELD else self._run
         check(
             run(
                 count,
-                pointer_to(logits, torch.float32, count, vocab),
+                (Pointer * count)(*(pointer_to(row, torch.float32, 1, vocab) for row in rows)),
                 vocab,
                 (Pointer * count)(*how),
                 (ctypes.c_float * count)(*uniforms),
