@@ -321,6 +321,67 @@ def test_a_request_that_comes_later_joins_between_two_steps(simulate: Simulate) 
     simulation.assert_right(finish(early), TOKENS, 60)
 
 
+def test_the_talker_does_first_what_is_nearest_to_a_first_sample(simulate: Simulate) -> None:
+    """A first frame, then the prompt of another request and its first frame, then others' steps."""
+    # A prompt takes as long as its number of rows says, and a frame of the talker 0.1 s.
+    times = Times(lambda rows: 0.01 * rows, 0.001, 0.02, 0.005, 0.05, 0.05, 0.001)
+    simulation = simulate(times)
+    listening = simulation.start(TOKENS, 400)
+    simulation.clock.sleep(1.0)
+    slow, begun = simulation.start([1] * 25, 400), simulation.clock.now()
+    simulation.clock.sleep(0.2)
+    simulation.clock.sleep(begun + 0.249 - simulation.clock.now())
+    quick = simulation.start([2], 400)
+    simulation.clock.sleep(0.5)
+    own = [call for call in simulation.calls if call.name.startswith("talker")]
+    first = next(
+        n for n, c in enumerate(own) if c.name == "talker.prefill" and slow.slot in c.slots
+    )
+    assert [(call.name.removeprefix("talker."), call.slots) for call in own[first : first + 7]] == [
+        ("prefill", (slow.slot,)),
+        ("predict", (slow.slot,)),
+        ("prepare", (quick.slot,)),
+        ("prefill", (quick.slot,)),
+        ("predict", (quick.slot,)),
+        ("step", (listening.slot,)),
+        ("predict", (listening.slot,)),
+    ]
+
+
+def test_a_request_that_is_closed_while_its_prompt_is_prepared_is_not_prefilled(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(0.01, 0.001, 0.5, 0.005, 0.005, 0.005, 0.001))
+    stream = simulation.start(TOKENS)
+    simulation.clock.sleep(0.1)
+    assert simulation.called("talker.prepare") and stream._live.token_ids
+    stream.close()
+    simulation.clock.sleep(1.0)
+    assert not simulation.called("talker.prefill")
+    simulation.assert_idle()
+
+
+def test_a_first_chunk_is_decoded_before_all_others_that_are_due(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))
+    listening = [simulation.start(TOKENS, 4000, chunk_frames=(1, size)) for size in (8, 16)]
+    simulation.clock.sleep(5.25)  # the vocoder is in a call, and all sizes are due after it
+    assert all(stream._live.waiting_frames > 16 for stream in listening)
+    starting = simulation.start(TOKENS, 8)
+    simulation.clock.sleep(0.5)
+    vocoder = [call for call in simulation.calls if call.name.startswith("vocoder")]
+    assert vocoder[-1].name == "vocoder.start" and vocoder[-1].slots == (starting.slot,)
+
+
+def test_who_runs_dry_first_is_decoded_first(simulate: Simulate) -> None:
+    """Chunks of 0.64 and of 1.28 s, 0.5 s each: two of the one for each of the other."""
+    simulation = simulate(Times(0.01, 0.001, 0.001, 0.001, 0.001, 0.001, 0.5))
+    sizes = (8, 16)
+    short, long = (simulation.start(TOKENS, 4000, chunk_frames=(1, size)) for size in sizes)
+    simulation.clock.sleep(10.0)
+    decoded = [stream._live.decoded_frames for stream in (short, long)]
+    assert abs(decoded[0] - decoded[1]) <= 16 and sum(decoded) > 150
+
+
 # Slots and their queue
 
 

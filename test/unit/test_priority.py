@@ -16,7 +16,13 @@ from bench.replaying.profiles import StageProfile
 from bench.replaying.simulation import GREEDY
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.priority import MARGIN, SHORT_S, TOGETHER_S, RightOfWay
+from qwen3_omni_neuron.runtime.priority import (
+    MARGIN,
+    SHORT_FRAMES,
+    SHORT_S,
+    TOGETHER_S,
+    RightOfWay,
+)
 from qwen3_omni_neuron.runtime.request import (
     LiveRequest,
     Request,
@@ -135,9 +141,11 @@ def test_listeners_have_text_while_other_prompts_are_prefilled(port: StageProfil
     assert four_at_once["ttfb_mean_s"] < 1.2, "1.3 without the rule"
 
 
-def make_live(talks: bool = True, first_token_timeout_s: float = 1e6) -> LiveRequest:
+def make_live(
+    talks: bool = True, first_token_timeout_s: float = 1e6, rows: int = ROWS
+) -> LiveRequest:
     """Make a request that nothing has happened to."""
-    prompt = prompt_of(torch.arange(ROWS))
+    prompt = prompt_of(torch.arange(rows))
     thinker = ThinkerRequest(prompt, GREEDY, 9, frozenset(), str)
     talker = TalkerRequest(prompt.talker, 0, GREEDY, GREEDY, 9, None) if talks else None
     condition = threading.Condition()
@@ -222,6 +230,7 @@ def test_a_prompt_waits_no_longer_than_it_takes_and_is_not_late() -> None:
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.0) == pytest.approx(PREFILL_S)
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3) == pytest.approx(PREFILL_S - 0.3)
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.4) == 0
+    assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3995) == 0, "too short to wait"
     hasty = make_live(first_token_timeout_s=2.0)
     left_s = 2.0 - MARGIN * PREFILL_S - 1.3
     assert rules.prefill_hold_s(hasty, ROWS, 1.3, 1.3) == pytest.approx(left_s)
@@ -254,10 +263,13 @@ def test_a_new_prompt_waits_until_the_first_one_speaks(simulate: Simulate) -> No
     simulation.assert_right(second, [1, *TOKENS], 40)
 
 
-@pytest.mark.parametrize(("prefill_s", "together"), [(0.0045, 4), (0.009, 2), (0.5, 1)])
+@pytest.mark.parametrize(
+    ("prefill_s", "together", "in_talker"), [(0.0045, 4, 5), (0.009, 2, 2), (0.5, 1, 1)]
+)
 def test_short_prompts_are_computed_without_a_step_between(
-    simulate: Simulate, prefill_s: float, together: int
+    simulate: Simulate, prefill_s: float, together: int, in_talker: int
 ) -> None:
+    """The talker completes one more, that of a request which it has just prepared."""
     times = Times(lambda rows: prefill_s * rows / 8, 0.05, 0.05, 0.001, 0.001, 0.001, 0.001)
     simulation = simulate(times, sizes=Sizes(slots=6), shares_cores=True)
     writing = simulation.start(TOKENS * 8, speak=False)
@@ -268,10 +280,11 @@ def test_short_prompts_are_computed_without_a_step_between(
     for number, stream in enumerate(streams):
         simulation.assert_right(finish(stream), [number, *TOKENS], 40)
     writing.close()
-    for stage in ("thinker", "talker"):
-        own = [call.name for call in simulation.calls if call.name.startswith(stage)]
+    for stage, most in {"thinker": together, "talker": in_talker}.items():
+        calls = [call.name for call in simulation.calls if call.name.startswith(stage)]
+        own = [name for name in calls if "predict" not in name]  # a frame follows its prefill
         runs = [len(list(run)) for name, run in itertools.groupby(own) if "prefill" in name]
-        assert max(runs) == together, stage
+        assert max(runs) == most, stage
 
 
 def test_prompts_whose_rows_are_held_are_computed_without_a_step_between(
@@ -304,7 +317,9 @@ def prefilling(since_s: float) -> LiveRequest:
 
 
 LASTS = listener(1.0, frame_s=0.005)
-LASTS_S = 1.0 - SHORT_S - 3 * 0.005 * MARGIN  # its next chunk has three frames
+LASTS_S = 1.0 - 0.005 * (SHORT_FRAMES + 3 * MARGIN)  # its next chunk has three frames
+SLOW = listener(1.0, frame_s=0.03)
+SLOW_S = 1.0 - SHORT_S - 0.03 * 3 * MARGIN
 
 
 @pytest.mark.parametrize(
@@ -312,7 +327,9 @@ LASTS_S = 1.0 - SHORT_S - 3 * 0.005 * MARGIN  # its next chunk has three frames
     [
         (None, None),
         (starter(), LASTS_S),
-        (make_live(), None),  # its prompt waits
+        (make_live(), None),  # its prompt will take long
+        (make_live(rows=4), LASTS_S),  # its prompt will take 16 ms
+        (make_live(rows=6), None),
         (prefilling(0.021 - PREFILL_S), None),
         (prefilling(0.019 - PREFILL_S), LASTS_S),
         (prefilling(-2 * PREFILL_S), LASTS_S),  # it takes longer than expected
@@ -328,9 +345,16 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
     assert right_of_way(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
 
 
+def test_a_listener_whose_frames_take_long_keeps_more_audio() -> None:
+    rules = right_of_way(True, SLOW, starter())
+    assert rules.held_speech_s([SLOW], 0.0) == {SLOW: pytest.approx(SLOW_S)}
+
+
 def test_a_listener_does_not_wait_where_it_is_short_or_the_starter_does_not_read() -> None:
-    short, first = listener(0.999 - LASTS_S, frame_s=0.005), starter()
-    assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
+    first = starter()
+    for lasts_s in (-0.001, 0.0009):
+        short = listener(1.0 - LASTS_S + lasts_s, frame_s=0.005)
+        assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
     rules = right_of_way(True, LASTS, first)
     assert rules.held_speech_s([LASTS], 0.0)
     while first.output.has_space_for_token:

@@ -37,11 +37,12 @@ over. Audio *lasts* until a player that started at the first sample has played i
    70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
 
 4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: as
-   long as SHORT_S are left of it when its next chunk has come, neither that nor its frames are
-   computed. It waits from TOGETHER_S before the starter's prefill is expected to end, so that
-   talker and vocoder are free then. Example: a frame of eight requests takes 8 ms and of one 2.5, a
-   chunk of eight frames 7. Without the rule the starter's frame waits for one of the other seven's,
-   is made beside their next, and its chunk waits for one of theirs.
+   long as it is not short when its next chunk has come, neither that nor its frames are computed.
+   It waits from TOGETHER_S before the starter's prefill is expected to end, so that talker and
+   vocoder are free then; where a prefill takes less, from the moment when it is due. Example: a
+   frame of eight requests takes 8 ms and of one 2.5, a chunk of eight frames 7. Without the rule
+   the starter's frame waits for one of the other seven's, is made beside their next, and its chunk
+   waits for one of theirs.
 
 The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
 many rows; 0 before the first one was measured.
@@ -56,7 +57,7 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, frame_pace
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
 TOGETHER_S = 0.02  # of prompts that are computed without a step between: a quarter of a frame
-LEAST_HOLD_S = 1e-4  # shorter holds are none: a wait would not be that exact
+LEAST_HOLD_S = 1e-3  # shorter holds are none: a wait is not that exact, and costs a wake-up
 
 
 class RightOfWay:
@@ -125,7 +126,7 @@ class RightOfWay:
             release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
             chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
             lasts_s = live.plays_until_s - now - chunk_s * MARGIN
-            held_s = min(lasts_s - SHORT_S, release_s - now)
+            held_s = min(lasts_s - _short_s(live), release_s - now)
             if live.chunks and held_s > LEAST_HOLD_S:
                 held[live] = held_s
         return held
@@ -162,10 +163,11 @@ class RightOfWay:
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         called_s, request = live.called_s["thinker"], live.request
-        if called_s is None or live.ended or request.talker is None or request.warm_up:
+        if live.ended or request.talker is None or request.warm_up:
             return False
+        begins_s = now if called_s is None else called_s
         rows = len(request.thinker.prompt) - live.reused_rows
-        return called_s + self.expected_s(rows) - now <= TOGETHER_S
+        return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
         """Return how much more audio a request needs to last until its next frame, 0 where none.
@@ -230,8 +232,13 @@ def _is_short(live: LiveRequest, now: float) -> bool:
     """Return whether a request is a starter, or a listener with little audio."""
     if not _speaks(live) or not live.output.has_space_for_chunk:
         return False
-    lasts_s, frame_s = live.plays_until_s - now, frame_pace(live.frame_times)
-    return lasts_s < SHORT_S and (frame_s is None or lasts_s < SHORT_FRAMES * frame_s)
+    return live.plays_until_s - now < _short_s(live)
+
+
+def _short_s(live: LiveRequest) -> float:
+    """Return how much audio a listener must have in order not to be short."""
+    frame_s = frame_pace(live.frame_times)
+    return SHORT_S if frame_s is None else min(SHORT_S, SHORT_FRAMES * frame_s)
 
 
 def _writes_alone(live: LiveRequest) -> bool:

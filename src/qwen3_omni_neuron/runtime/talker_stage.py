@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
-from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
 MAX_WAITING_FRAMES = 128  # frames that the vocoder has not decoded, before the talker waits
 
@@ -87,12 +87,7 @@ class TalkerStage(Stage[TalkerTask]):
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
-        for task in [task for task in self._tasks if task.phase is Phase.PREFILL]:
-            if task.row is None and task.live.text.ready:
-                task.row = task.live.text.take_first()
-                if task.row is None:
-                    self._finish(task, "no_speech")
-        first = self._together(Phase.PREFILL)
+        first = self._together(self._with_token(self._in_phase(Phase.PREFILL)))
         stepping = [task for task in self._tasks if task.phase is Phase.STEP and task.has_space]
         for task in stepping:
             if task.row is None and task.live.text.ready:
@@ -101,16 +96,25 @@ class TalkerStage(Stage[TalkerTask]):
         lives = [task.live for task in stepping]
         held_s = self._right_of_way.held_speech_s(lives, self._clock.now())
         stepping = [task for task in stepping if task.live not in held_s]
-        new = self._together(Phase.PREPARE)
+        new = self._together(self._in_phase(Phase.PREPARE))
         if not (first or stepping or new):
             return self._select_warm_up() or min(held_s.values(), default=None)
         return partial(self._work, first, stepping, new)
 
-    def _together(self, phase: Phase) -> list[TalkerTask]:
-        """Return the tasks of a phase that the next work includes: see runtime.priority."""
-        tasks = [task for task in self._tasks if task.phase is phase]
-        if phase is Phase.PREFILL:
-            tasks = [task for task in tasks if task.row is not None]
+    def _in_phase(self, phase: Phase) -> list[TalkerTask]:
+        return [task for task in self._tasks if task.phase is phase]
+
+    def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
+        """Return the prepared tasks whose first text token is there. The lock is held."""
+        for task in tasks:
+            if task.row is None and task.live.text.ready:
+                task.row = task.live.text.take_first()
+                if task.row is None:
+                    self._finish(task, "no_speech")
+        return [task for task in tasks if task.row is not None]
+
+    def _together(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
+        """Return the first of the tasks, which the next work includes: see runtime.priority."""
         return tasks[: self._right_of_way.together([len(t.wanted.prompt.token_ids) for t in tasks])]
 
     def _select_warm_up(self) -> Work | None:
@@ -143,17 +147,26 @@ class TalkerStage(Stage[TalkerTask]):
     def _work(
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
-        speaking: list[tuple[TalkerTask, Tensor]] = []
-        for task in first:
-            speaking += self._call_engine((task,), self._prefill)
-        if stepping:
-            speaking += self._call_engine(stepping, self._step)
-        self._speak(speaking)
-        for one in new:
-            for task, _ in self._call_engine((one,), self._prepare):
+        """Make the next frames, a request's first one before all others."""
+        if first:
+            self._speak(self._each(first, self._prefill))
+        if new:
+            prepared = [task for task, _ in self._each(new, self._prepare)]
+            for task in prepared:
                 rows = len(task.wanted.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
+            with self._lock:  # the thinker may have written a token meanwhile
+                first = self._with_token([task for task in prepared if not task.live.ended])
+            self._speak(self._each(first, self._prefill))
+        if stepping:
+            self._speak(self._call_engine(stepping, self._step))
+
+    def _each(
+        self, tasks: Sequence[TalkerTask], call: Callable[[Sequence[TalkerTask]], list[Result]]
+    ) -> list[tuple[TalkerTask, Result]]:
+        """Call the engine for each task alone."""
+        return [pair for task in tasks for pair in self._call_engine((task,), call)]
 
     def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
         for task in tasks:

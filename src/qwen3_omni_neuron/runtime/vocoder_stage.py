@@ -35,7 +35,7 @@ class VocoderTask(Task):
 
 
 class VocoderStage(Stage[VocoderTask]):
-    """Worker of the vocoder. It decodes all chunks that are due, those of one size as one batch."""
+    """Worker of the vocoder. It decodes the chunks that are due, those of one size as one batch."""
 
     def __init__(
         self,
@@ -90,7 +90,11 @@ class VocoderStage(Stage[VocoderTask]):
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")
                 groups.setdefault((task.samples == 0, bucket), []).append(task)
         self._working = bool(groups)
-        return partial(self._work, groups) if groups else min(held_s.values(), default=None)
+        if not groups:
+            return min(held_s.values(), default=None)
+        # One call, and then it looks again: a first chunk is due first, then who runs dry first.
+        by_end = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
+        return partial(self._work, *by_end, groups[by_end])
 
     def _due_frames(self, task: VocoderTask) -> int:
         """Return the frames of the task's next chunk, 0 where it is not due yet."""
@@ -114,19 +118,18 @@ class VocoderStage(Stage[VocoderTask]):
         calls = (self._last_call_s, self._shortest_call_s, self._delay_s)
         return task.schedule.next_frames(Pace(pending, buffered_s, frame_s, *calls))
 
-    def _work(self, groups: dict[tuple[bool, int], list[VocoderTask]]) -> None:
-        for (first, bucket), tasks in groups.items():
-            start_s = self._clock.now()
-            decoded = self._call_engine(tasks, partial(self._decode, first))
-            with self._lock:
-                now = self._clock.now()
-                call_s = now - start_s
-                shortest_s = min(call_s, self._shortest_call_s.get(bucket, call_s))
-                self._last_call_s, self._shortest_call_s[bucket] = call_s, shortest_s
-                self._delay_s = call_s - shortest_s
-                for task, samples in decoded:
-                    self._put(task, samples, now)
-                self._on_space()
+    def _work(self, first: bool, bucket: int, tasks: list[VocoderTask]) -> None:
+        start_s = self._clock.now()
+        decoded = self._call_engine(tasks, partial(self._decode, first))
+        with self._lock:
+            now = self._clock.now()
+            call_s = now - start_s
+            shortest_s = min(call_s, self._shortest_call_s.get(bucket, call_s))
+            self._last_call_s, self._shortest_call_s[bucket] = call_s, shortest_s
+            self._delay_s = call_s - shortest_s
+            for task, samples in decoded:
+                self._put(task, samples, now)
+            self._on_space()
 
     def _decode(self, first: bool, tasks: Sequence[VocoderTask]) -> list[NDArray[np.float32]]:
         decode = self._engine.start if first else self._engine.step
