@@ -301,7 +301,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         return SpeechResult(
             text="".join(self._texts),
             token_ids=[token_id for part in parts for token_id in part.token_ids],
-            codes=codes.reshape(-1, self._pipeline.code_groups),
+            codes=codes.reshape(len(frames), self._pipeline.code_groups),
             audio=audio,
             sample_rate=SAMPLE_RATE,
             thinker_finish_reason=self._live.thinker_finish,
