@@ -26,12 +26,20 @@ _LIBSNDFILE = {
 _UNKNOWN_SIZE = 0xFFFFFFFF  # what players take for "until the end"
 _HEADER_BYTES = 44
 _SLOWEST_TEMPO = 0.5  # of one atempo
+# For more numbers numpy releases Python's interpreter lock. A server's event loop would wait until
+# the stages give it back, which takes longer than a few more operations.
+_UNRELEASED = 500
+_FEW_SAMPLES = 8000
 _TEMPO_END_S = 0.25
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
     """Convert float32 samples in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
-    return np.rint(samples * 32767).astype("<i2").tobytes()
+    if len(samples) <= _FEW_SAMPLES:  # as the first chunk of a reply, which is waited for
+        parts = [samples[at : at + _UNRELEASED] for at in range(0, len(samples), _UNRELEASED)]
+    else:
+        parts = [samples]
+    return b"".join([np.rint(part * 32767).astype("<i2").tobytes() for part in parts])
 
 
 def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:

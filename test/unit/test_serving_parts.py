@@ -144,6 +144,14 @@ def test_a_caller_may_ask_so_often_a_minute_and_then_waits() -> None:
         rates.count("a")
 
 
+@pytest.mark.parametrize("count", [0, 1, 499, 500, 501, 1365, 8000, 8001, 50_000])
+def test_samples_are_rounded_to_16_bits_however_many_they_are(count: int) -> None:
+    samples = np.random.default_rng(count).uniform(-1, 1, count).astype(np.float32)
+    samples[:3] = (-1, 1, 0.5 / 32767)[:count]
+    expected = [round(float(sample * np.float32(32767))) for sample in samples]
+    assert np.frombuffer(pcm16(samples), "<i2").tolist() == expected
+
+
 def test_sounds_are_what_they_say() -> None:
     samples = np.sin(np.arange(24000, dtype=np.float32) / 9) * 0.5
     assert encode_sound(samples, 24000, "pcm16") == pcm16(samples)

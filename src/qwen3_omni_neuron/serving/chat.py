@@ -129,7 +129,7 @@ class ChatReply:
         self._reasoning_tokens = 0
         self._samples: list[NDArray[np.float32]] = []
         self._result: SpeechResult | None = None
-        self._headed = False
+        self._heard = False
         frame = to_json(self._frame([])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
         self._player = Player()
@@ -158,7 +158,7 @@ class ChatReply:
         pieces = [self._piece(first)]
         with self._stream as stream:
             async for events in stream.bursts():
-                if self._samples:  # its listener has something to play
+                if self._heard:  # its listener has something to play
                     await self._service.turnstile.wait()
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
@@ -219,7 +219,7 @@ class ChatReply:
             return self._noted(self._split.push(event.text), len(event.token_ids))
         if isinstance(event, AudioChunk):
             # A call of a tool is not for the ear: from there on the speech is left out.
-            if not self._calls:
+            if not self._calls and not self.wanted.stream:
                 self._samples.append(event.samples)
             return []
         self._result = event.result
@@ -273,13 +273,13 @@ class ChatReply:
 
     def _sound(self, chunk: AudioChunk) -> bytes:
         """Return a chunk as an event: with one header in all, or for vllm-omni's a file each."""
+        first, self._heard = not self._heard, True
         data = pcm16(chunk.samples)
         if self._vllm_omni:
             file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
             return self._event(b'{"content":"' + file + b'"}', "audio")
-        if self.wanted.sound_format == "wav" and not self._headed:
+        if self.wanted.sound_format == "wav" and first:
             data = wav_header(SAMPLE_RATE) + data
-        self._headed = True
         return self._event(b'{"audio":{"data":"' + pybase64.b64encode(data) + b'"}}', "audio")
 
     def _event(self, delta: bytes, modality: str, finish_reason: str | None = None) -> bytes:
