@@ -295,8 +295,11 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 
     def _result(self) -> SpeechResult:
         parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
-        audio = np.concatenate([np.zeros(0, np.float32), *(c.samples for c in self._chunks)])
-        codes = np.concatenate([np.zeros(0, np.int64), *frames])
+        # numpy's concatenate would give up the interpreter lock, and the reply's end wait for it.
+        audio = np.frombuffer(
+            bytearray().join(chunk.samples.data for chunk in self._chunks), np.float32
+        )
+        codes = np.frombuffer(bytearray().join(codes.data for codes in frames), np.int64)
         cut = any(part.talker_finish == "length" for part in parts)
         return SpeechResult(
             text="".join(self._texts),
