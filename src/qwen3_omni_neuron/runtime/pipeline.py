@@ -146,7 +146,7 @@ class Pipeline:
             self._queue.append((live, tasks))
             self._admit()
             if live.timestamps.admitted_s is None:
-                logger.info("a request is queued behind %d others", ahead)
+                logger.debug("a request is queued behind %d others", ahead)
                 return live, ahead + 1
         return live, 0
 

@@ -269,7 +269,7 @@ class ChatReply:
 
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
         """Return a delta as a server-sent event."""
-        return self._event(to_json(delta), "text", finish_reason)
+        return self._event((to_json(delta),), "text", finish_reason)
 
     def _sound(self, chunk: AudioChunk) -> bytes:
         """Return a chunk as an event: with one header in all, or for vllm-omni's a file each."""
@@ -277,16 +277,21 @@ class ChatReply:
         data = pcm16(chunk.samples)
         if self._vllm_omni:
             file = pybase64.b64encode(wav_header(SAMPLE_RATE, len(data)) + data)
-            return self._event(b'{"content":"' + file + b'"}', "audio")
+            return self._event((b'{"content":"', file, b'"}'), "audio")
         if self.wanted.sound_format == "wav" and first:
             data = wav_header(SAMPLE_RATE) + data
-        return self._event(b'{"audio":{"data":"' + pybase64.b64encode(data) + b'"}}', "audio")
+        return self._event((b'{"audio":{"data":"', pybase64.b64encode(data), b'"}}'), "audio")
 
-    def _event(self, delta: bytes, modality: str, finish_reason: str | None = None) -> bytes:
-        """Return an event. Most of it is the same in all of them, so that it is made once."""
+    def _event(
+        self, delta: Sequence[bytes], modality: str, finish_reason: str | None = None
+    ) -> bytes:
+        """Return an event. Most of it is the same in all of them, so that it is made once.
+
+        delta: parts of its JSON, which are as long as a chunk: they are copied once.
+        """
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         end = f',"logprobs":null,"finish_reason":{reason}}}],"modality":"{modality}"}}\n\n'
-        return b"".join((self._before_delta, delta, end.encode()))
+        return b"".join((self._before_delta, *delta, end.encode()))
 
     def _frame(self, choices: list[Json], kind: str = "chat.completion.chunk") -> Json:
         return {
