@@ -26,19 +26,17 @@ _LIBSNDFILE = {
 _UNKNOWN_SIZE = 0xFFFFFFFF  # what players take for "until the end"
 _HEADER_BYTES = 44
 _SLOWEST_TEMPO = 0.5  # of one atempo
+_TEMPO_END_S = 0.25
 # For more numbers numpy releases Python's interpreter lock. A server's event loop would wait until
 # the stages give it back, which takes longer than a few more operations.
 _UNRELEASED = 500
-_FEW_SAMPLES = 8000
-_TEMPO_END_S = 0.25
+_FEW_SAMPLES = 8000  # a first chunk, which a listener waits for, has fewer
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
-    """Convert float32 samples in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
-    if len(samples) <= _FEW_SAMPLES:  # as the first chunk of a reply, which is waited for
-        parts = [samples[at : at + _UNRELEASED] for at in range(0, len(samples), _UNRELEASED)]
-    else:
-        parts = [samples]
+    """Convert float32 [samples] in [-1, 1] to the bytes of 16-bit PCM, little-endian."""
+    size = _UNRELEASED if len(samples) <= _FEW_SAMPLES else len(samples)
+    parts = [samples[at : at + size] for at in range(0, len(samples), size)]
     return b"".join([np.rint(part * 32767).astype("<i2").tobytes() for part in parts])
 
 

@@ -108,7 +108,7 @@ def talker_engine(
     table, width = models.embedding.weight.detach(), spec.config.talker.text.hidden_size
     text_rows = TextRows(table, models.text_projection, width, spec.dtype)
     if len(table) <= ROWS_AT_ONCE:
-        text_rows.fill()  # in less time than a frame would wait for a few of them, one by one
+        text_rows.fill()  # in one call now, so that no frame waits for a row
     return engine(
         spec.config,
         decoder,

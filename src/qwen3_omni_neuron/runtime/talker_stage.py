@@ -148,8 +148,7 @@ class TalkerStage(Stage[TalkerTask]):
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
     ) -> None:
         """Make the next frames, a request's first one before all others."""
-        if first:
-            self._speak(self._each(first, self._prefill))
+        self._speak(self._each(first, self._prefill))
         if new:
             prepared = [task for task, _ in self._each(new, self._prepare)]
             for task in prepared:

@@ -93,8 +93,8 @@ class VocoderStage(Stage[VocoderTask]):
         if not groups:
             return min(held_s.values(), default=None)
         # One call, and then it looks again: a first chunk is due first, then who runs dry first.
-        by_end = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
-        return partial(self._work, *by_end, groups[by_end])
+        urgent = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
+        return partial(self._work, *urgent, groups[urgent])
 
     def _due_frames(self, task: VocoderTask) -> int:
         """Return the frames of the task's next chunk, 0 where it is not due yet."""
