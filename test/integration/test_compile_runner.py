@@ -1,5 +1,6 @@
 """The compile runner: resuming, staleness, the lock, a full disk. Over a target of nothing."""
 
+import io
 import json
 import os
 import pickle
@@ -12,11 +13,13 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.compilation import runner
+from qwen3_omni_neuron.compilation import runner, worker
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
     read_manifest,
@@ -314,6 +317,27 @@ def test_a_text_only_checkpoint_has_fewer_graphs(
     assert sorted(p.name for p in tree.iterdir()) == sorted(
         (*HEARING_GRAPHS, MANIFEST_FILE, ".lock")
     )
+
+
+def test_an_answer_that_comes_between_two_looks_at_a_compile_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process writes it and ends after the look at its pipe, before the look at the process."""
+    monkeypatch.setattr(worker, "TICK_S", 0)
+    results, answers = os.pipe()
+
+    def poll() -> int:
+        if not written:
+            written.append(os.write(answers, b"the answer"))
+        return 0
+
+    written: list[int] = []
+    process: Any = SimpleNamespace(stdin=io.BytesIO(), poll=poll)
+    try:  # the pipe stays open, as by a process that the compile has forked
+        assert worker._exchange(process, b"job", results, lambda: None) == b"the answer"
+    finally:
+        os.close(results)
+        os.close(answers)
 
 
 def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(

@@ -106,12 +106,13 @@ def _exchange(
     poll = select.poll()
     poll.register(results, select.POLLIN)
     while True:
-        if poll.poll(1000 * TICK_S):
+        ended = process.poll() is not None  # before the look at the pipe: all it wrote is there
+        if poll.poll(0 if ended else 1000 * TICK_S):
             block = os.read(results, _PIPE_BYTES)
             if not block:
                 return answer
             answer += block
-        elif process.poll() is not None:
+        elif ended:
             # A process that it forked still holds the pipe open.
             return answer
         tick()
