@@ -368,6 +368,13 @@ def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
     assert found["qwen3_omni_slots"].value == 3
 
 
+def left(server: Server) -> float:
+    """How many chats have ended since their client had gone."""
+    labels = {"path": "/v1/chat/completions", "status": "left"}
+    sample = server.service.metrics.registry.get_sample_value
+    return sample("qwen3_omni_requests_total", labels) or 0
+
+
 @pytest.mark.usefixtures("slow_steps")
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_goes_away_cancels_its_request(
@@ -375,6 +382,7 @@ def test_a_client_that_goes_away_cancels_its_request(
 ) -> None:
     body = {**ASKED, "modalities": ["audio"], "audio": AUDIO, "stream": stream}
     body |= {"thinker_max_new_tokens": 3000, "talker_max_new_tokens": 4000}
+    before = left(server)
     with client_of(server) as client:
         url, timeout_s = f"{url_of(server)}/v1/chat/completions", 20 if stream else 0.3
         raw = client._client.build_request("POST", url, json=body, timeout=timeout_s)
@@ -386,7 +394,8 @@ def test_a_client_that_goes_away_cancels_its_request(
         else:
             with pytest.raises(Exception, match="timed out"):
                 client._client.send(raw)
-    wait_until(lambda: omni.status().running == 0, 5)
+    wait_until(lambda: left(server) == before + 1)
+    wait_until(lambda: omni.status().running == 0)
 
 
 TOOLS: list[Any] = [

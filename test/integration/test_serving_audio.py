@@ -256,11 +256,10 @@ def test_a_listener_who_reads_nothing_is_cut(omni: Qwen3Omni, stream_format: str
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
         sock.sendall(head.encode() + data)
-        wait_until(lambda: omni.status().running)
-        wait_until(lambda: omni.status().running == omni.status().queued == 0, 30)
         sample = server.service.metrics.registry.get_sample_value
         labels = {"path": "/v1/audio/speech", "status": "left"}
-        wait_until(lambda: sample("qwen3_omni_requests_total", labels) == 1)
+        wait_until(lambda: sample("qwen3_omni_requests_total", labels) == 1, 40)
+        wait_until(lambda: omni.status().running == omni.status().queued == 0)
 
 
 def test_speech_that_is_given_up_between_its_pieces_frees_the_slot(
