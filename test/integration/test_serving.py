@@ -369,7 +369,7 @@ def test_health_readiness_and_figures(server: Server, client: OpenAI) -> None:
 
 
 def left(server: Server) -> float:
-    """How many chats have ended since their client had gone."""
+    """Return how many chats have ended since their client had gone."""
     labels = {"path": "/v1/chat/completions", "status": "left"}
     sample = server.service.metrics.registry.get_sample_value
     return sample("qwen3_omni_requests_total", labels) or 0
