@@ -31,8 +31,10 @@ OPENVINO_VENV := .venv-openvino
 BENCH_RESULTS := $(VENV)/bench
 NATIVE := src/qwen3_omni_neuron/cpu/native
 INSTALLED_FROM := pyproject.toml setup.py $(wildcard $(NATIVE)/*.c $(NATIVE)/*.h) $(NATIVE)/sources.py
-# Only what is imported is compiled to bytecode, by its first import: a third of the files.
+# Only what is imported is compiled to bytecode, by its first import: a third of the files. It is kept
+# where the environment says otherwise, too: many processes would compile torch, for seconds each.
 INSTALL := pip install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 # A file of tests at a time: models are loaded once a process. Three processes for two cores: sound at
 # its own speed and processes that start leave a core idle. In the order of their names:
 # pytest-xdist's own keeps the files of few long tests for the end, where the others wait.
