@@ -2,6 +2,8 @@
 
 import errno
 import os
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -43,9 +45,16 @@ def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
 
 
 def compile_for_ten_minutes(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Compile for ten minutes, after a file that shows that it has begun."""
-    (folder / "begun").touch()
-    time.sleep(600)
+    """Compile for ten minutes, in a program of its own. Its process id is in a file."""
+    compiler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    (folder / "begun").write_text(str(compiler.pid))
+    compiler.wait()
+    return compile_slowly(plan, graph, folder)
+
+
+def compile_without_compiler(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
+    """Fail because a program is missing."""
+    subprocess.run(["no-compiler-of-this-name"], check=True)
     return compile_slowly(plan, graph, folder)
 
 
@@ -64,4 +73,5 @@ def expected_bytes(plan: CompilePlan, graph: str) -> int:
 SLOW = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_slowly)
 LONG = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_for_ten_minutes)
 DYING = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_and_die)
+ABSENT = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_compiler)
 FULL = replace(CPU, expected_bytes=expected_bytes, compile_graph=compile_without_room)

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 from qwen3_omni_neuron.compilation.plan import GRAPHS, HEARING_GRAPHS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree, tree_lock
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
-from testing.made_trees import DYING, FULL, SLOW
+from testing.made_trees import ABSENT, DYING, FULL, SLOW
 from testing.specs import plan_of
 
 MOMENTS = 10
@@ -134,17 +134,50 @@ def test_interrupted_at_any_moment_and_resumed_it_is_the_same_tree(
     assert content(tree) == expected
 
 
-def test_what_a_killed_run_was_compiling_ends_with_it_and_the_folder_is_free(
-    plan: CompilePlan, clean: Path, tmp_path: Path
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_what_an_interrupted_run_was_compiling_ends_with_it_and_the_folder_is_free(
+    plan: CompilePlan, clean: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
+    """The compiler, too, which is a program of its own."""
     process = start(plan, tmp_path, "LONG")
-    while not (tmp_path / ".thinker.part" / "begun").exists():
+    begun = tmp_path / ".thinker.part" / "begun"
+    while not (begun.exists() and begun.read_text()):
         assert process.poll() is None, "it ended before it began to compile"
         time.sleep(0.01)
-    process.kill()
+    compiler = int(begun.read_text())
+    process.send_signal(how)
     process.wait()
+    until_s = time.monotonic() + PATIENCE_S
+    while runs(compiler):
+        assert time.monotonic() < until_s, "the compiler goes on"
+        time.sleep(0.01)
     assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS
     assert content(tmp_path) == content(clean)
+
+
+def runs(pid: int) -> bool:
+    """Tell whether a process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_folders_that_a_compiler_removes_while_they_are_counted_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "graph.bin").write_bytes(bytes(7))
+    (tmp_path / "work" / "deep").mkdir(parents=True)
+    scan = os.scandir
+
+    def removing(path: Any) -> Any:
+        if path == str(tmp_path / "work"):
+            shutil.rmtree(tmp_path / "work", ignore_errors=True)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", removing)
+    assert runner._folder_bytes(tmp_path) == 7
+    assert not (tmp_path / "work").exists()
 
 
 def test_a_graph_appears_in_one_piece(plan: CompilePlan, clean: Path, tmp_path: Path) -> None:
@@ -348,6 +381,13 @@ def test_a_compiler_that_crashes_is_quoted_and_the_rest_is_kept(
     assert sorted(p.name for p in tmp_path.iterdir()) == [".lock", "thinker"]
     assert compile_tree(plan, tmp_path, SLOW).compiled == GRAPHS[1:]
     assert content(tmp_path) == content(clean)
+
+
+def test_what_a_compile_itself_can_not_read_is_no_error_of_the_tree(
+    plan: CompilePlan, tmp_path: Path
+) -> None:
+    with pytest.raises(CompileError, match=r"thinker: its compile failed: .*no-compiler-of-this"):
+        compile_tree(plan, tmp_path, ABSENT)
 
 
 def test_a_full_disk_leaves_nothing_by_half(plan: CompilePlan, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,9 +19,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.compilation import storage
 from qwen3_omni_neuron.compilation.manifest import MANIFEST_FILE, RECORD_FILE, read_manifest
 from qwen3_omni_neuron.compilation.plan import GRAPHS
-from qwen3_omni_neuron.compilation.runner import LOCK_FILE, compile_tree
+from qwen3_omni_neuron.compilation.runner import LOCK_FILE, compile_tree, tree_lock
 from qwen3_omni_neuron.compilation.storage import local_tree, pull_tree, push_tree, tree_cache
 from qwen3_omni_neuron.errors import ArtifactError, NotInstalledError, OptionError, OutputError
 from testing.made_trees import FILES, SLOW
@@ -240,6 +242,23 @@ def test_another_tree_or_a_compile_is_not_overwritten(
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="can't be written"):
         pull_tree(str(store), tmp_path / "file" / "tree")
+
+
+def test_a_tree_that_came_while_it_waited_for_the_folder_is_not_overwritten(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+
+    @contextmanager
+    def late_lock(folder: Path, wait_s: float) -> Iterator[int]:
+        with tree_lock(folder, wait_s) as descriptor:
+            (folder / MANIFEST_FILE).write_text("{}")
+            yield descriptor
+
+    monkeypatch.setattr(storage, "tree_lock", late_lock)
+    with pytest.raises(ArtifactError, match="has another tree"):
+        pull_tree(str(store), place)
+    assert (place / MANIFEST_FILE).read_text() == "{}"
 
 
 @pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../../outside", "a//b"])

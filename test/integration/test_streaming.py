@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.remote import RemoteTalker
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
@@ -210,6 +212,37 @@ def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) ->
     assert threading.active_count() == threads
     Qwen3Omni.load(checkpoint, max_concurrency=1)
     wait_until(lambda: threading.active_count() == threads)
+
+
+def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(
+    checkpoint: Path,
+) -> None:
+    """As by the garbage collector, in the thread whose call an engine's `close` waits for."""
+    calling, closed = threading.Lock(), []
+
+    class Thinker:
+        def __init__(self, engine: Any):
+            self._engine = engine
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._engine, name)
+
+        def step(self, *given: Any) -> Any:
+            with calling:
+                if not closed:
+                    closed.append(omni.close())
+                return self._engine.step(*given)
+
+        def close(self) -> None:
+            assert calling.acquire(timeout=20)
+
+    def wrap(engines: Engines) -> Engines:
+        return replace(engines, thinker=Thinker(engines.thinker))  # type: ignore[arg-type]
+
+    omni = Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=wrap)
+    with pytest.raises(ClosedError, match="closed while the request ran"):
+        list(omni.stream([{"role": "user", "content": "Hello"}], thinker_max_new_tokens=20))
+    wait_until(lambda: not any(stage._thread.is_alive() for stage in omni._pipeline._stages))
 
 
 def test_a_stream_keeps_its_model_alive(checkpoint: Path) -> None:

@@ -225,6 +225,30 @@ def test_a_deadline_is_raised_in_a_loop_too(
     assert slots_are_free(omni)
 
 
+def test_a_loop_that_is_closed_while_a_stream_waits_in_it_fails_nobody(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage that has an event for it goes on, and the stream may be read by a thread."""
+    engine, may_prefill = omni._pipeline._engines.thinker, threading.Event()
+    original = engine.prefill
+
+    def held(*arguments: Any) -> Any:
+        assert may_prefill.wait(60)
+        return original(*arguments)
+
+    monkeypatch.setattr(engine, "prefill", held)
+    stream, other = (omni.stream(HELLO, seed=seed, **LIMITS) for seed in (3, 4))
+    loop = asyncio.new_event_loop()
+    waiting: Any = loop.create_task(anext(stream))
+    while stream._live.output.on_change is None:
+        loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    may_prefill.set()
+    assert isinstance(list(other)[-1], Finished)
+    assert isinstance(list(stream)[-1], Finished)
+    waiting._log_destroy_pending = False
+
+
 def test_a_closed_stream_ends(omni: Qwen3Omni) -> None:
     stream = omni.stream(HELLO, **LIMITS)
     stream.close()

@@ -1,16 +1,20 @@
 """The runtime over engines that only take time: what is said, when, and what failures do."""
 
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.runtime.request import frame_pace
+from qwen3_omni_neuron.runtime.request import WrittenReply, frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.simulation import EOS, Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -133,6 +137,33 @@ def test_a_text_that_nobody_reads_is_bounded(simulate: Simulate) -> None:
     assert finish(stream).token_ids == [*tokens, EOS]
 
 
+@pytest.mark.parametrize("speak", [False, True])
+def test_a_text_with_stop_strings_goes_on_when_its_caller_reads_again(
+    simulate: Simulate, speak: bool
+) -> None:
+    """The thinker waits for room for many tokens, and goes on when there is room for so many."""
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.02, 0.01, 0.01))
+    tokens = [number % 300 for number in range(1100)]
+    stream = simulation.start(tokens, 40, speak=speak, thinker_limit=5000, stop=("never comes",))
+    simulation.clock.sleep(20.0)
+    assert len(simulation.called("thinker.step")) < 1024
+    begin_s = simulation.clock.now()
+    assert finish(stream).token_ids == [*tokens, EOS]
+    assert simulation.clock.now() - begin_s < 10
+
+
+def test_tokens_that_complete_no_character_are_not_held_for_ever(simulate: Simulate) -> None:
+    """A stop string may begin in the last character alone, whatever came before it."""
+    simulation = simulate()
+    stream = simulation.start(
+        [1] + [200] * 900,
+        speak=False,
+        stop=("never comes",),
+        decode_text=lambda ids: "".join("\ufffd" if id_ == 200 else "a" for id_ in ids),
+    )
+    assert len(finish(stream).token_ids) == 902
+
+
 def test_an_empty_reply_is_no_speech(simulate: Simulate) -> None:
     simulation = simulate()
     result = finish(simulation.start([], 5))
@@ -192,6 +223,13 @@ def test_a_fixed_schedule_is_kept_to(simulate: Simulate) -> None:
     assert [chunk.frames for chunk in chunks] == [1, 2, 8, 8, 8, 3]
     first = [chunk.first_sample for chunk in chunks]
     assert first == [0, *(1920 * n - 555 for n in (1, 3, 11, 19, 27))]
+
+
+def test_a_chunk_may_be_longer_than_what_else_waits_for_the_vocoder(simulate: Simulate) -> None:
+    simulation = simulate(sizes=Sizes(chunk_frames=(1, 200)))
+    stream = simulation.start(TOKENS, 500, chunk_frames=(1, 200), wait_timeout_s=60.0)
+    chunks = [event for event in stream if isinstance(event, AudioChunk)]
+    assert [chunk.frames for chunk in chunks] == [1, 200, 200, 99]
 
 
 def test_a_chunk_size_that_is_not_compiled_is_refused(simulate: Simulate) -> None:
@@ -477,6 +515,51 @@ def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
     simulation.clock.sleep(20.0)
     stream.close()
     simulation.clock.sleep(0.2)
+    simulation.assert_idle()
+
+
+def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(
+    simulate: Simulate,
+) -> None:
+    """Nor does a reply of several pieces go on with the next one."""
+
+    def decode(ids: list[int]) -> str:
+        if ids == [11]:
+            closing = threading.Thread(target=stream.close)
+            closing.start()
+            closing.join()
+        return f"<{ids}>"
+
+    simulation = simulate(Times(0.1, 0.05, 0.01, 0.05, 0.02, 0.02, 0.01), frames=5)
+    request = simulation.request([1, 2], 5, decode_text=decode)
+    pieces = [replace(request, written=WrittenReply((n, n + 1, n + 2))) for n in (10, 20, 30)]
+    stream = SpeechStream(simulation.pipeline, pieces[0], owner=None, later=pieces[1:])
+    assert [event.token_ids for event in stream] == [[10], [11]]  # type: ignore[union-attr]
+    simulation.clock.sleep(1.0)
+    simulation.assert_idle()
+
+
+def test_a_stream_that_a_stage_itself_collects_frees_its_slot(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may run in a stage's thread, after its look at what has ended."""
+    simulation = simulate(Times(0.1, 0.2, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
+    talker = simulation.pipeline._talker
+    select, streams = talker._select, [simulation.start(list(range(50)), 400)]
+    for _ in range(4):
+        next(streams[0])
+    dropped = threading.Event()
+
+    def selecting() -> Any:
+        work = select()
+        if work is None and dropped.is_set():
+            streams.clear()
+        return work
+
+    monkeypatch.setattr(talker, "_select", selecting)
+    dropped.set()
+    simulation.clock.sleep(1.0)
+    assert not streams
     simulation.assert_idle()
 
 

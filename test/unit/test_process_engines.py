@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -339,6 +340,23 @@ def test_what_fails_while_building_is_raised_here(start: Process) -> None:
     assert is_gone(processes[1].pid) and is_gone(processes[2].pid)
     with pytest.raises(Exception, match="lambda"):
         start(lambda: None)
+
+
+def test_why_an_engine_can_not_be_built_is_not_lost_where_its_process_ends_at_once(
+    start: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says so and ends after the wait for its answer, before the look at the process."""
+    process = start(broken_engine)
+
+    def nothing_yet(*_: float) -> list[Any]:
+        monkeypatch.undo()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        return []
+
+    late = SimpleNamespace(poll=nothing_yet)
+    monkeypatch.setattr(process, "_poll", late)
+    with pytest.raises(CheckpointError, match=r"config\.json is missing"):
+        process.wait_ready(START_S)
 
 
 def test_an_engine_that_is_not_ready_in_time_is_ended(start: Process) -> None:

@@ -42,14 +42,21 @@ def test_rows_are_the_tokens_then_tts_eos_once_then_tts_pad(text: Buffer) -> Non
 
 def test_a_full_buffer_has_no_room_and_wakes_its_writer_when_it_has(text: Buffer) -> None:
     for token in range(3):
-        assert text.has_space
+        assert text.has_space and text.may_put(1)
         text.put(token)
-    assert not text.has_space
+    assert not text.has_space and not text.may_put(1)
     assert text.woken == 0
     assert text.take() == 0
     assert text.woken == 1
     text.take()
     assert text.woken == 1, "nobody waits for more room than there was"
+
+
+def test_a_writer_of_several_tokens_is_woken_when_there_is_room_for_them_all(text: Buffer) -> None:
+    text.put(0)
+    text.put(1)
+    assert text.may_put(1) and not text.may_put(3)
+    assert [(text.take(), text.woken) for _ in range(2)] == [(0, 0), (1, 1)]
 
 
 def test_without_a_reader_there_is_room_for_ever(text: Buffer) -> None:

@@ -3,13 +3,12 @@
 One run at a time writes into a tree: it holds the tree's lock.
 """
 
-import errno
 import fcntl
 import os
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ from qwen3_omni_neuron.compilation.manifest import (
 from qwen3_omni_neuron.compilation.plan import GRAPHS, CompilePlan, graphs_of
 from qwen3_omni_neuron.compilation.target import Target
 from qwen3_omni_neuron.compilation.versions import installed_versions
-from qwen3_omni_neuron.compilation.worker import run_worker
+from qwen3_omni_neuron.compilation.worker import is_full, run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
 LOCK_FILE = ".lock"
@@ -171,7 +170,7 @@ def _compile(
             if target.keeps_failed and isinstance(error, CompileError):
                 part.rename(tree / f".{graph}.failed")
             shutil.rmtree(part, ignore_errors=True)
-            if isinstance(error, OSError) and _is_full(error):
+            if isinstance(error, OSError) and is_full(error):
                 raise _full(tree, graph, expected[graph], written) from error
             raise
         _swap(tree, graph, part)
@@ -242,17 +241,13 @@ def _sweep(tree: Path) -> None:
 
 
 def _folder_bytes(folder: Path) -> int:
+    """Return the size of a folder's files. What a compiler removes meanwhile is not counted."""
     total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:  # a compiler's temporary file
-            continue
+    for parent, _, names in os.walk(folder):  # passes over a folder that is gone
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
     return total
-
-
-def _is_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _full(tree: Path, graph: str, expected: int, written: int) -> OutputError:
@@ -265,7 +260,7 @@ def _full(tree: Path, graph: str, expected: int, written: int) -> OutputError:
 
 
 def _output_error(tree: Path, error: OSError) -> OutputError:
-    if _is_full(error):
+    if is_full(error):
         return OutputError(
             f"no space is left on the disk of {tree}. Make room and run it again: the graphs that "
             "are finished are kept."

@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -115,11 +115,12 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
         )
     manifest = parse_manifest(content, f"{url}/{MANIFEST_FILE}")
     place = folder or tree_cache() / found
-    _refuse_others(place, found)
+    _refuse_others(place, found)  # at once, and not after a compile that holds the lock
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tree_lock(place, PULL_TIMEOUT_S):
             if not _is_whole(place, found):
+                _refuse_others(place, found)  # what came while it waited
                 _fill(place, store, manifest, content, progress)
     except OSError as error:
         if isinstance(error, OutputError):
@@ -288,9 +289,11 @@ def _is_whole(folder: Path, wanted: str) -> bool:
 
 def _refuse_others(folder: Path, wanted: str) -> None:
     """Check that a folder has no other tree, whole or being compiled. Raises ArtifactError."""
-    manifest = folder / MANIFEST_FILE
-    if manifest.exists() and _hash(manifest.read_bytes()) != wanted:
-        raise ArtifactError(f"{folder} has another tree. Pull into another folder, or delete it.")
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if _hash((folder / MANIFEST_FILE).read_bytes()) != wanted:
+            raise ArtifactError(
+                f"{folder} has another tree. Pull into another folder, or delete it."
+            )
     if found := sorted(folder.glob(f"*/{RECORD_FILE}")):
         raise ArtifactError(
             f"{folder} is a folder that compile writes into: it has {found[0]}. Pull into another."

@@ -4,12 +4,15 @@ A process of its own returns its memory when it ends, can crash without ending t
 change its environment variables.
 """
 
+import errno
 import os
 import pickle
 import select
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +43,10 @@ def run_worker(
     """Compile one graph into `folder` in a new process, and wait for it.
 
     lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
-    The process is killed when this function ends in any way.
-    Raises the exception of the compile, and CompileError where the process ended without one.
+    The process is killed when this function ends in any way, and with it the compilers that it has
+    started.
+    Raises the exception of the compile, an OSError as a CompileError unless a disk is full, and
+    CompileError where the process ended without one.
     """
     results, answers = os.pipe()
     output = OutputTail()
@@ -51,6 +56,7 @@ def run_worker(
             (answers, lock),
             output,
             stdin=subprocess.PIPE,
+            start_new_session=True,
         )
         try:
             os.close(answers)
@@ -59,7 +65,8 @@ def run_worker(
             answer = _exchange(process, job, results, tick)
             status = process.wait()
         finally:
-            process.kill()
+            with suppress(ProcessLookupError, PermissionError):  # nobody is left in its session
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if not answer:
             raise CompileError(
@@ -68,13 +75,21 @@ def run_worker(
             )
         done, value = pickle.loads(answer)
         if not done:
-            raise value.exception()
+            error = value.exception()
+            if isinstance(error, OSError) and not is_full(error):
+                raise CompileError(f"{graph}: its compile failed: {error}") from error
+            raise error
         return value
     finally:
         os.close(results)
         if answers != -1:
             os.close(answers)
         output.close()
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether an error says that a disk or a quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(answers: int, lock: int, parent: int) -> None:

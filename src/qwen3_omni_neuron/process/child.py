@@ -92,7 +92,8 @@ def follow_parent(parent: int) -> None:
     """Make this process, a child, ignore Ctrl-C and end when its parent ends.
 
     Ctrl-C reaches every process of the terminal; the parent decides what to do about it. It ends
-    together with its parent even in the middle of a call. STACK_SIGNAL has it print its stack.
+    together with its parent even in the middle of a call, and with it what it has started, where it
+    has a session of its own. STACK_SIGNAL has it print its stack.
     parent: the parent's process id.
     """
     # The parent has blocked the signal until here, so that it does no harm during the imports.
@@ -105,6 +106,8 @@ def follow_parent(parent: int) -> None:
 def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
+    if os.getsid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 

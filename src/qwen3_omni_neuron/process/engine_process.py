@@ -144,8 +144,13 @@ class EngineProcess:
         return done, value if done else value.exception()
 
     def check(self) -> None:
-        """Raise EngineDiedError where the process has ended or was stopped, which ends it."""
+        """Raise EngineDiedError where the process has ended or was stopped, which ends it.
+
+        What it sent before it ended is to be taken first: where there is any, nothing is raised.
+        """
         if self._process.poll() is not None:
+            if self._poll.poll(0):
+                return
             raise self._died()
         if _is_stopped(self.pid):
             self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")

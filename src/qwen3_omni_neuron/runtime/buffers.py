@@ -15,8 +15,8 @@ class TokenBuffer:
     The rows are every token of the text, tts_eos once when the text has ended, and tts_pad from
     then on. `close` sets the end and the error that caused it in one step, so that a reader never
     sees an end without its error. A reader that finds nothing waits on `changed`, the condition of
-    its stage, until the request's deadline; its lock guards every field. A writer that finds the
-    buffer full is woken by `on_space`. written: number of tokens that were put.
+    its stage, until the request's deadline; its lock guards every field. A writer that may not put
+    its tokens is woken by `on_space` when it may. written: number of tokens that were put.
     """
 
     def __init__(
@@ -30,6 +30,7 @@ class TokenBuffer:
         self._changed, self._on_space = changed, on_space
         self._eos_id, self._pad_id, self._capacity = eos_id, pad_id, capacity
         self._tokens: deque[int] = deque()
+        self._wanted = 0  # tokens that the writer waits to put
         self.written = 0
         self._closed = self._abandoned = self._eos_taken = False
         self._error: BaseException | None = None
@@ -37,11 +38,13 @@ class TokenBuffer:
     @property
     def has_space(self) -> bool:
         """True where the writer may put one more token; always, once the reader has left."""
-        return self.has_space_for(1)
+        return self._abandoned or len(self._tokens) < self._capacity
 
-    def has_space_for(self, tokens: int) -> bool:
-        """Return whether the writer may put so many tokens; always, once the reader has left."""
-        return self._abandoned or len(self._tokens) + tokens <= self._capacity
+    def may_put(self, tokens: int) -> bool:
+        """Return whether the writer may put so many tokens; where not, `on_space` says when."""
+        space = self._abandoned or len(self._tokens) + tokens <= self._capacity
+        self._wanted = 0 if space else tokens
+        return space
 
     @property
     def closed(self) -> bool:
@@ -54,7 +57,7 @@ class TokenBuffer:
         return bool(self._tokens) or self._closed
 
     def put(self, token_id: int) -> None:
-        """Append a token. The writer must have checked `has_space`."""
+        """Append a token. The writer must have asked `may_put`."""
         assert not self._closed, "a closed buffer takes no token"
         self.written += 1
         if self._abandoned:
@@ -101,7 +104,7 @@ class TokenBuffer:
 
     def _pop(self) -> int:
         token_id = self._tokens.popleft()
-        if len(self._tokens) == self._capacity - 1:
+        if self._wanted and self.may_put(self._wanted):
             self._on_space()
         return token_id
 
@@ -130,16 +133,19 @@ class Output:
         self.changed, self._on_space = changed, on_space
         self._items: deque[Item] = deque()
         self._chunks = 0
+        self._wanted = 0  # tokens that the thinker's stage waits to put
         self.on_change: Callable[[], None] | None = None
 
     @property
     def has_space_for_token(self) -> bool:
         """True where the thinker's stage may put a token."""
-        return self.has_space_for(1)
+        return len(self._items) - self._chunks < MAX_TOKENS
 
-    def has_space_for(self, tokens: int) -> bool:
-        """Return whether the thinker's stage may put so many tokens."""
-        return len(self._items) - self._chunks + tokens <= MAX_TOKENS
+    def may_put(self, tokens: int) -> bool:
+        """Return whether the thinker's stage may put so many tokens; else `on_space` says when."""
+        space = len(self._items) - self._chunks + tokens <= MAX_TOKENS
+        self._wanted = 0 if space else tokens
+        return space
 
     @property
     def has_space_for_chunk(self) -> bool:
@@ -172,9 +178,9 @@ class Output:
         """Remove and return the oldest item. Returns None where there is none."""
         if not self._items:
             return None
-        had_space = self.has_space_for_token and self.has_space_for_chunk
+        had_space = self.has_space_for_chunk
         item = self._items.popleft()
         self._chunks -= isinstance(item, AudioChunk)
-        if not had_space:
+        if not had_space or (self._wanted and self.may_put(self._wanted)):
             self._on_space()
         return item

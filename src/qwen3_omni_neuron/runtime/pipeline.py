@@ -199,6 +199,15 @@ class Pipeline:
             self._warm_ups.clear()
             for stage in self._stages:
                 stage.close()
+        if any(stage.is_current for stage in self._stages):
+            # The garbage collector closes a dropped model, perhaps within an engine's call, whose
+            # end the engine's `close` waits for.
+            threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
+        else:
+            self._end_engines(join_timeout_s)
+
+    def _end_engines(self, join_timeout_s: float | None) -> None:
+        """Close the engines, and wait for the stages' threads."""
         for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
             if engine is not None:
                 engine.close()
@@ -303,7 +312,7 @@ class Pipeline:
         """Let every stage select again: a request has ended, or a queue has space again."""
         with self._lock:
             for stage in self._stages:
-                stage.changed.notify_all()
+                stage.wake()
 
 
 def _schedule(wanted: TalkerRequest, vocoder: Vocoder) -> Schedule:

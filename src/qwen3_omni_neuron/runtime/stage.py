@@ -82,7 +82,7 @@ class Stage(ABC, Generic[AnyTask]):
         self._enter_thread, self._on_release = shared.enter_thread, shared.on_release
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
-        self._closing = self._ended = False
+        self._closing = self._ended = self._woken = False
         self._calls, self._busy_s = 0, 0.0  # this stage's thread alone writes these three
         self._called_s: float | None = None  # when the engine's call in progress began
         self._thread = shared.clock.thread(self._run, f"qwen3-omni-{name}")
@@ -109,10 +109,21 @@ class Stage(ABC, Generic[AnyTask]):
         self._closing = True
         self.changed.notify_all()
 
+    @property
+    def is_current(self) -> bool:
+        """True in its own thread."""
+        return threading.current_thread() is self._thread
+
+    def wake(self) -> None:
+        """Let the thread select again. The lock is held.
+
+        Also by the thread itself, in which the garbage collector may end a request at any line.
+        """
+        self._woken = True
+        self.changed.notify_all()
+
     def join(self, timeout_s: float | None) -> None:
-        """Wait until the thread has ended; return at once in that thread. The lock is free."""
-        if threading.current_thread() is self._thread:
-            return
+        """Wait until the thread has ended. The lock is free."""
         with self._lock:
             while not self._ended:
                 if not self.changed.wait(timeout_s):
@@ -154,6 +165,7 @@ class Stage(ABC, Generic[AnyTask]):
         """Wait for work and return it, None where the stage is closed. Ends late requests."""
         with self._lock:
             while True:
+                self._woken = False
                 now = self._clock.now()
                 for task in list(self._tasks):
                     if now >= task.live.deadline_s(now):
@@ -165,6 +177,8 @@ class Stage(ABC, Generic[AnyTask]):
                 work = self._select()
                 if callable(work):
                     return work
+                if self._woken:
+                    continue
                 # No limit without a request. With one, another stage may never return from a call
                 # for it, and then its deadline has to be noticed here.
                 waits = [task.live.request.wait_timeout_s for task in self._tasks]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 
 INCOMPLETE = "\ufffd"  # what the tokenizer decodes a part of a character to
+_MOST_INCOMPLETE = 3  # of them at a text's end may become another character: it has 4 bytes at most
 
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], list[int]]
@@ -49,14 +50,17 @@ class StopStrings:
         return passed
 
     def _begun(self, text: str) -> int:
-        """Return how many characters at the end of a text may begin a stop string."""
-        if text.endswith(INCOMPLETE):
-            return len(text)
+        """Return how many characters at the end of a text may begin a stop string.
+
+        Those of an incomplete character may become any other.
+        """
+        incomplete = min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
+        text = text[: len(text) - incomplete]
         longest = max(map(len, self._strings)) - 1
         for length in range(min(longest, len(text)), 0, -1):
             if any(string.startswith(text[-length:]) for string in self._strings):
-                return length
-        return 0
+                return length + incomplete
+        return incomplete
 
     def _tokens_within(self, text: str, length: int) -> int:
         """Return how many of the held tokens spell no more than the first `length` characters."""

@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -65,7 +66,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         except BaseException:
             self.close()
             raise
-        self._done = isinstance(event, Finished)
+        if isinstance(event, Finished):  # False would undo the `close` of another thread
+            self._done = True
         return event
 
     async def __anext__(self) -> Event:
@@ -82,7 +84,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         except BaseException:
             self.close()
             raise
-        self._done = isinstance(event, Finished)
+        if isinstance(event, Finished):
+            self._done = True
         return event
 
     async def bursts(self) -> AsyncIterator[list[Event]]:
@@ -237,7 +240,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         def wake() -> None:
             if live.ended or holds():
                 live.output.on_change = None
-                loop.call_soon_threadsafe(end)
+                with suppress(RuntimeError):  # the loop was closed: nobody waits in it any more
+                    loop.call_soon_threadsafe(end)
 
         with live.output.changed:
             if live.ended or holds():

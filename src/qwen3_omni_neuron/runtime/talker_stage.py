@@ -60,8 +60,8 @@ class TalkerTask(Task):
 
     @property
     def has_space(self) -> bool:
-        """True where one more frame may wait for the vocoder."""
-        return self.live.waiting_frames < MAX_WAITING_FRAMES
+        """True where one more frame may wait for the vocoder, whose next chunk may be long."""
+        return self.live.waiting_frames < max(MAX_WAITING_FRAMES, self.live.chunk_wanted)
 
 
 class TalkerStage(Stage[TalkerTask]):

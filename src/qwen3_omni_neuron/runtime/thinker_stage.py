@@ -15,7 +15,7 @@ from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
-from qwen3_omni_neuron.runtime.request import LiveRequest
+from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
@@ -57,7 +57,8 @@ class ThinkerTask(Task):
         tokenised anew to: at most a token for each of its bytes.
         """
         tokens = 1 if self.stop is None else self.stop.held + 1 + MOST_TOKENS_ANEW
-        return self.live.text.has_space_for(tokens) and self.live.output.has_space_for(tokens)
+        tokens = min(tokens, MOST_WRITTEN)  # what an empty buffer takes
+        return self.live.text.may_put(tokens) and self.live.output.may_put(tokens)
 
 
 class ThinkerStage(Stage[ThinkerTask]):
