@@ -35,6 +35,7 @@ from qwen3_omni_neuron.options import (
     RequestArguments,
     RequestOptions,
     SpeechArguments,
+    check_defaults,
 )
 from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
@@ -137,6 +138,7 @@ class Qwen3Omni:
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
+        check_defaults(defaults, folder)
         engines = load_engines(find_target(plan.target), spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)

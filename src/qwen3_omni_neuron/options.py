@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_t
 
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.sampling import SamplingParams
-from qwen3_omni_neuron.errors import OptionError, format_value
+from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
 _MAX_TOP_K = 2**31 - 1  # more than any vocabulary; engines keep it in 32 bits
@@ -351,6 +351,23 @@ class RequestOptions:
                 f"unknown speaker {format_value(self.speaker)}. This checkpoint has {names}."
             )
         return speakers[self.speaker.lower()]
+
+
+def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
+    """Check a checkpoint's defaults as options are. Raises CheckpointError."""
+    for name, values in (
+        ("do_sample", _FLAG),
+        ("temperature", _FACTOR),
+        ("top_k", _TOP_K),
+        ("top_p", _PROBABILITY),
+        ("repetition_penalty", _FACTOR),
+    ):
+        value = getattr(defaults, name)
+        if not values.accepts(value):
+            raise CheckpointError(
+                f"{folder}/generation_config.json: {name} must be {values.phrase}, got "
+                f"{format_value(value)}. Correct it there."
+            )
 
 
 def _or_default(value: Any, default: Any) -> Any:

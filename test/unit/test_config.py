@@ -1,11 +1,13 @@
 """Reading of config.json and generation_config.json into dataclasses."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.model.config import (
@@ -112,6 +114,29 @@ def test_generation_defaults_come_from_the_checkpoint(checkpoint: Path, tmp_path
     expected = GenerationDefaults(do_sample=True, temperature=0.7, top_k=20, top_p=0.8)
     assert read_generation_defaults(checkpoint) == expected
     assert read_generation_defaults(tmp_path) == GenerationDefaults(do_sample=False)
+    (tmp_path / "generation_config.json").write_text('{"top_k": null, "top_p": 0.5}')
+    assert read_generation_defaults(tmp_path) == GenerationDefaults(top_p=0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 0.0),
+        ("top_p", 0),
+        ("top_k", -1),
+        ("repetition_penalty", "1"),
+        ("do_sample", 1),
+    ],
+)
+def test_defaults_that_no_request_could_ask_for_are_refused(
+    checkpoint: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "copy")
+    (folder / "generation_config.json").write_text(json.dumps({name: value}))
+    with pytest.raises(
+        CheckpointError, match=rf"copy/generation_config.json: {name} must be .*, got"
+    ):
+        Qwen3Omni.load(folder)
 
 
 def released_code2wav(**sizes: Any) -> Code2WavConfig:

@@ -1,5 +1,6 @@
 """The dtypes of the CPU: how weights are packed, rounded and kept, and who computes with them."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.placement import stage_threads
+from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))
 ALL = ["thinker", "talker", "vocoder"]
@@ -257,3 +259,45 @@ def test_a_reply_does_not_depend_on_threads(checkpoint: Path, dtype: str, placem
     assert one.token_ids == four.token_ids
     assert one.codes.tolist() == four.codes.tolist()
     assert one.audio.tolist() == four.audio.tolist()
+
+
+OTHER_DEFAULTS = """
+import torch
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.cpu.native.binding import empty_floats
+
+def answer():
+    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=1, context_length=512) as omni:
+        return omni.generate_audio([{"role": "user", "content": "Please say seven"}], seed=1)
+
+expected = answer()
+torch.set_default_dtype(torch.bfloat16)
+found = answer()
+assert found.text == expected.text == "seven"
+assert found.codes.tolist() == expected.codes.tolist()
+assert abs(found.audio - expected.audio).max() == 0
+with torch.device("meta"):
+    made = empty_floats(2, 3)
+assert (made.dtype, made.device.type) == (torch.float32, "cpu")
+"""
+
+
+def test_what_the_c_fills_is_as_it_needs_it_whatever_torch_has_as_its_defaults() -> None:
+    run_python("-c", OTHER_DEFAULTS)
+
+
+FORKED = """
+import os, torch
+from qwen3_omni_neuron.model.kv_cache import lazy_zeros
+rows = lazy_zeros((4,), torch.float32)
+if os.fork() == 0:
+    rows[:] = 42
+    os._exit(0)
+os.wait()
+assert not rows.any()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_process_that_was_forked_has_a_cache_of_its_own() -> None:
+    run_python("-c", FORKED)

@@ -54,8 +54,8 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
     if not path.exists():
         return GenerationDefaults()
     raw = _read_json(path)
-    known = {name: raw[name] for name in GenerationDefaults.__dataclass_fields__ if name in raw}
-    return GenerationDefaults(**known)
+    names = GenerationDefaults.__dataclass_fields__
+    return GenerationDefaults(**{name: raw[name] for name in names if raw.get(name) is not None})
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class NativeTalker(TalkerEngine):
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
         # The library reads and writes the rows of a call's slots in them.
-        self._hidden_rows = torch.zeros(self.slots, codec_rows.shape[1])
-        self._feedback_rows = torch.zeros(self.slots, codec_rows.shape[1])
+        self._hidden_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
+        self._feedback_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
         self._hidden, self._feedback = self._hidden_rows[:, None], self._feedback_rows[:, None]
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:

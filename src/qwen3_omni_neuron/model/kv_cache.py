@@ -73,7 +73,9 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only where they are written, a small page at a time."""
     # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB: the first row of
     # each head would take one, and the time to fill it.
-    memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize)
+    # A process that was forked has its own rows, as it has its own of any other tensor.
+    own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, **own)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -20,6 +20,7 @@ from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_valu
 Waveform = NDArray[np.float32]
 BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
+MOST_SAMPLE = 2.0**31  # 32-bit integers as they are; the mel spectrum of 1e17 is infinite
 MIN_SECONDS = 0.03  # 3 mel frames; less holds nothing to recognise
 _UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives where the header has none
 
@@ -116,13 +117,15 @@ class _Resampled:
     def push(self, block: Waveform) -> Waveform:
         """Take a block; return the samples that it completes.
 
-        Raises AudioError for NaN or infinity, PromptTooLongError beyond the limit.
+        Raises AudioError for NaN and what is larger than MOST_SAMPLE, PromptTooLongError beyond
+        the limit.
         """
-        bad = len(block) - int(np.isfinite(block).sum())
+        bad = len(block) - int((np.abs(block) <= MOST_SAMPLE).sum())
         if bad:
             raise AudioError(
-                f"{self._where}: {bad} of {len(block)} samples are NaN or infinite, in the block "
-                f"that begins at {self._samples / self._rate:.3f} s."
+                f"{self._where}: {bad} of {len(block)} samples are NaN or larger than "
+                f"{MOST_SAMPLE:g}, in the block that begins at {self._samples / self._rate:.3f} s. "
+                "Give numbers from -1 to 1."
             )
         samples = self._samples + len(block)
         if samples > self._limit_s * self._rate:

@@ -5,7 +5,14 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.cpu.native.binding import Matrix, Number, Weights, check, pointer_to
+from qwen3_omni_neuron.cpu.native.binding import (
+    Matrix,
+    Number,
+    Weights,
+    check,
+    empty_floats,
+    pointer_to,
+)
 from qwen3_omni_neuron.cpu.native.matrix import TYPES, pack
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 
@@ -47,7 +54,7 @@ class NativeAudioConvolutions:
         if not 1 <= width <= c.chunk_mel_frames:
             raise ValueError(f"a width is of 1 to {c.chunk_mel_frames} mel frames, got {width}")
         columns = (c.chunk_mel_frames + 7) // 8
-        rows = torch.empty(len(chunks), columns, c.conv_channels * ((c.mel_bins + 7) // 8))
+        rows = empty_floats(len(chunks), columns, c.conv_channels * ((c.mel_bins + 7) // 8))
         chunks = chunks.contiguous()
         status = self._run(
             ctypes.byref(self._described),

@@ -105,6 +105,11 @@ class Weights:
         return Table(pointer, rows.numel() // width, width, TYPES[rows.dtype])
 
 
+def empty_floats(*shape: int) -> Tensor:
+    """Return a tensor for the C to fill, whatever type and device torch has as its defaults."""
+    return torch.empty(*shape, dtype=torch.float32, device="cpu")
+
+
 def pointer_to(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
     """Return the address of a dense tensor. Raises ValueError for another type or shape."""
     if tensor.shape != shape or tensor.dtype != dtype or tensor.device.type != "cpu":

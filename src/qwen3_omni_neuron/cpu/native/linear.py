@@ -5,7 +5,7 @@ import ctypes
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.cpu.native.binding import Weights, check, pointer_to
+from qwen3_omni_neuron.cpu.native.binding import Weights, check, empty_floats, pointer_to
 
 
 class NativeLinear(nn.Module):
@@ -25,7 +25,7 @@ class NativeLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map x, float32 [..., into], to [..., out]."""
         rows = x.reshape(-1, self._into).contiguous()
-        y = torch.empty(len(rows), self._out)
+        y = empty_floats(len(rows), self._out)
         status = self._run(
             ctypes.byref(self._matrix),
             len(rows),

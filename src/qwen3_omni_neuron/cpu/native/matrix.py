@@ -35,7 +35,8 @@ def pack(matrix: Tensor, library: ctypes.CDLL | None, dtype: torch.dtype | None 
         padded = F.pad(matrix, (0, 0, 0, -out % PANEL))
         return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
     matrix = matrix.contiguous()
-    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=dtype or matrix.dtype)
+    shape = packed_shape(tuple(matrix.shape))
+    packed = torch.empty(shape, dtype=dtype or matrix.dtype, device="cpu")
     count = matrix.numel() // (out * into)
     status = library.pack_matrices(
         packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size(), widen
@@ -55,8 +56,8 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
     Of a stack one matrix at a time, which bounds the memory.
     """
-    rounded = torch.empty(matrix.shape, dtype=torch.int8)
-    scale = torch.empty(matrix.shape[:-1])
+    rounded = torch.empty(matrix.shape, dtype=torch.int8, device="cpu")
+    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device="cpu")
     stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
     flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
     for one, to, by in zip(stack, *flat, strict=True):

@@ -22,6 +22,7 @@ from qwen3_omni_neuron.cpu.native.binding import (
     Table,
     Weights,
     check,
+    empty_floats,
     native_decoder,
     pointer_to,
 )
@@ -158,10 +159,10 @@ class NativeSteps:
         self._check_slots((slot,), start, start + count)
         # References, so that they live until the call has returned.
         positions = positions.contiguous()
-        logits, hidden = torch.empty(1, self._vocab), torch.empty(1, self._hidden)
-        accept_layer, accepted = 0, torch.empty(0)
+        logits, hidden = empty_floats(1, self._vocab), empty_floats(1, self._hidden)
+        accept_layer, accepted = 0, empty_floats(0)
         if self._thinker is not None:
-            accept_layer, accepted = self._thinker.accept_layer, torch.empty(count, self._hidden)
+            accept_layer, accepted = self._thinker.accept_layer, empty_floats(count, self._hidden)
         added = _Deepstack()
         if visual is not None and deepstack is not None:
             layers, places = len(deepstack), len(visual)

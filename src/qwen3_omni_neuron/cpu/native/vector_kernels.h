@@ -485,22 +485,46 @@ INLINE void KIND(softmax)(float *w, int64_t count)
         w[i] /= total;
 }
 
-/* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
- * counts are constants after inlining. */
-INLINE void KIND(mix)(float *const *mixed, float *const *weights, int count, const float *values,
-                      int64_t from, int64_t to, int64_t width, int64_t at, int vectors,
-                      int64_t left)
+/* Add the values of the rows from `start` up to `stop` to the queries that see them: `all` where
+ * every query does. One that is not seen may be NaN, which a weight of 0 would not keep out. */
+INLINE void KIND(mix_rows)(Vector (*sums)[4], float *const *weights, const int64_t *from,
+                           const int64_t *to, int count, const float *values, int64_t start,
+                           int64_t stop, int64_t width, int64_t at, int vectors, int64_t left,
+                           int all)
 {
-    Vector sums[QUERIES][4];
-    for (int q = 0; q < count; q++)
-        for (int v = 0; v < vectors; v++)
-            sums[q][v] = (Vector){0};
-    for (int64_t t = from; t < to; t++)
+    for (int64_t t = start; t < stop; t++)
         for (int v = 0; v < vectors; v++) {
             Vector value = KIND(some)(values + t * width + at + v * LANES, left - v * LANES);
             for (int q = 0; q < count; q++)
-                sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
+                if (all || (from[q] <= t && t < to[q]))
+                    sums[q][v] = KIND(fused)((Vector){0} + weights[q][t], value, sums[q][v]);
         }
+}
+
+/* Write `count` queries' weighted values, [vectors * LANES] of them, or fewer where only `left` are;
+ * counts are constants after inlining. Query q sees the rows from `from[q]` up to `to[q]`. */
+INLINE void KIND(mix)(float *const *mixed, float *const *weights, const int64_t *from,
+                      const int64_t *to, int count, const float *values, int64_t width, int64_t at,
+                      int vectors, int64_t left)
+{
+    Vector sums[QUERIES][4];
+    int64_t first = from[0], shared = from[0], shared_end = to[0], last = to[0];
+    for (int q = 1; q < count; q++) {
+        first = smaller(first, from[q]);
+        shared = larger(shared, from[q]);
+        shared_end = smaller(shared_end, to[q]);
+        last = larger(last, to[q]);
+    }
+    shared_end = larger(shared, shared_end);
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vectors; v++)
+            sums[q][v] = (Vector){0};
+    KIND(mix_rows)(sums, weights, from, to, count, values, first, shared, width, at, vectors, left,
+                   0);
+    KIND(mix_rows)(sums, weights, from, to, count, values, shared, shared_end, width, at, vectors,
+                   left, 1);
+    KIND(mix_rows)(sums, weights, from, to, count, values, shared_end, last, width, at, vectors,
+                   left, 0);
     for (int q = 0; q < count; q++)
         memcpy(mixed[q] + at, sums[q],
                (size_t)smaller(left, vectors * LANES) * sizeof(float));
@@ -524,21 +548,15 @@ INLINE void KIND(attend_count)(float *const *mixed, const float *const *queries,
         KIND(dots)(weights, t, queries, count, keys + t * width, DOTS / count, width, scale);
     for (; t < last; t++)
         KIND(dots)(weights, t, queries, count, keys + t * width, 1, width, scale);
-    for (int q = 0; q < count; q++) {
-        float *w = weights[q];
-        KIND(softmax)(w + from[q], to[q] - from[q]);
-        for (t = first; t < from[q]; t++) /* seen by the other queries alone */
-            w[t] = 0;
-        for (t = to[q]; t < last; t++)
-            w[t] = 0;
-    }
+    for (int q = 0; q < count; q++)
+        KIND(softmax)(weights[q] + from[q], to[q] - from[q]);
     int64_t at = 0;
     for (; at + 4 * LANES <= width; at += 4 * LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 4, 4 * LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, width, at, 4, 4 * LANES);
     for (; at + LANES <= width; at += LANES)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, LANES);
+        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, LANES);
     if (at < width)
-        KIND(mix)(mixed, weights, count, values, first, last, width, at, 1, width - at);
+        KIND(mix)(mixed, weights, from, to, count, values, width, at, 1, width - at);
 }
 
 static void KIND(attend)(float *const *mixed, const float *const *queries, const int64_t *from,
