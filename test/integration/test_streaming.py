@@ -217,7 +217,7 @@ def test_a_model_that_is_closed_or_dropped_leaves_no_thread(checkpoint: Path) ->
 def test_a_model_that_is_closed_in_the_middle_of_a_call_ends_all_the_same(
     checkpoint: Path,
 ) -> None:
-    """As by the garbage collector, in the thread whose call an engine's `close` waits for."""
+    """The garbage collector may close it in the thread whose call an engine's `close` waits for."""
     calling, closed = threading.Lock(), []
 
     class Thinker:
