@@ -80,6 +80,7 @@ class Qwen3Omni:
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
+        self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
         # Threads and processes end with the model, also where nobody closes it.
@@ -220,6 +221,7 @@ class Qwen3Omni:
             thinks=self.conversation.thinks,
             takes_tools=self.conversation.takes_tools,
             slots=self._slots,
+            max_queued=self._max_queued,
             context_length=self._context_length,
         )
 

@@ -537,7 +537,7 @@ def test_a_file_that_never_ends_is_cut_and_one_that_drips_is_a_408(server: Serve
         assert not answer or int(answer.split()[1]) == status
         assert answer or status == 413
     wait_until(lambda: server._gate.running == 0)
-    assert server._gate._held_bytes == 0
+    assert server.service.held.taken == 0
 
 
 class Endless:

@@ -181,7 +181,7 @@ def test_a_body_that_is_too_large_is_refused(server: Server) -> None:
         with pytest.raises(openai.APIStatusError, match="more than 400000 bytes") as refused:
             client.chat.completions.create(**large)
         assert refused.value.status_code == 413
-    wait_until(lambda: server._gate._held_bytes == 0)
+    wait_until(lambda: server.service.held.taken == 0)
 
 
 def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None:
@@ -192,12 +192,12 @@ def test_a_body_that_never_ends_is_cut_in_bounded_memory(server: Server) -> None
         try:
             for _ in range(2000):  # 64 MB
                 sock.sendall(part)
-                most = max(most, server._gate._held_bytes)
+                most = max(most, server.service.held.taken)
         except OSError:
             pass
         assert status_of(answer_of(sock)) in (0, 413)
     assert most <= 2 * 400_000
-    wait_until(lambda: server._gate._held_bytes == 0)
+    wait_until(lambda: server.service.held.taken == 0)
     still_answers(server)
 
 
@@ -215,13 +215,13 @@ def test_bodies_together_are_bounded(omni: Qwen3Omni) -> None:
     with serving(omni, max_bodies_bytes=100_000) as server:
         with connected(server) as sock:
             sock.sendall(head(200_000) + b"x" * 90_000)
-            wait_until(lambda: server._gate._held_bytes == 90_000)
+            wait_until(lambda: server.service.held.taken == 90_000)
             with client_of(server) as client, pytest.raises(openai.InternalServerError) as refused:
                 more: Any = {**ASKED, "messages": [{"role": "user", "content": "x" * 20_000}]}
                 client.chat.completions.create(**more)
             assert refused.value.status_code == 503
             still_answers(server)
-        wait_until(lambda: server._gate._held_bytes == 0)
+        wait_until(lambda: server.service.held.taken == 0)
 
 
 def test_a_body_that_comes_too_slowly_is_a_408(server: Server) -> None:
@@ -516,7 +516,7 @@ def test_clients_that_vanish_leave_nothing(omni: Qwen3Omni, server: Server) -> N
             time.sleep(wait_s)
     wait_until(lambda: omni.status().running == 0 and omni.status().queued == 0)
     wait_until(lambda: server._gate.running == 0)
-    assert server._gate._held_bytes == 0
+    assert server.service.held.taken == 0
     still_answers(server)
 
 

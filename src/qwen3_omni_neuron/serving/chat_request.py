@@ -213,12 +213,6 @@ class ChatRequest(BaseModel):
         return "audio" in (self.modalities or ())
 
     @property
-    def has_media(self) -> bool:
-        """True where a message has sound, an image or a video."""
-        parts = (p for m in self.messages if isinstance(m.content, list) for p in m.content)
-        return any(not isinstance(part, TextPart | RefusalPart) for part in parts)
-
-    @property
     def in_vllm_omnis_way(self) -> bool:
         """True where speech is asked for as vllm-omni's clients do, without `audio`."""
         return self.speaks and self.audio is None

@@ -3,13 +3,14 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
-from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
+from qwen3_omni_neuron.serving.context import BODY_COPIES, Context
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
@@ -40,7 +41,6 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
         self._keys, self._sockets = Keys(service.settings.api_keys), RealtimeSockets(service)
-        self._held_bytes = 0
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,22 +53,24 @@ class Gate:
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
+        held = ExitStack()
         try:
-            await self._admit(scope, receive, context)
+            await self._admit(scope, receive, context, held)
             if scope["type"] == "websocket":
                 await self._open(scope, receive, answer)
             else:
                 await self._run(scope, receive, answer, context)
         except ApiError as error:
             context.error = error.code
-            context.release_body()
+            held.close()
             await answer.refuse(error)
         except Exception as error:  # whatever no handler has taken
             context.error = "internal_error"
             logs.logger.exception("failed", extra={"request_id": request_id})
             await answer.refuse(api_error_of(error))
         finally:
-            context.release_body()
+            held.close()
+            context.body = b""
             self.running -= not watched
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
@@ -80,8 +82,13 @@ class Gate:
             raise ApiError(404, message, "unknown_url")
         await self._sockets(scope, receive, answer.send)
 
-    async def _admit(self, scope: Scope, receive: Receive, context: Context) -> None:
-        """Check key, rate and state, and read the body. Raises ApiError."""
+    async def _admit(
+        self, scope: Scope, receive: Receive, context: Context, held: ExitStack
+    ) -> None:
+        """Check key, rate and state, and read the body. Raises ApiError.
+
+        held: takes what the request has until it ends: its account, its place.
+        """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
             raise ApiError(
@@ -102,7 +109,11 @@ class Gate:
         if context.method == "POST":
             # Once a request, as it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
+            context.account = self._service.account_of_request(context.owner)
+            held.callback(context.account.close)
             await self._read_body(headers, receive, context)
+            # After the body: who sends it slowly would keep others away from the model.
+            context.place = held.enter_context(self._service.requests.place(context.owner))
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, context: Context
@@ -110,32 +121,18 @@ class Gate:
         settings, parts = self._service.settings, list[bytes]()
         length = headers.get(b"content-length", b"0")
         self._check_size(int(length) if length.isdigit() else 0)
-        reserved = 0
-
-        def release(_: int) -> None:
-            self._held_bytes -= reserved
-
-        context.on_release = release
 
         async def read() -> None:
-            nonlocal reserved
-            more = True
+            size, more = 0, True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the client left.", "client_left")
                 part = message.get("body", b"")
+                size += len(part)
+                self._check_size(size)
+                context.account.hold(BODY_COPIES * len(part))
                 parts.append(part)
-                reserved += len(part)
-                self._held_bytes += len(part)
-                self._check_size(reserved)
-                if self._held_bytes > settings.max_bodies_bytes:
-                    raise ApiError(
-                        503,
-                        "the server holds as many bytes of requests as it may. Try again soon.",
-                        "too_many_bytes",
-                        retry_after_s=RETRY_S,
-                    )
                 more = message.get("more_body", False)
 
         try:

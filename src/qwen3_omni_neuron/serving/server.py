@@ -71,7 +71,7 @@ class Server:
             ssl_keyfile=settings.tls_key,
         )
         beside = (self._load_model, self._drained)
-        self._uvicorn = _Uvicorn(config, beside, self._on_signal)
+        self._uvicorn = _Uvicorn(config, beside, self._on_signal, self.service.decoder.close)
 
     @property
     def port(self) -> int:
@@ -103,6 +103,7 @@ class Server:
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log how far it is."""
+        self.service.decoder.start()
         done, made = threading.Event(), list[Any]()
 
         def load() -> None:
@@ -178,9 +179,11 @@ class _Uvicorn(uvicorn.Server):
         config: uvicorn.Config,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
         on_signal: Callable[[], None],
+        at_end: Callable[[], Coroutine[Any, Any, None]],
     ):
+        """beside: run until the server ends. at_end: runs then."""
         super().__init__(config)
-        self._beside, self._on_signal = beside, on_signal
+        self._beside, self._on_signal, self._at_end = beside, on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until it is told to end."""
@@ -190,6 +193,7 @@ class _Uvicorn(uvicorn.Server):
         finally:
             for task in tasks:
                 task.cancel()
+            await self._at_end()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""

@@ -181,6 +181,7 @@ class SpokenText:
         assert result is not None, "a stream that has ended"
         yield await self._service.model.in_thread(self._file.finish)
         self._context.finished(result, None)
+        self._context.place.leave()
         self._service.metrics.finished(result, player, 0)
         tokens, frames = result.timings.text_tokens, result.timings.frames
         self._usage = {

@@ -18,7 +18,6 @@ class RealtimeSockets:
 
     def __init__(self, service: Service):
         self._service = service
-        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
@@ -36,15 +35,7 @@ class RealtimeSockets:
         if service.model.sessions_end_in_s is not None:
             message = "the server ends: open the session again."
             raise ApiError(503, message, "model_draining", retry_after_s=RETRY_S)
-        most = service.settings.max_realtime_sessions
-        if self._open >= most:
-            raise ApiError(
-                503,
-                f"{most} realtime sessions are open, the most that are taken. Try again soon.",
-                "too_many_sessions",
-                retry_after_s=RETRY_S,
-            )
-        self._open += 1
+        place = service.sessions.place(context.owner)
         service.metrics.realtime_sessions.inc()
         pool = ThreadPoolExecutor(1, "realtime")
         try:
@@ -55,7 +46,7 @@ class RealtimeSockets:
             await LiveSession(service, context, omni, pool, receive, send).serve()
         finally:
             pool.shutdown(wait=False)
-            self._open -= 1
+            place.leave()
             service.metrics.realtime_sessions.dec()
 
 
