@@ -14,6 +14,7 @@ from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan,
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
 from qwen3_omni_neuron.conversation.pieces import cut
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.row_keys import NO_KEYS, prompt_keys
@@ -211,6 +212,11 @@ class Qwen3Omni:
     def transcription_instruction(self) -> str | None:
         """Text that asks this checkpoint for an audio's words, as far as it says; may be empty."""
         return self._defaults.transcription_instruction
+
+    @property
+    def media_settings(self) -> MediaSettings:
+        """Settings by which a process that has no model decodes media: see decoding.pool."""
+        return self.conversation.media_settings
 
     @property
     def info(self) -> ModelInfo:

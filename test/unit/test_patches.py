@@ -9,8 +9,9 @@ import pytest
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.patches import Patches, PatchMaker, SizeLimits
+from qwen3_omni_neuron.conversation.media.patches import Patches, PatchMaker
 from qwen3_omni_neuron.conversation.media.pixels import PixelSettings
+from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -78,7 +79,8 @@ def picture_grid(
 
 
 def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
-    sizes = (maker.patch_size, maker.merge_size, maker.temporal_patch_size)
+    made = maker.sizes
+    sizes = (made.patch_size, made.merge_size, made.temporal_patch_size)
     assert sizes == (PATCH, MERGE, TOGETHER)
 
 
@@ -93,7 +95,7 @@ def test_pictures_are_as_transformers_makes_them(
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
     made = maker.image(Image.fromarray(pixels), "here")
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
-    assert maker.tokens(made.grid) * MERGE**2 == len(made.values)
+    assert maker.sizes.tokens(made.grid) * MERGE**2 == len(made.values)
 
 
 @pytest.mark.parametrize("limits", [(4096, 8192), (200_000, 300_000), (1024, 1024)])
@@ -121,8 +123,8 @@ def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
 
 def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
     assert picture_grid(maker, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
-    assert maker.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
-    enlarged = maker.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
+    assert maker.sizes.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
+    enlarged = maker.sizes.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
     assert np.prod(enlarged) > 1_000_000 / 256
 
 
@@ -154,7 +156,7 @@ def test_videos_are_laid_out_frame_by_frame(maker: PatchMaker, n: int) -> None:
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
     made = maker.video(frames, "here", SizeLimits(min_pixels=1024))
     same(made, laid_out(normal, maker), (-(-n // TOGETHER), 4, 6))
-    assert maker.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
+    assert maker.sizes.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
 
 
 @pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
@@ -172,8 +174,8 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(
 
 def test_frames_have_limits_of_their_own(maker: PatchMaker) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
-    assert maker.video_grid(2, 10, 10, "here") == (1, 24, 24)
-    assert maker.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
+    assert maker.sizes.video_grid(2, 10, 10, "here") == (1, 24, 24)
+    assert maker.sizes.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
 
 
 def never(*_: Any, **__: Any) -> Any:
@@ -185,7 +187,7 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
 ) -> None:
     picture = Image.new("RGB", (640, 320))
     frames = np.zeros((5, 320, 640, 3), np.uint8)
-    made = maker.tokens(picture_grid(maker, 320, 640))
+    made = maker.sizes.tokens(picture_grid(maker, 320, 640))
     assert made == 200
     assert len(maker.image(picture, "here", SizeLimits(most_tokens=200)).values) == 800
     monkeypatch.setattr(PixelSettings, "patches", never)

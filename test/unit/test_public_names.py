@@ -30,8 +30,8 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("close", "generate_audio", "generate_text", "info", "load", "say", "session", "status"),
-    *("stream", "stream_speech", "stream_text", "transcription_instruction"),
+    *("close", "generate_audio", "generate_text", "info", "load", "media_settings", "say"),
+    *("session", "status", "stream", "stream_speech", "stream_text", "transcription_instruction"),
 ]
 SESSION = [
     *("append", "append_audio", "clear", "close", "commit", "heard", "insert", "messages"),

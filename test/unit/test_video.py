@@ -14,7 +14,7 @@ import soundfile
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.video import Video, load_video
+from qwen3_omni_neuron.conversation.media.video import Video, VideoHeader, load_video
 from qwen3_omni_neuron.conversation.media.video_times import frames_to_sample
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
@@ -302,14 +302,14 @@ def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:
     """The check is told of the frames that there would be, and none of them is made."""
     told = []
 
-    def refuse(frames: int, height: int, width: int) -> None:
-        told.append((frames, height, width))
+    def refuse(header: VideoHeader) -> None:
+        told.append(header)
         raise PromptTooLongError("too long")
 
     item = {"type": "video", "video": make_video(30), "fps": 10.0}
     with pytest.raises(PromptTooLongError):
         load_video(item, "here", audio_rate=None, check=refuse)
-    assert told == [(10, *SIZE)]
+    assert told == [VideoHeader(10, *SIZE, 1.0, 0.0)]
 
 
 def test_folders_and_pipes_are_no_videos(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from qwen3_omni_neuron.conversation.media.items import (
 )
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
 from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
 from qwen3_omni_neuron.conversation.positions import (
     MediaRun,
@@ -44,6 +45,7 @@ from qwen3_omni_neuron.model.talker import user_positions
 class Conversation:
     """Converter of messages into prompts for one checkpoint.
 
+    media_settings: the checkpoint's settings that media are decoded by.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
@@ -59,7 +61,9 @@ class Conversation:
         self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
-        self._audio_tokens_per_s = c.audio.tokens(chunk) / chunk_s
+        self.media_settings = MediaSettings(
+            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._patches.sizes
+        )
         self.newline_id = self._tokenizer.encode("\n")[0]
 
     def prompt(
@@ -100,7 +104,7 @@ class Conversation:
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
         """Return the reader of a conversation's media; `prompt` has the same arguments."""
         return MediaLoader(
-            self._patches, self._mel, use_audio_in_video, most_tokens, self._audio_tokens_per_s
+            self._patches, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
 
     def assemble(
