@@ -23,7 +23,7 @@ ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
 PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
 KEYS = ("one-key", "another-key")
-SIDE = 512  # pixels of an image that is small as a file
+SIDE = 256  # pixels of an image that is small as a file
 
 
 @pytest.fixture(scope="module")
