@@ -140,12 +140,13 @@ VERBS = {
     """,
     "serve": """
         --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
-        --context-length --cores
+        --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
-        --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
-        --max-pixels --max-queued --max-realtime-bytes --max-realtime-s --max-realtime-sessions
-        --media-timeout-s --model --model-name --placement --port --ray
+        --kept-reply-s --log-content --log-level --max-body-bytes
+        --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
+        --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
+        --max-realtime-sessions --max-request-bytes
+        --media-timeout-s --model --model-name --owner-share --placement --port --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
         --tls-cert --tls-key -h
     """,

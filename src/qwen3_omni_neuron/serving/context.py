@@ -18,8 +18,8 @@ class Context:
 
     owner: name of the key or address that it comes from. omni: of a POST, the model, which was
     ready when its headers had come. account: bytes that it holds. place: among the requests that
-    the model works on. body: empty once it was released. param: field that has what the model is given. question, answer: texts, where the log has
-    content.
+    the model works on. body: empty once it was released. param: field that has what the model is
+    given. question, answer: texts, where the log has content.
     """
 
     request_id: str
