@@ -1,4 +1,4 @@
-"""Images and video frames -> the patches that the vision encoder takes.
+"""Images and video frames -> pixels in the size that the vision encoder takes.
 
 The settings are those of the checkpoint's preprocessor_config.json. An item's tokens are counted
 before memory is spent on it.
@@ -9,13 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.fields import whole_number
-from qwen3_omni_neuron.conversation.media.pixels import CHANNELS, PixelSettings
+from qwen3_omni_neuron.conversation.media.pixels import CHANNELS, Grid, PixelSettings, Visual
 from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
-from qwen3_omni_neuron.conversation.prompt import Grid, Patches
 from qwen3_omni_neuron.errors import (
     ImageError,
     InputError,
@@ -50,7 +48,7 @@ USUAL = SizeLimits()
 
 
 class PatchMaker:
-    """Maker of patches for one checkpoint, without state between calls.
+    """Resizer of images and videos for one checkpoint's patches, without state between calls.
 
     Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
     """
@@ -65,8 +63,8 @@ class PatchMaker:
         self.temporal_patch_size = pixels.temporal_patch_size
         self._image_limits: Limits = (pixels.min_pixels, pixels.max_pixels)
 
-    def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Patches:
-        """Make the patches of an RGB image; grid[0] is 1. where: names the item in errors.
+    def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Visual:
+        """Resize an RGB image. where: names the item in errors.
 
         Raises ImageError for a side more than 200 times the other or for impossible limits, and
         PromptTooLongError for more tokens than asked.most_tokens.
@@ -77,16 +75,13 @@ class PatchMaker:
         what = f"{where} is an image of {width} x {height} pixels, which"
         advice = f"Lower its max_pixels (now {limits[1]})."
         self._check_tokens(grid, asked.most_tokens, what, advice)
-        alone = self._pixels.patches(picture.convert("RGB"), self._size(grid))
-        # [place, channel, area] -> [place, channel, in patch, area]: a patch repeats the one image.
-        repeated = np.repeat(alone[:, :, None], self.temporal_patch_size, axis=2)
-        return Patches(torch.from_numpy(repeated.reshape(len(alone), -1)), grid)
+        return Visual(self._pixels.pixels(picture, self._size(grid))[None], self._pixels)
 
-    def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Patches:
-        """Make the patches of uint8 frames [n, height, width, 3].
+    def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Visual:
+        """Resize uint8 frames [n, height, width, 3], which must not change later.
 
-        grid[0] is n / temporal_patch_size; where that is not whole the last frame is repeated. The
-        limits count the pixels of a frame; their defaults are 131,072 and 786,432.
+        The last one is repeated up to a multiple of temporal_patch_size. The limits count the
+        pixels of a frame; their defaults are 131,072 and 786,432.
         Pillow resizes the frames, torchvision those of the reference: both are bicubic with
         antialiasing, and a pixel differs by at most one of 256 levels.
         Raises VideoError and PromptTooLongError in the cases of `image`.
@@ -97,7 +92,7 @@ class PatchMaker:
                 f"{where} has frames of {frames.dtype} {shape}. Give uint8 [n, height, width, 3]."
             )
         grid = self.video_grid(shape[0], shape[1], shape[2], where, asked)
-        return Patches(torch.from_numpy(self._pairs(frames, grid)), grid)
+        return Visual(self._resized(frames, grid), self._pixels)
 
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
@@ -159,18 +154,18 @@ class PatchMaker:
         """Return the height and width in pixels of a grid."""
         return grid[1] * self.patch_size, grid[2] * self.patch_size
 
-    def _pairs(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.float32]:
-        """Cut frames into patches that hold temporal_patch_size frames each."""
+    def _resized(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
+        """Resize frames, and repeat the last one where the grid takes more of them."""
         from PIL import Image
 
-        times, places, together = grid[0], grid[1] * grid[2], self.temporal_patch_size
-        # [t, place, channel, in patch, area]
-        patches = np.empty((times, places, CHANNELS, together, self.patch_size**2), np.float32)
-        for index in range(times * together):
-            frame = Image.fromarray(frames[min(index, len(frames) - 1)])
-            alone = self._pixels.patches(frame, self._size(grid))
-            patches[index // together, :, :, index % together] = alone
-        return patches.reshape(times * places, -1)
+        size, n = self._size(grid), grid[0] * self.temporal_patch_size
+        if frames.shape[:3] == (n, *size):
+            return frames
+        pixels = np.empty((n, *size, CHANNELS), np.uint8)
+        for index, frame in enumerate(frames):
+            pixels[index] = self._pixels.pixels(Image.fromarray(frame), size)
+        pixels[len(frames) :] = pixels[len(frames) - 1]
+        return pixels
 
 
 def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
