@@ -1,7 +1,7 @@
 """Session: a conversation turn by turn, which may hear a question piece by piece.
 
 A turn is a request over all messages so far, and its reply is the one that the same messages get
-from `api.Qwen3Omni.stream`. A session keeps its messages' features and patches, so that a turn
+from `api.Qwen3Omni.stream`. A session keeps its messages' features and pixels, so that a turn
 costs only what is new.
 """
 

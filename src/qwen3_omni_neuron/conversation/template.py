@@ -1,4 +1,4 @@
-"""Messages -> token ids, mel features, patches and positions, by the checkpoint's own files.
+"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's own files.
 
 Each media item's placeholder in the chat template's text is repeated once for every row that the
 item's encoder gives.
@@ -158,8 +158,8 @@ class Conversation:
             rope_positions(len(token_ids), placed),
             TalkerPrompt(user_ids, talker_positions(user_tokens, rows, placed)),
             tuple(mel),
-            tuple(m.patches for m in media if isinstance(m, ImageItem)),
-            tuple(m.patches for m in media if isinstance(m, VideoItem)),
+            tuple(m.visual for m in media if isinstance(m, ImageItem)),
+            tuple(m.visual for m in media if isinstance(m, VideoItem)),
             audio_tokens=sum(run.audio_tokens for run in runs),
             image_tokens=sum(len(run) - run.audio_tokens for run in runs),
         )
@@ -212,7 +212,7 @@ class Conversation:
             if isinstance(item, AudioItem):
                 runs.append(MediaRun(audio_tokens))
                 continue
-            frames, height, width = item.patches.grid
+            frames, height, width = item.visual.grid
             merge = c.vision.merge_size
             step = item.seconds_per_frame * c.positions_per_second
             runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))

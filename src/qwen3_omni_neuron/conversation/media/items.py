@@ -10,10 +10,10 @@ from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.conversation.media.image import load_image
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
+from qwen3_omni_neuron.conversation.media.pixels import Visual
 from qwen3_omni_neuron.conversation.media.settings import MediaSettings
 from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
 from qwen3_omni_neuron.conversation.media.video import VideoHeader, load_video
-from qwen3_omni_neuron.conversation.prompt import Patches
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class AudioItem:
 
 @dataclass(frozen=True)
 class ImageItem:
-    """Image, cut into patches."""
+    """Image, resized."""
 
-    patches: Patches
+    visual: Visual
     kind = "image"
     clip = None
     seconds_per_frame = 0.0  # it has one frame
@@ -36,13 +36,13 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class VideoItem:
-    """Video, cut into patches.
+    """Video, resized.
 
-    seconds_per_frame: from one frame of its patches to the next. clip: its audio, None where it
+    seconds_per_frame: from one frame of its grid to the next. clip: its audio, None where it
     has none or none is wanted.
     """
 
-    patches: Patches
+    visual: Visual
     seconds_per_frame: float
     clip: Clip | None
     kind = "video"
@@ -91,9 +91,9 @@ class MediaLoader:
         video = load_video(
             item, where, audio_rate=self._audio_rate, limit_s=self._limit_s, check=check_video
         )
-        patches = self._patches.video(video.frames, where, asked)
+        visual = self._patches.video(video.frames, where, asked)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(patches, self._patches.sizes.temporal_patch_size / video.fps, clip)
+        return VideoItem(visual, self._patches.sizes.temporal_patch_size / video.fps, clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip that arrives in pieces of this rate. Raises AudioError for the rate."""

@@ -1,4 +1,4 @@
-"""Pixels of an image -> numbers for the vision encoder, by the checkpoint's settings."""
+"""Pixels of images and videos as a prompt keeps them, and the patches that the encoder takes."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.conversation.media.sizes import Sizes
+from qwen3_omni_neuron.conversation.media.sizes import Grid, Sizes
 from qwen3_omni_neuron.conversation.preprocessor import check_served
 from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 CHANNELS = 3
 _BICUBIC = 3  # Pillow's number of the filter
@@ -26,7 +27,9 @@ def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
     An image that has the size already stays as it is, to the bit.
     """
     height, width = size
-    return np.asarray(picture.resize((width, height), resample=_BICUBIC))
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), resample=_BICUBIC)
+    return np.asarray(picture)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,22 +52,51 @@ class PixelSettings:
         check_served(settings, {**served, "resample": _BICUBIC})
         return cls(Sizes.of(settings), _levels(settings))
 
-    def patches(self, picture: "Image", size: tuple[int, int]) -> NDArray[np.float32]:
-        """Resize an RGB image to (height, width) and cut it into patches.
 
-        Returns float32 [patches, 3, patch_size**2]; the patches that become one token are
-        neighbours.
+@dataclass(frozen=True, eq=False)
+class Visual:
+    """Image or video in the size that the vision encoder takes, kept as pixels.
+
+    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures for each frame of the
+    grid, or the one of an image, which fills a frame alone. They never change.
+    """
+
+    pixels: NDArray[np.uint8]
+    settings: PixelSettings
+
+    @property
+    def grid(self) -> Grid:
+        """Frames, and rows and columns of patches in a frame."""
+        pictures, height, width, _ = self.pixels.shape
+        together, patch = self.settings.sizes.temporal_patch_size, self.settings.sizes.patch_size
+        return -(-pictures // together), height // patch, width // patch
+
+    def part(self, first: int, stop: int) -> "Visual":
+        """Return the frames from `first` up to `stop`, without a copy."""
+        together = self.settings.sizes.temporal_patch_size
+        return Visual(self.pixels[first * together : stop * together], self.settings)
+
+    def patches(self) -> "Tensor":
+        """Return the patches, float32 [frames, patches in a frame, patch_values].
+
+        They take four times the bytes of the pixels, of an image eight times: ask for a `part` at
+        a time. A patch is [channel, picture, y, x]; those that become one token are neighbours.
         """
-        height, width = size
-        resized = resize(picture, size)
-        values = np.take_along_axis(self.levels, resized.reshape(-1, CHANNELS), axis=0)
-        merge, patch = self.sizes.merge_size, self.sizes.patch_size
-        unit = merge * patch
-        # [H, W, channel] -> [token row, token column, patch row, patch column, channel, y, x]
-        cut = values.reshape(
-            height // unit, merge, patch, width // unit, merge, patch, CHANNELS
-        ).transpose(0, 3, 1, 4, 6, 2, 5)
-        return cut.reshape(-1, CHANNELS, patch**2)
+        import torch  # the process that decodes and resizes does without
+
+        frames, rows, columns = self.grid
+        merge, patch = self.settings.sizes.merge_size, self.settings.sizes.patch_size
+        # [frame, picture, token row, patch row, y, token column, patch column, x, channel] ->
+        # [frame, token row, token column, patch row, patch column, channel, picture, y, x]
+        cut = self.pixels.reshape(
+            frames, -1, rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS
+        ).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        cut = cut.reshape(frames, rows * columns, CHANNELS, -1, patch**2)
+        shape = (*cut.shape[:3], self.settings.sizes.temporal_patch_size, patch**2)
+        patches = torch.empty(shape, dtype=torch.float32)  # aligned, as in process.mailbox
+        for channel, levels in enumerate(self.settings.levels.T):
+            patches.numpy()[:, :, channel] = levels.take(cut[:, :, channel])
+        return patches.flatten(2)
 
 
 def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:

@@ -5,7 +5,7 @@ Nothing here needs torch: a process that only decodes has to know them too.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from qwen3_omni_neuron.conversation.media.fields import whole_number
 from qwen3_omni_neuron.conversation.media.image import MAX_ASPECT
@@ -19,9 +19,8 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 
-if TYPE_CHECKING:
-    from qwen3_omni_neuron.conversation.prompt import Grid
-
+Grid = tuple[int, int, int]
+"""Frames, and rows and columns of patches in a frame."""
 Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
 _MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
 # Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
@@ -79,7 +78,7 @@ class Sizes:
             whole_setting(limits, "max_pixels", 0),
         )
 
-    def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> "Grid":
+    def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
         """Return the grid of patches of an image; its first number is 1.
 
         where: names the item in errors. Raises ImageError for a side more than MAX_ASPECT times the
@@ -94,7 +93,7 @@ class Sizes:
 
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
-    ) -> "Grid":
+    ) -> Grid:
         """Return the grid of patches of a video; its first number is of groups of frames.
 
         The limits count the pixels of a frame. Raises VideoError and PromptTooLongError in the
@@ -107,12 +106,12 @@ class Sizes:
         self._check_tokens(grid, asked.most_tokens, what, advice)
         return grid
 
-    def tokens(self, grid: "Grid") -> int:
+    def tokens(self, grid: Grid) -> int:
         """Count the tokens that a grid of patches becomes in a prompt."""
         t, h, w = grid
         return t * h * w // self.merge_size**2
 
-    def pixels(self, grid: "Grid") -> tuple[int, int]:
+    def pixels(self, grid: Grid) -> tuple[int, int]:
         """Return the height and width in pixels of a grid."""
         return grid[1] * self.patch_size, grid[2] * self.patch_size
 
@@ -150,7 +149,7 @@ class Sizes:
         limits: Limits,
         where: str,
         error: type[InputError],
-    ) -> "Grid":
+    ) -> Grid:
         if height < 1 or width < 1:
             raise error(f"{where} is {width} x {height} pixels: there is nothing to see.")
         try:
@@ -160,7 +159,7 @@ class Sizes:
         times = -(-frames // self.temporal_patch_size)
         return times, resized[0] // self.patch_size, resized[1] // self.patch_size
 
-    def _check_tokens(self, grid: "Grid", most: int | None, what: str, advice: str) -> None:
+    def _check_tokens(self, grid: Grid, most: int | None, what: str, advice: str) -> None:
         tokens = self.tokens(grid)
         if most is not None and tokens > most:
             raise PromptTooLongError(
