@@ -31,7 +31,7 @@ class ScriptedModel:
         raises: Exception | None = None,
     ):
         self.texts, self.raises = texts, raises
-        self.info = ModelInfo(speakers, thinks, True, 1, 4096)
+        self.info = ModelInfo(speakers, thinks, True, 1, 64, 4096)
         self.asked: list[tuple[Any, Mapping[str, Any]]] = []
 
     def stream(self, messages: Any, **options: Any) -> "ScriptedStream":

@@ -66,9 +66,8 @@ class MediaReader:
         """
         self._service, self._settings, self._owner = service, service.settings, owner
         self._hears_videos, self._param = hears_videos, param
-        self._media = omni.media_settings
-        self._most_tokens = None if in_windows else omni.info.context_length - 1
-        self._count = 0
+        self._omni, self._in_windows = omni, in_windows
+        self._count, self._tokens = 0, 0
         self._items: list[_Pending] = []
 
     @property
@@ -121,12 +120,14 @@ class MediaReader:
             self._take(await decode(self._owner, job, self._admit(found, hold)))
 
     def _job(self, found: _Pending, content: bytes) -> Job:
+        # What the items before this one need of the context, it can't have.
+        left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
             content,
             found.where,
-            self._media,
-            most_tokens=self._most_tokens,
+            self._omni.media_settings,
+            most_tokens=None if self._in_windows else left,
             use_audio_in_video=self._hears_videos,
         )
 
@@ -160,18 +161,18 @@ class MediaReader:
         return admit
 
     def _take(self, decoded: Decoded) -> None:
-        """Fill the first item. What it needs of the context, those after it can't have."""
-        self._items.pop(0).item.update(decoded.item)
-        if self._most_tokens is not None:
-            self._most_tokens = max(0, self._most_tokens - self._tokens(decoded.item))
-
-    def _tokens(self, item: Mapping[str, Any]) -> int:
-        """Return how many tokens a decoded item takes at least."""
+        """Fill the first item."""
+        item = decoded.item
+        self._items.pop(0).item.update(item)
+        media = self._omni.media_settings
         if item["type"] == "audio":
-            return int(len(item["audio"]) / self._media.audio_rate * self._media.audio_tokens_per_s)
-        sizes, shape = self._media.sizes, item[item["type"]].shape
-        frames = 1 if item["type"] == "image" else shape[0] // sizes.temporal_patch_size
-        return frames * math.prod(shape[-3:-1]) // (sizes.patch_size * sizes.merge_size) ** 2
+            seconds = len(item["audio"]) / media.audio_rate
+            self._tokens += int(seconds * media.audio_tokens_per_s)
+        else:
+            sizes, shape = media.sizes, item[item["type"]].shape
+            frames = 1 if item["type"] == "image" else shape[0] // sizes.temporal_patch_size
+            area = (sizes.patch_size * sizes.merge_size) ** 2
+            self._tokens += frames * math.prod(shape[-3:-1]) // area
 
     def _add(self, kind: Kind, content: bytes | str, where: str) -> Json:
         self._count += 1
