@@ -6,6 +6,7 @@ They are in a module of their own, since an engine's process has to import it.
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -20,7 +21,12 @@ from torch import Tensor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.remote import EngineProcess
-from qwen3_omni_neuron.errors import CheckpointError, OptionError, PromptTooLongError
+from qwen3_omni_neuron.errors import (
+    CheckpointError,
+    EngineDiedError,
+    OptionError,
+    PromptTooLongError,
+)
 
 
 class UnpicklableError(Exception):
@@ -80,6 +86,25 @@ class FakeThinker:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         faulthandler._sigsegv()  # type: ignore[attr-defined]
+
+
+class FakeParent:
+    """Engine with a process of its own, as one over the ranks of a model."""
+
+    def __init__(self) -> None:
+        self._child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def child_pid(self) -> int:
+        return self._child.pid
+
+    def fault(self) -> EngineDiedError | None:
+        if self._child.poll() is None:
+            return None
+        return EngineDiedError("The child of the thinker was ended.")
+
+    def close(self) -> None:
+        self._child.kill()
+        self._child.wait()
 
 
 class FakeTalker:

@@ -16,7 +16,7 @@
     ├── BusyError                every slot is in use, and the queue is full
     ├── LateError (TimeoutError) a deadline of the request has passed
     ├── ClosedError              the model or the session was closed
-    ├── EngineDiedError          a process that ran a part of the model ended by itself
+    ├── EngineDiedError          a process or thread that ran a part of the model has ended
     └── OutputError (OSError)    a file that can't be written, a loudspeaker that takes no sound
 
 A message says what happened, the numbers, and what to do next.
@@ -88,7 +88,10 @@ class ClosedError(Qwen3OmniError):
 
 
 class EngineDiedError(Qwen3OmniError):
-    """A process that ran a part of the model ended by itself. The model has to be loaded again."""
+    """A process or thread that ran a part of the model has ended: the model is to be loaded again.
+
+    The message quotes the end of what the process has printed, or names the thread's exception.
+    """
 
 
 class OutputError(Qwen3OmniError, OSError):

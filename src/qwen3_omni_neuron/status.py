@@ -39,9 +39,11 @@ class Status:
     """Work of a loaded model now.
 
     running: requests in a slot. queued: requests that wait for one. stages: by the names thinker,
-    talker and vocoder.
+    talker and vocoder. fault: why a stage can't work any more, so that the model has to be loaded
+    again: its process or its thread has ended. None where all can.
     """
 
     running: int
     queued: int
     stages: Mapping[str, StageTime]
+    fault: str | None = None

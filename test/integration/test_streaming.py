@@ -3,6 +3,7 @@
 import itertools
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -317,6 +318,37 @@ def test_a_process_that_dies_ends_its_requests_and_no_others(split: Qwen3Omni, s
     wait_until(lambda: len(split._pipeline._free_slots) == 8)
     split.close()
     assert not any(alive(pid) for pid in pids.values())
+
+
+def test_a_process_that_dies_while_nothing_runs_is_a_fault_of_its_stage(split: Qwen3Omni) -> None:
+    """Known without a request; what needs it is refused, and the other stages go on."""
+    assert split.status().fault is None
+    os.kill(process_ids(split)["talker"], signal.SIGKILL)
+    wait_until(lambda: split.status().fault is not None)
+    fault = split.status().fault
+    assert fault is not None and re.search(r"talker engine .* ended by SIGKILL", fault)
+    with pytest.raises(EngineDiedError, match=r"talker engine .* ended by SIGKILL"):
+        split.stream(TEXT)
+    assert len(split.generate_text(TEXT, thinker_max_new_tokens=5).token_ids) == 5
+
+
+def test_a_process_that_dies_ends_requests_that_are_far_from_it(split: Qwen3Omni) -> None:
+    """The vocoder's, of a reply that the thinker still reads the prompt of, and of one queued."""
+    go = threading.Event()
+    prefill = split._pipeline._engines.thinker.prefill
+
+    def held(*given: Any) -> Any:
+        go.wait(60)
+        return prefill(*given)
+
+    split._pipeline._engines.thinker.prefill = held  # type: ignore[method-assign]
+    streams = [split.stream(TEXT, **GREEDY) for _ in range(9)]
+    os.kill(process_ids(split)["vocoder"], signal.SIGKILL)
+    for stream in streams:
+        with pytest.raises(EngineDiedError, match=r"vocoder engine .* ended by SIGKILL"):
+            next(stream)
+    assert not go.is_set()
+    go.set()
 
 
 def test_a_stalled_process_is_ended_by_close(split: Qwen3Omni) -> None:

@@ -1,5 +1,6 @@
 """Processes that make every call together: one that ends, stops, fails or hangs ends them all."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -68,6 +69,29 @@ def test_one_that_does_not_go_on_is_named_within_a_second(
     assert time.monotonic() - started < 1
     with pytest.raises(EngineDiedError, match=said):
         call(group, "total", BIG)
+
+
+@pytest.mark.parametrize("sent", [KILL, STOP], ids=["killed", "stopped"])
+def test_one_that_ends_between_two_calls_is_found_by_a_look_and_ends_all(
+    group: EngineGroup, sent: int
+) -> None:
+    assert call(group, "total", BIG) == (0, 200_000.0)
+    assert group.fault() is None
+    os.kill(group.pids[1], sent)
+    looks = iter(range(1000))
+    while (fault := group.fault()) is None:
+        assert next(looks) < 999
+        time.sleep(0.01)
+    assert re.search(r"rank 1 of 3 .*(SIGKILL|was stopped by a signal)", str(fault))
+    for process in group._processes:
+        process._process.wait(60)
+    with pytest.raises(EngineDiedError, match="rank 1 of 3"):
+        call(group, "total", BIG)
+
+
+def test_a_group_that_was_closed_has_no_fault(group: EngineGroup) -> None:
+    group.close()
+    assert group.fault() is None
 
 
 @pytest.mark.parametrize(

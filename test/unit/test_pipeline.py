@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from bench.replaying.simulation import take_reply
-from qwen3_omni_neuron.errors import BusyError, ClosedError, LateError, OptionError
+from qwen3_omni_neuron.errors import (
+    BusyError,
+    ClosedError,
+    EngineDiedError,
+    LateError,
+    OptionError,
+)
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
 from qwen3_omni_neuron.runtime.request import WrittenReply, frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
@@ -740,6 +746,66 @@ def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
     with pytest.raises((AttributeError, TypeError)):
         list(broken)
     simulation.assert_right(finish(simulation.start(TOKENS)), TOKENS, 20)
+
+
+class StrayError(BaseException):
+    """What no stage expects of an engine, such as SystemExit."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_others(
+    simulate: Simulate, name: str
+) -> None:
+    """Running, queued or asked for later; nobody waits for what no thread will do."""
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, Sizes(slots=2))
+    running, left = (simulation.start([n, *TOKENS], 4000, chunk_frames=(1,)) for n in range(2))
+    queued, written = simulation.start(TOKENS), simulation.start(TOKENS, speak=False)
+    left.close()
+    seen: list[str] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        seen.append(called)
+        if called == name and seen.count(name) == 2:
+            raise StrayError("by a library")
+
+    assert simulation.pipeline.status().fault is None
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    stage = name.split(".", maxsplit=1)[0]
+    said = rf"The {stage} stage's thread was ended by StrayError: by a library\. Load the model"
+    for stream in (running, queued):
+        with pytest.raises(EngineDiedError, match=said):
+            list(stream)
+    assert simulation.clock.now() < 60, "at once, and not by a deadline"
+    with pytest.raises(EngineDiedError, match=said):
+        simulation.start(TOKENS)
+    if stage != "vocoder":
+        with pytest.raises(EngineDiedError, match=said):
+            simulation.pipeline.warm_up(simulation.request(TOKENS))
+    if stage == "thinker":
+        with pytest.raises(EngineDiedError, match=said):
+            list(written)
+    else:
+        assert finish(written).token_ids == [*TOKENS, EOS]
+    fault = simulation.pipeline.status().fault
+    assert fault is not None and fault.startswith(f"The {stage} stage's thread was ended")
+    simulation.clock.sleep(1.0)  # the calls of the other stages end
+    simulation.assert_idle()
+    simulation.pipeline.close()
+    assert not any(one._thread.is_alive() for one in simulation.pipeline._stages)
+
+
+def test_a_request_that_waits_for_anothers_slot_ends_with_the_stage_that_it_would_need(
+    simulate: Simulate,
+) -> None:
+    """The other one, of text alone, goes on."""
+    simulation = simulate()
+    first = simulation.start(TOKENS, speak=False)
+    after, _ = simulation.pipeline.submit(simulation.request(TOKENS), after=first._live)
+    with simulation.pipeline._lock:
+        simulation.pipeline._stages[2].fail(EngineDiedError("the vocoder is gone"))
+    assert after.ended and str(after.error) == "the vocoder is gone"
+    assert finish(first).token_ids == [*TOKENS, EOS]
 
 
 def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:

@@ -30,6 +30,7 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.process.engine_process import LIVENESS_S, EngineProcess
 from qwen3_omni_neuron.process.mailbox import FIRST_BYTES, SharedBlock
 from testing.fake_engines_for_processes import (
+    FakeParent,
     FakeTalker,
     FakeThinker,
     FakeVocoder,
@@ -281,6 +282,78 @@ def test_a_death_between_two_calls_is_told_by_the_next_one(start: Process) -> No
         process.call("echo", torch.zeros(100_000))
 
 
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a call"])
+def test_a_process_that_ends_is_found_by_a_look(
+    start: Process, busy: bool, sent: signal.Signals
+) -> None:
+    """Between two calls, and by another thread than the one whose call ends with it."""
+    process = start()
+    process.wait_ready(START_S)
+    ended: list[str] = []
+
+    def call() -> None:
+        try:
+            process.call("stall", 600)
+        except EngineDiedError as error:
+            ended.append(str(error))
+
+    caller = threading.Thread(target=call)
+    if busy:
+        caller.start()
+    assert process.fault() is None
+    os.kill(process.pid, sent)
+    looks = iter(range(1000))
+    while (fault := process.fault()) is None:
+        assert next(looks) < 999
+        time.sleep(0.01)
+    said = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "was stopped by a signal"}[sent]
+    assert isinstance(fault, EngineDiedError)
+    assert f"The thinker engine (process {process.pid}) {said}" in str(fault)
+    with pytest.raises(EngineDiedError, match=said):
+        process.call("echo", 1)
+    if busy:
+        caller.join(START_S)
+        assert ended == [str(fault)]
+    process.close()
+    assert str(process.fault()) == str(fault)
+
+
+def test_a_process_that_is_stopped_for_a_moment_goes_on(start: Process) -> None:
+    """As by Ctrl-Z and fg, which stop this process, too: one look may find it stopped."""
+    process = start()
+    process.wait_ready(START_S)
+    os.kill(process.pid, signal.SIGSTOP)
+    while state_of(process.pid) != "T":
+        time.sleep(0.01)
+    assert process.fault() is None
+    os.kill(process.pid, signal.SIGCONT)
+    while state_of(process.pid) == "T":
+        time.sleep(0.01)
+    assert process.fault() is None and process.fault() is None
+    assert process.call("echo", 1) == 1
+
+
+def test_a_process_that_was_closed_has_no_fault(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    process.close()
+    assert process.fault() is None
+
+
+def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) -> None:
+    """While nothing calls it: what its calls need is gone."""
+    process = start(FakeParent)
+    process.wait_ready(START_S)
+    os.kill(process.call("child_pid"), signal.SIGKILL)
+    looks = iter(range(1000))
+    while (fault := process.fault()) is None:
+        assert next(looks) < 999
+        time.sleep(0.01)
+    assert "ended with exit status 1" in str(fault)
+    assert "EngineDiedError: The child of the thinker was ended" in str(fault)
+
+
 def test_a_process_that_was_stopped_ends_its_call(start: Process) -> None:
     process = start()
     process.wait_ready(START_S)
@@ -437,9 +510,14 @@ def is_gone(pid: int) -> bool:
     """Return whether a process has ended, reaped or not by whoever inherited it."""
     try:
         os.kill(pid, 0)
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        state = state_of(pid)
     except ProcessLookupError:
         return True
     except FileNotFoundError:  # no /proc here, or the process is gone by now
         return False
     return state == "Z"
+
+
+def state_of(pid: int) -> str:
+    """Return the letter that Linux has for a process's state."""
+    return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]

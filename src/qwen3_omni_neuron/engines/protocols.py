@@ -10,6 +10,9 @@ Tensors are on the host. Each engine is called from one thread at a time.
 A call that raises has changed no slot, but for one that computes rows from `start` on: of its slot
 only the first `start` rows are left then. So the runtime may repeat a call with fewer slots, to
 find the one that fails (see runtime.stage).
+
+An engine that runs in other processes also has `fault`, a `Fault`: the runtime calls it several
+times a second, so that the end of a process is found while no call is made.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,6 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.errors import Qwen3OmniError
+
+Fault = Callable[[], Qwen3OmniError | None]
+"""Look at an engine's processes. Returns why it can't be called any more, None where it can.
+
+Any thread may look, also while another one is in a call. After `close`, None.
+"""
 
 
 class Thinker(Protocol):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.process.engine_process import EngineProcess
 
 
@@ -43,6 +44,10 @@ class RemoteEngine:
         process.wait_ready(timeout_s)
         self.process = process
         self.slots: int = process.read("slots")
+
+    def fault(self) -> Qwen3OmniError | None:
+        """Look whether the process still runs; see engines.protocols.Fault."""
+        return self.process.fault()
 
     def close(self) -> None:
         """End the process within seconds. Any thread may call it."""

@@ -11,7 +11,12 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
 from qwen3_omni_neuron.engines.inputs import Numbers
-from qwen3_omni_neuron.engines.protocols import DecoderSlots, Predictor, PredictorSampling
+from qwen3_omni_neuron.engines.protocols import (
+    DecoderSlots,
+    Fault,
+    Predictor,
+    PredictorSampling,
+)
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import lazy_zeros
@@ -26,7 +31,8 @@ class TalkerEngine:
     codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
     text tokens int64 [n], see TextRows. project_hidden: projects the accept layer's rows to the
     talker's. newline_id: the token of the line break after a role. release: called by `close`,
-    frees what the parts hold beside memory.
+    frees what the parts hold beside memory. fault: see engines.protocols.Fault; None where the
+    parts are in this process.
     """
 
     def __init__(
@@ -39,6 +45,7 @@ class TalkerEngine:
         project_hidden: Callable[[Tensor], Tensor],
         newline_id: int,
         release: Callable[[], None] = lambda: None,
+        fault: Fault | None = None,
     ):
         assert config.talker is not None
         self._codec_bos = config.talker.codec_bos_id
@@ -46,7 +53,7 @@ class TalkerEngine:
         self.extends = decoder.extends
         self._config, self._decoder, self._predictor = config, decoder, predictor
         self._codec_rows, self._text_rows = codec_rows, text_rows
-        self._project_hidden, self._release = project_hidden, release
+        self._project_hidden, self._release, self.fault = project_hidden, release, fault
         self._text_prefix = torch.tensor(text_prefix_ids(config, newline_id))
         self._number = Numbers(max(config.talker.text.vocab_size, config.thinker.text.vocab_size))
         self._incomplete: dict[int, _IncompletePrompt] = {}

@@ -54,7 +54,8 @@ class Replica:
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # makes its router
-        self._copying = asyncio.create_task(self._copy_figures())
+        beside = (self._copy_figures(), self._service.model.watch())
+        self._beside = [asyncio.create_task(task) for task in beside]
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -73,8 +74,8 @@ class Replica:
 
     async def __del__(self) -> None:
         """End the model. Ray calls it once no request runs."""
-        if hasattr(self, "_copying"):
-            self._copying.cancel()
+        for task in getattr(self, "_beside", ()):
+            task.cancel()
         if hasattr(self, "_service"):
             await self._service.decoder.close()
             self._service.model.close()

@@ -124,6 +124,22 @@ class EngineGroup:
             limit.add(0.0 if compiled else time.monotonic() - started)
             return results[0]
 
+    def fault(self) -> EngineDiedError | None:
+        """Look at the processes. Returns why no call can be made, None otherwise.
+
+        One that has ended ends them all. A call that runs looks by itself. After `close`, None.
+        """
+        if self._error is None and self._calling.acquire(blocking=False):
+            try:
+                faults = (process.fault() for process in self._processes)
+                found = next((error for error in faults if error is not None), None)
+                if found is not None:
+                    self._end(found)
+            finally:
+                self._calling.release()
+        error = self._error
+        return EngineDiedError(str(error)) if isinstance(error, EngineDiedError) else None
+
     def close(self) -> None:
         """End the processes within seconds. Any thread may call it, also during a call."""
         if self._error is None:

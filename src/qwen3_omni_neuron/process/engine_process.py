@@ -32,7 +32,7 @@ class EngineProcess:
     `close`, and by itself when this process ends in any way.
 
     _calling guards the mailbox: a call holds it from its request to its answer. _state guards
-    _refusal, the error that every later call raises. _closing lets one thread close.
+    _refusal, the error that every later call raises. _closing lets one thread close, or look.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class EngineProcess:
         self._state = threading.Lock()
         self._closing = threading.Lock()
         self._refusal: tuple[type[Qwen3OmniError], str] | None = None
-        self._ready = False
+        self._ready = self._was_stopped = False
         self._started = time.monotonic()
         self._output = OutputTail()
         self._mailbox, self._process = _start(self._output, env or {}, requests)
@@ -143,6 +143,27 @@ class EngineProcess:
             raise self._died() from None
         return done, value if done else value.exception()
 
+    def fault(self) -> EngineDiedError | None:
+        """Look at the process, also during a call. Returns why it can't be called, None otherwise.
+
+        A process that two looks in a row find stopped is ended: one look may come between the
+        signals that let a whole group of processes go on, as the terminal's fg does. After `close`,
+        None.
+        """
+        if self._refusal is None and self._closing.acquire(blocking=False):
+            try:
+                if self._process.poll() is not None:
+                    self._died()
+                stopped = self._refusal is None and _is_stopped(self.pid)
+                if stopped and self._was_stopped:
+                    self._end_stopped()
+                self._was_stopped = stopped
+            finally:
+                self._closing.release()
+        if self._refusal is None or self._refusal[0] is not EngineDiedError:
+            return None
+        return EngineDiedError(self._refusal[1])
+
     def check(self) -> None:
         """Raise EngineDiedError where the process has ended or was stopped, which ends it.
 
@@ -153,7 +174,7 @@ class EngineProcess:
                 return
             raise self._died()
         if _is_stopped(self.pid):
-            self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
+            self._end_stopped()
             raise self._died()
 
     def stack(self) -> str:
@@ -219,6 +240,9 @@ class EngineProcess:
             # A stopped process never answers, and one that it has forked may keep the connection
             # open after its end.
             self.check()
+
+    def _end_stopped(self) -> None:
+        self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
 
     def _died(self) -> Qwen3OmniError:
         """Return the error that says why the connection ended."""

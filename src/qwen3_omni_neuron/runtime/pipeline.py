@@ -4,15 +4,17 @@ import logging
 import math
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from qwen3_omni_neuron.engines.protocols import Engines, Vocoder
+from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
 from qwen3_omni_neuron.engines.sampling import DrawIds, draw_ids
-from qwen3_omni_neuron.errors import BusyError, ClosedError
+from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
@@ -23,6 +25,7 @@ from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
+from qwen3_omni_neuron.runtime.watch import Watch
 from qwen3_omni_neuron.status import Status
 
 logger = logging.getLogger(__name__)
@@ -97,7 +100,9 @@ class Pipeline:
         self._closed = False
         parts = [part for part in (engines.thinker, engines.talker) if part is not None]
         self.reuses = reuse and all(part.extends for part in parts)
-        shared = Shared(self.clock, self._lock, engines.enter_thread, self._on_release)
+        shared = Shared(
+            self.clock, self._lock, engines.enter_thread, self._on_release, self._on_fault
+        )
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
@@ -117,6 +122,7 @@ class Pipeline:
             self._stages += [self._talker, self._vocoder]
         for stage in self._stages:
             stage.start()
+        self._watch = Watch(self._looks())
 
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
@@ -124,12 +130,12 @@ class Pipeline:
         after: the request that this one goes on with, in its slot; where that has ended already,
         this one is the first in the queue, full or not. Returns it, and its position in the queue,
         0 where it got a slot at once. Raises OptionError for chunk sizes that the vocoder does not
-        have, BusyError where the queue is full, and ClosedError.
+        have, BusyError where the queue is full, ClosedError, and EngineDiedError where a stage that
+        it needs has a fault.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
-            if self._closed:
-                raise ClosedError("this model was closed; load it again.")
+            self._check_stages(tasks)
             if after is not None:
                 self._follow(after, live, tasks)
                 return live, 0
@@ -155,7 +161,8 @@ class Pipeline:
 
         They are for a request that will begin with them. The work waits for a slot that is free,
         and for pauses in which nobody has to wait for it (see runtime.priority); it ends where a
-        request needs the slot. Others take its slot last, for AWAITED_S. Raises ClosedError.
+        request needs the slot. Others take its slot last, for AWAITED_S. Raises ClosedError and
+        EngineDiedError, as `submit`.
         """
         never_s = threading.TIMEOUT_MAX
         request = replace(
@@ -163,8 +170,7 @@ class Pipeline:
         )
         live, tasks = self._make_tasks(request)
         with self._lock:
-            if self._closed:
-                raise ClosedError("this model was closed; load it again.")
+            self._check_stages(tasks)
             # Those that a later one has replaced are removed here, with the media of their prompts.
             self._warm_ups = deque(entry for entry in self._warm_ups if not entry[0].ended)
             self._warm_ups.append((live, tasks))
@@ -177,12 +183,13 @@ class Pipeline:
             live.end()
 
     def status(self) -> Status:
-        """Return how many requests run and wait, and how long each engine has worked."""
+        """Return how many requests run and wait, each engine's work, and a stage's fault."""
         # Without the lock, which the stages hold at every step: a server asks before each request.
         # The copy is one operation of the interpreter, during which no other thread runs.
         queued = sum(not live.ended for live, _ in list(self._queue))
         stages = {stage.name: stage.time for stage in self._stages}
-        return Status(len(self._running), queued, stages)
+        fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
+        return Status(len(self._running), queued, stages, fault)
 
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
@@ -199,7 +206,7 @@ class Pipeline:
             self._warm_ups.clear()
             for stage in self._stages:
                 stage.close()
-        if any(stage.is_current for stage in self._stages):
+        if self._watch.is_current or any(stage.is_current for stage in self._stages):
             # The garbage collector closes a dropped model, perhaps within an engine's call, whose
             # end the engine's `close` waits for.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
@@ -207,12 +214,37 @@ class Pipeline:
             self._end_engines(join_timeout_s)
 
     def _end_engines(self, join_timeout_s: float | None) -> None:
-        """Close the engines, and wait for the stages' threads."""
+        """Close the engines, and wait for the threads."""
+        self._watch.close()  # first: the engines' processes end now
         for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
             if engine is not None:
                 engine.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
+
+    def _looks(self) -> list[Callable[[], None]]:
+        """Return a function for each stage whose engine can die, which has it fail once it has."""
+
+        def look(stage: Stage[Any], fault: Fault) -> None:
+            error = fault()
+            if error is not None:
+                with self._lock:
+                    stage.fail(error)
+
+        looks: list[Callable[[], None]] = []
+        for stage in self._stages:
+            fault: Fault | None = getattr(getattr(self._engines, stage.name), "fault", None)
+            if fault is not None:
+                looks.append(partial(look, stage, fault))
+        return looks
+
+    def _check_stages(self, tasks: StageTasks) -> None:
+        """Raise the error of a request that can't run: see `submit`. The lock is held."""
+        if self._closed:
+            raise ClosedError("this model was closed; load it again.")
+        for stage, _ in tasks:
+            if stage.fault is not None:  # another object each time, as it is raised
+                raise EngineDiedError(str(stage.fault))
 
     def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
         """Make a live request and its tasks, which the stages get once it has a slot."""
@@ -302,6 +334,12 @@ class Pipeline:
             else:
                 self._free_slots.append(live.slot)
                 self._admit()
+
+    def _on_fault(self, stage: Stage[Any]) -> None:
+        """End the requests that wait, and would need a stage that has a fault. The lock is held."""
+        for live, tasks in (*self._queue, *self._warm_ups, *self._successors.values()):
+            if any(needed is stage for needed, _ in tasks):
+                live.end(stage.fault)
 
     def _on_frame(self, live: LiveRequest) -> None:
         """Pass on that a request has a new frame, or its last. The lock is held."""

@@ -4,6 +4,10 @@ A stage steps all of its requests as one batch. Where an engine's call raises, `
 repeats it for each request alone: those for which it raises again end with that error, and the
 others go on as if nothing had happened. Where the stage's own code raises, all requests that it has
 end with the error (`Stage._run_once`), and the stage goes on with those that come later.
+
+A stage can also end for good: its thread by an exception that no code expects, its engine's process
+by itself. It has a fault then, with which its requests end, and no request that needs it is taken
+any more (`Pipeline.submit`). The other stages go on with the requests that don't need it.
 """
 
 import logging
@@ -12,8 +16,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from qwen3_omni_neuron.errors import EngineDiedError, Qwen3OmniError
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.status import StageTime
 
@@ -60,26 +65,31 @@ class Shared:
     """Objects that the stages of one pipeline share.
 
     lock: guards everything that more than one thread uses. enter_thread: called first in a stage's
-    thread. on_release: called with the lock held, when a stage has dropped a request.
+    thread. on_release: called with the lock held, when a stage has dropped a request. on_fault:
+    called with the lock held, when a stage has a fault.
     """
 
     clock: Clock
     lock: threading.RLock
     enter_thread: Callable[[], None]
     on_release: Callable[[LiveRequest], None]
+    on_fault: Callable[["Stage[Any]"], None]
 
 
 class Stage(ABC, Generic[AnyTask]):
     """Base of the stages: a thread, its tasks, and calls of its engine.
 
     The thread selects its next work with the lock held (`_select`), and does it with the lock free.
-    The lock guards `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits on the
-    condition `changed`.
+    The lock guards `fault`, `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits
+    on the condition `changed`.
+    fault: why it can't work any more, None where it can; set once.
     """
 
     def __init__(self, name: str, shared: Shared):
         self.name, self._clock, self._lock = name, shared.clock, shared.lock
         self._enter_thread, self._on_release = shared.enter_thread, shared.on_release
+        self._on_fault = shared.on_fault
+        self.fault: Qwen3OmniError | None = None
         self.changed = shared.clock.condition(shared.lock)
         self._tasks: list[AnyTask] = []
         self._closing = self._ended = self._woken = False
@@ -103,6 +113,18 @@ class Stage(ABC, Generic[AnyTask]):
         task.live.holders += 1
         self._tasks.append(task)
         self.changed.notify_all()
+
+    def fail(self, error: Qwen3OmniError) -> None:
+        """Take note that it can't work any more, and end its requests. The lock is held.
+
+        Only the first call counts, and none after `close`.
+        """
+        if self.fault is None and not self._closing:
+            logger.error("the %s stage can't go on: %s", self.name, error)
+            self.fault = error
+            for task in self._tasks:
+                task.live.end(error)
+            self._on_fault(self)
 
     def close(self) -> None:
         """Let the thread end after its present work. The lock is held."""
@@ -142,6 +164,18 @@ class Stage(ABC, Generic[AnyTask]):
             self._enter_thread()
             while self._run_once():
                 pass
+        except BaseException as error:  # SystemExit of a library, or what `_run_once` raises
+            logger.critical("the %s stage's thread has ended", self.name, exc_info=True)
+            kind = type(error).__name__
+            with self._lock:
+                self.fail(
+                    EngineDiedError(
+                        f"The {self.name} stage's thread was ended by {kind}: {error}. Load the "
+                        "model again."
+                    )
+                )
+                for task in list(self._tasks):
+                    self._release(task)
         finally:
             with self._lock:
                 self._ended = True

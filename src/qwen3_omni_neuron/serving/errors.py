@@ -74,7 +74,8 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     if isinstance(error, LateError):
         return ApiError(503, str(error), "timeout", retry_after_s=RETRY_S)
     if isinstance(error, EngineDiedError | ClosedError):
-        message = f"{error} The request may be sent again: the server starts anew."
+        # Their own messages are for the log: process ids, and what a process printed as it died.
+        message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     return ApiError(
         500,

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,12 +11,14 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
 Result = TypeVar("Result")
 Request = TypeVar("Request", bound="Closing")
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
+LOOK_S = 0.25  # how often `watch` looks
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 _MB = 1e6
 _QUESTION = [{"role": "user", "content": "Hello"}]
@@ -32,7 +35,8 @@ class ServedModel:
     """A model, which may still be loading, and the threads that read requests for it.
 
     stall_timeout_s: of one call of an engine. on_failure: called once, in the event loop, when a
-    process of the model is found to have died. Only the event loop's thread changes the fields.
+    process or thread of the model is found to have died. Only the event loop's thread changes the
+    fields.
     """
 
     def __init__(self, name: str, threads: int, stall_timeout_s: float):
@@ -50,8 +54,8 @@ class ServedModel:
         """State of the model.
 
         "loading" until `loaded`; "stalled" while a stage is in one call of its engine for too long;
-        "draining" once no new request is taken; "failed" where a process of the model has died,
-        which nothing but a new start can mend.
+        "draining" once no new request is taken; "failed" where a process or thread of the model
+        has died, which nothing but a new start can mend.
         """
         return "stalled" if self._state == "ready" and self._stall() else self._state
 
@@ -69,7 +73,10 @@ class ServedModel:
     def fault(self) -> str | None:
         """The reason why this process has to be started anew; None where it need not be."""
         if self._state == "failed":
-            return "a process of the model has died. Start the server anew."
+            return (
+                "a process or thread of the model has died. Start the server anew; its log says "
+                "why, at model_died."
+            )
         stall = self._stall()
         if stall is None:
             return None
@@ -121,8 +128,21 @@ class ServedModel:
 
     def noticed(self, error: BaseException) -> None:
         """Look at an error that ended a request: it may be the end of the model."""
-        if isinstance(error, EngineDiedError) and self._state != "failed":
+        if isinstance(error, EngineDiedError):
+            self._fail(str(error))
+
+    async def watch(self) -> None:
+        """Look at the model for ever: it may also die while no request runs."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            fault = None if self.omni is None else self.omni.status().fault
+            if fault is not None:
+                self._fail(fault)
+
+    def _fail(self, reason: str) -> None:
+        if self._state != "failed":
             self._state = "failed"
+            logs.event("model_died", logging.ERROR, reason=reason)
             self.end_sessions(FAILED_DRAIN_S)
             if self.on_failure is not None:
                 self.on_failure()

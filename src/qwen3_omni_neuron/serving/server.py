@@ -24,7 +24,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
-"""Statuses of `Server.run`: after a signal; the model can't be loaded; a process of it has died."""
+"""Statuses of `Server.run`: after a signal; the model can't be loaded; a part of it has died."""
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
@@ -34,8 +34,8 @@ class Server:
     """A server over one model.
 
     It listens before the model is loaded: /ready says when it is. The first SIGTERM or SIGINT lets
-    running requests end and takes no more, the second ends all at once. Where a process of the
-    model dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that
+    running requests end and takes no more, the second ends all at once. Where a process or thread
+    of the model dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that
     whoever watches over it starts it anew.
     """
 
@@ -70,7 +70,7 @@ class Server:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
-        beside = (self._load_model, self._drained)
+        beside = (self._load_model, self._drained, self.service.model.watch)
         self._uvicorn = _Uvicorn(config, beside, self._on_signal, self.service.decoder.close)
 
     @property
@@ -156,7 +156,6 @@ class Server:
 
     def _on_failure(self) -> None:
         self._status = EXIT_MODEL_DIED
-        logs.event("model_died", logging.ERROR, exit_status=EXIT_MODEL_DIED)
         if self._drain_until_s is None:
             self._drain(FAILED_DRAIN_S)
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
+from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
 
@@ -46,7 +47,8 @@ class ThinkerSlots(Protocol):
 class NeuronThinker:
     """The thinker's engine (see engines.protocols.Thinker).
 
-    release: called at `close`, to release graphs and weights.
+    release: called at `close`, to release graphs and weights. fault: see engines.protocols.Fault;
+    None where the graphs run in this process.
     """
 
     def __init__(
@@ -55,11 +57,12 @@ class NeuronThinker:
         decoder: ThinkerSlots,
         media: MediaEncoders,
         release: Callable[[], None] = lambda: None,
+        fault: Fault | None = None,
     ):
         self.slots, self.context_length = decoder.slots, decoder.context_length
         self.extends = decoder.extends
         self._config, self._decoder, self._media = config, decoder, media
-        self._release = release
+        self._release, self.fault = release, fault
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:

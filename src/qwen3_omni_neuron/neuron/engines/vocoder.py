@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
+from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import Code2WavConfig
@@ -31,9 +32,13 @@ class NeuronVocoder:
         part: LoadedPart,
         config: Code2WavConfig,
         release: Callable[[], None] = lambda: None,
+        fault: Fault | None = None,
     ):
-        """release: called by `close`. Raises ArtifactError where graphs are missing."""
-        self._part, self._release = part, release
+        """release: called by `close`. fault: see neuron.engines.thinker.NeuronThinker.
+
+        Raises ArtifactError where graphs are missing.
+        """
+        self._part, self._release, self.fault = part, release, fault
         self._starts = graphs_by_size(part, "code2wav_start", "streams", "frames")
         self._steps = graphs_by_size(part, "code2wav_step", "streams", "frames")
         # The last row of the state is for padding.

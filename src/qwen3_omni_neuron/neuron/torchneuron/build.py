@@ -17,6 +17,7 @@ from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
+from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.neuron.engines.decoder import GraphSlots, GraphThinkerSlots
 from qwen3_omni_neuron.neuron.engines.encoders import NeuronAudio, NeuronProjection, NeuronVision
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
@@ -56,7 +57,7 @@ def build_engines(
             built["talker"] = _talker(spec, ranks)
         if "vocoder" in stages and config.code2wav is not None:
             part = ranks.part("code2wav")
-            built["vocoder"] = NeuronVocoder(part, config.code2wav, ranks.opened())
+            built["vocoder"] = NeuronVocoder(part, config.code2wav, ranks.opened(), ranks.fault)
         loaded.pop_all()
     return built
 
@@ -127,6 +128,10 @@ class ModelRanks:
         self._engines += 1
         return self._release
 
+    def fault(self) -> EngineDiedError | None:
+        """Look at the processes; see engines.protocols.Fault."""
+        return self._group.fault()
+
     def close(self) -> None:
         """End the processes."""
         self._group.close()
@@ -160,7 +165,7 @@ def _thinker(spec: EngineSpec, ranks: ModelRanks) -> NeuronThinker:
     audio = NeuronAudio(ranks.part("audio_encoder"), config.thinker.audio)
     vision = NeuronVision(ranks.part("vision_encoder"), config.thinker.vision)
     media = MediaEncoders(config, audio, vision, dtype)
-    return NeuronThinker(config, slots, media, ranks.opened())
+    return NeuronThinker(config, slots, media, ranks.opened(), ranks.fault)
 
 
 def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
@@ -182,4 +187,5 @@ def _talker(spec: EngineSpec, ranks: ModelRanks) -> TalkerEngine:
         NeuronProjection(ranks.part("hidden_projection"), "hidden_projection"),
         spec.newline_id,
         ranks.opened(),
+        ranks.fault,
     )

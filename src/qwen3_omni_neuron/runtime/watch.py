@@ -1,0 +1,41 @@
+"""A thread that looks again and again at what may end by itself."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.25  # between two looks
+
+
+class Watch:
+    """Thread that calls functions every LOOK_S until it is closed. Without a function, none.
+
+    It waits in real time, as processes end in real time whatever a stage's clock says.
+    """
+
+    def __init__(self, looks: Sequence[Callable[[], None]]):
+        self._looks, self._closing = looks, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="qwen3-omni-watch", daemon=True)
+        if looks:
+            self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """True in its own thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """Make no further call. Waits for one that runs, unless that is the caller."""
+        self._closing.set()
+        if self._looks and not self.is_current:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing.wait(LOOK_S):
+            for look in self._looks:
+                try:
+                    look()
+                except Exception:
+                    logger.exception("a look at what may end by itself has failed")
