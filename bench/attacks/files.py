@@ -254,7 +254,7 @@ def video(container: str, codec: str = "mpeg4") -> bytes:
 
 def mp4_without_decoder() -> bytes:
     """Return an MP4 whose codec nobody can decode."""
-    return video("mp4").replace(b"mp4v", b"zzzz")
+    return video("mp4").replace(b"mp4v", b"zzzz").replace(b"esds", b"free")
 
 
 def mp4_that_says(seconds: int | None = None, side: int | None = None) -> bytes:

@@ -15,6 +15,7 @@ from bench.attacks.over_socket import outcome_of, send, session, until
 from bench.attacks.target import ServerSpec, Target, stopped
 
 NO, EITHER = frozenset((REFUSED,)), frozenset((ANSWERED, REFUSED))
+SIDE = 1792  # of a picture whose 3136 tokens fit into the context that ships: 77 MB of patches
 END_S = 5.0  # for a process to end once nobody waits for an answer
 LATE_S = 1.0  # that an ordinary answer may come later beside work that nobody waits for
 # Base64, tensors and what malloc keeps of them; seventeen megapixels in floats are 200 MB.
@@ -97,9 +98,10 @@ def many_pictures(target: Target) -> list[Outcome]:
 
 
 def queued_pictures(target: Target) -> list[Outcome]:
-    """Send 24 chats of 4 megapixels at once: more than run at a time."""
-    part = part_of("image", files.png(2048, 2048))
-    ask = partial(chat, target, messages=[user(part)], wait_s=20)
+    """Send 24 chats of 3 megapixels at once: more than run at a time."""
+    part = part_of("image", files.png(SIDE, SIDE))
+    wait_s = 5 if target.short else 20  # they take longer: each of them has 3136 tokens
+    ask = partial(chat, target, messages=[user(part)], wait_s=wait_s, leave=True)
     return at_once(24 * [ask])
 
 
@@ -111,8 +113,8 @@ def rich_pictures(target: Target) -> list[Outcome]:
 
 
 def realtime_pictures(target: Target) -> list[Outcome]:
-    """Put 12 small files of 4 megapixels each into a conversation."""
-    data = base64.b64encode(files.png(2048, 2048)).decode()
+    """Put 12 small files of 3 megapixels each into a conversation."""
+    data = base64.b64encode(files.png(SIDE, SIDE)).decode()
     content = [{"type": "input_image", "image_url": f"data:image/png;base64,{data}"}]
     item = {"type": "message", "role": "user", "content": content}
     found = []
@@ -137,7 +139,7 @@ def realtime_clips(target: Target) -> list[Outcome]:
     sound = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
     found = []
     with session(target, audio={"input": {**sound, "transcription": {"model": "any"}}}) as made:
-        for _ in range(10):
+        for _ in range(3 if target.short else 10):
             sent = send(made, "input_audio_buffer.append", audio=silence)
             sent += send(made, "input_audio_buffer.commit")
             found.append(outcome_of(made, sent, "input_audio_buffer.committed"))
@@ -225,14 +227,14 @@ KINDS = (
     ),
     Kind(
         "queued-pictures",
-        "24 chats at once of a PNG of 4 megapixels",
+        "24 chats at once of a PNG of 3 megapixels",
         queued_pictures,
         EITHER,
         most_mb=ALL_MB,
     ),
     Kind(
         "realtime-pictures",
-        "12 PNGs of 12 KB, 4 megapixels each, as realtime items",
+        "12 PNGs of 10 KB, 3 megapixels each, as realtime items",
         realtime_pictures,
         EITHER,
         most_mb=ONE_REQUEST_MB,

@@ -57,10 +57,12 @@ def post(
     return raw(target, data, label, wait_s, leave)
 
 
-def chat(target: Target, label: str = "", wait_s: float = WAIT_S, **fields: Any) -> Outcome:
+def chat(
+    target: Target, label: str = "", wait_s: float = WAIT_S, leave: bool = False, **fields: Any
+) -> Outcome:
     """Send a chat request: two tokens of text, unless fields say otherwise."""
     body = {"model": MODEL, "max_tokens": 2, "messages": [user("hello")], **fields}
-    return post(target, "/v1/chat/completions", json.dumps(body).encode(), {}, label, wait_s)
+    return post(target, "/v1/chat/completions", json.dumps(body).encode(), {}, label, wait_s, leave)
 
 
 def user(*content: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from bench.attacks.outcomes import (
     wrong_of,
 )
 from bench.attacks.target import Target
+from bench.common.command_line import InputError
 
 
 @contextlib.contextmanager
@@ -42,6 +43,7 @@ def connected(target: Target, key: str | None) -> ClientConnection:
         f"{scheme}://{target.host}:{target.port}/v1/realtime",
         additional_headers={"authorization": f"Bearer {key}"} if key else {},
         max_size=None,
+        max_queue=1,  # it reads no further than what is taken
         compression=None,
         ping_interval=None,
         open_timeout=WAIT_S,
@@ -72,12 +74,17 @@ def send(made: ClientConnection, kind: str, **fields: Any) -> int:
 
 
 def until(made: ClientConnection, *kinds: str, wait_s: float = WAIT_S) -> dict[str, Any]:
-    """Receive events until one of these types comes, which it returns."""
+    """Receive events until one of these types comes, which it returns.
+
+    Raises InputError for an error that is none of them, and TimeoutError.
+    """
     end_s = time.monotonic() + wait_s
     while True:
         event = json.loads(made.recv(timeout=max(0.0, end_s - time.monotonic())))
         if event["type"] in kinds:
             return dict(event)
+        if event["type"] == "error":
+            raise InputError(f"{kinds[0]} was waited for, and came {event['error']['message']!r}.")
 
 
 def outcome_of(

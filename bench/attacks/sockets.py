@@ -30,7 +30,7 @@ TEXT, BINARY, PING, CONTINUED = 1, 2, 9, 0
 NO_OR_CUT = frozenset((REFUSED, CUT))
 EITHER = frozenset((ANSWERED, REFUSED))
 ANY = NO_OR_CUT | {ANSWERED}
-PIECE = bytes(1 << 16)
+PIECE, RATE = bytes(1 << 16), 24_000
 SESSIONS, A_MINUTE = 8, 20
 
 
@@ -110,13 +110,12 @@ def tiny_events(target: Target) -> list[Outcome]:
 def unread_events(target: Target) -> list[Outcome]:
     """Have 18 MB of sound sent back again and again, and read nothing: the session is cut."""
     with session(target, **_pcm(None)) as made:
-        item_id = _recorded(made, 13_500_000)
+        item_id = _recorded(made)
         event = json.dumps({"type": "conversation.item.retrieve", "item_id": item_id}).encode()
-        # Its thread reads no further than a few messages that nobody takes.
         with contextlib.suppress(OSError):
             for _ in range(100):
                 made.socket.sendall(frame(TEXT, event))
-        ended = waited(lambda: not _sessions(target), target.deadlines.send_s + 5)
+        ended = waited(lambda: not _sessions(target), target.deadlines.send_s + 25)
         made.close_socket()
     return [check(ended, "the session is open still")]
 
@@ -129,7 +128,7 @@ def retrieved(target: Target) -> list[Outcome]:
     """Have 18 MB of sound sent back five times, and read it."""
     found = []
     with session(target, **_pcm(None)) as made:
-        item_id = _recorded(made, 13_500_000)
+        item_id = _recorded(made)
         for _ in range(5):
             sent = send(made, "conversation.item.retrieve", item_id=item_id)
             found.append(outcome_of(made, sent, "conversation.item.retrieved"))
@@ -173,7 +172,7 @@ def all_sessions(target: Target) -> list[Outcome]:
 def transcripts_past_the_rate(target: Target) -> list[Outcome]:
     """Have twice as many turns transcribed in a session as a key may make requests a minute."""
     start_s, found, done = time.monotonic(), list[Outcome](), 0
-    piece = base64.b64encode(bytes(6400)).decode()  # 0.2 s
+    piece = base64.b64encode(bytes(9600)).decode()  # 0.2 s
     with session(target, **_pcm({"model": "any"})) as made:
         for _ in range(2 * A_MINUTE):
             send(made, "input_audio_buffer.append", audio=piece)
@@ -186,12 +185,13 @@ def transcripts_past_the_rate(target: Target) -> list[Outcome]:
 
 
 def _pcm(transcription: dict[str, str] | None) -> dict[str, Any]:
-    sound = {"format": {"type": "audio/pcm", "rate": 16_000}, "turn_detection": None}
+    sound = {"format": {"type": "audio/pcm", "rate": RATE}, "turn_detection": None}
     return {"audio": {"input": {**sound, "transcription": transcription}}}
 
 
-def _recorded(made: ClientConnection, size: int) -> str:
-    """Put one turn of silence into a conversation. Returns its id."""
+def _recorded(made: ClientConnection) -> str:
+    """Put one turn of 300 s of silence into a conversation. Returns its id."""
+    size = 300 * 2 * RATE
     send(made, "input_audio_buffer.append", audio=base64.b64encode(bytes(size)).decode())
     send(made, "input_audio_buffer.commit")
     return str(until(made, "conversation.item.done")["item"]["id"])

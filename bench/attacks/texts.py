@@ -74,7 +74,7 @@ def broken(target: Target) -> list[Outcome]:
         "one string": b'"' + b"\\u0041" * MIB,
         "NUL": b"\0" * 8 * MIB,
         "half of a pair": b'"' + b"\\ud800" * MIB + b'"',
-        "many keys": b"{" + b",".join(b'"%d":0' % i for i in range(300_000)) + b"}",
+        "many keys": b"{" + b",".join(b'"%d":0' % i for i in range(2_000_000)) + b"}",
     }
     return [post(target, CHAT, body_around(value), label=k) for k, value in cases.items()]
 
@@ -87,7 +87,6 @@ def many_small_things(target: Target) -> list[Outcome]:
         chat(target, "parts", messages=[user(*(100_000 * [part]))]),
         chat(target, "tools", tools=100_000 * [TOOL]),
         chat(target, "stop", stop=100_000 * ["a"]),
-        chat(target, "modalities", modalities=100_000 * ["text"]),
     ]
 
 
@@ -168,9 +167,10 @@ def small_items(target: Target) -> list[Outcome]:
     with session(target, output_modalities=["text"]) as made:
         kind, fields = text_item("a")
         sent = 0
-        for number in range(20_000):
-            sent += send(made, kind, **fields)
-            if not number % 100:  # what comes back is read, as an honest client does
+        for _ in range(200):
+            for _ in range(100):
+                sent += send(made, kind, **fields)
+            for _ in range(100):
                 found = outcome_of(made, sent, "conversation.item.done")
                 if found.how != ANSWERED:
                     return [found]
