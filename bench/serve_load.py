@@ -44,7 +44,7 @@ from qwen3_omni_neuron import Qwen3Omni
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
-READY_S, REPLY_S = 600.0, 600.0
+READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
 LOCAL = "127.0.0.1"
 READ_BYTES = 1 << 18
 LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
@@ -231,13 +231,17 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
 
 @contextmanager
 def server_process(
-    checkpoint: Any, options: argparse.Namespace
+    checkpoint: Any, options: argparse.Namespace, flags: Sequence[str] = ()
 ) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
-    """Serve the checkpoint in a process of its own. Yields host, port and process."""
+    """Serve the checkpoint in a process of its own. Yields host, port and process.
+
+    flags: of `serve`, beside those that it gets here.
+    """
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
     words += ["--dtype", options.dtype, "--placement", options.placement]
     words += [] if options.threads is None else ["--threads", str(options.threads)]
+    words += flags
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -253,11 +257,15 @@ def server_process(
         if not url:
             raise InputError("the server did not start.")
         threading.Thread(target=process.stderr.read, daemon=True).start()
-        host, _, port = url.removeprefix("http://").rpartition(":")
+        host, _, port = url.partition("://")[2].rpartition(":")
         yield host, int(port), process
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":
