@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -231,9 +232,14 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
 
 @contextmanager
 def server_process(
-    checkpoint: Any, options: argparse.Namespace
+    checkpoint: Any,
+    options: argparse.Namespace,
+    on_line: Callable[[str], object] = lambda line: None,
 ) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
-    """Serve the checkpoint in a process of its own. Yields host, port and process."""
+    """Serve the checkpoint in a process of its own. Yields host, port and process.
+
+    on_line: called with each line of its log after it is ready, in a thread of its own.
+    """
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
     words += ["--dtype", options.dtype, "--placement", options.placement]
@@ -252,7 +258,8 @@ def server_process(
         timer.cancel()
         if not url:
             raise InputError("the server did not start.")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        rest = (on_line(line) for line in process.stderr)
+        threading.Thread(target=deque, args=(rest, 0), daemon=True).start()
         host, _, port = url.removeprefix("http://").rpartition(":")
         yield host, int(port), process
     finally:
