@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -231,11 +232,15 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
 
 @contextmanager
 def server_process(
-    checkpoint: Any, options: argparse.Namespace, flags: Sequence[str] = ()
+    checkpoint: Any,
+    options: argparse.Namespace,
+    flags: Sequence[str] = (),
+    on_line: Callable[[str], object] = lambda line: None,
 ) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
     """Serve the checkpoint in a process of its own. Yields host, port and process.
 
-    flags: of `serve`, beside those that it gets here.
+    flags: of `serve`, beside those that it gets here. on_line: called with each line of its log
+    after it is ready, in a thread of its own.
     """
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
@@ -256,7 +261,8 @@ def server_process(
         timer.cancel()
         if not url:
             raise InputError("the server did not start.")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
+        rest = (on_line(line) for line in process.stderr)
+        threading.Thread(target=deque, args=(rest, 0), daemon=True).start()
         host, _, port = url.partition("://")[2].rpartition(":")
         yield host, int(port), process
     finally:
