@@ -153,7 +153,8 @@ def once(host: str, port: int, kind: str, draw: random.Random, frames: int) -> s
     data = json.dumps(body).encode()
     if kind == "leaves early":
         with socket.create_connection((host, port)) as sock:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+            head += f"content-length: {len(data)}"
             sock.sendall(f"{head}\r\n\r\n".encode() + data[: draw.randrange(len(data) + 1)])
             time.sleep(draw.random() / 20)
         return "left"
