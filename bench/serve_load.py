@@ -147,7 +147,7 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
         **more,
     }
     data = json.dumps(body).encode()
-    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     head += f"content-length: {len(data)}\r\n"
     head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
     arrived_s = time.perf_counter()

@@ -199,5 +199,5 @@ def test_no_form_makes_the_server_fail(server: Server) -> None:
             assert not failed(answer), (answer.text, body)
 
         send()
-    assert {400, 422} <= statuses.keys() or REQUESTS < 60, statuses
+    assert 400 in statuses or REQUESTS < 60, statuses
     wait_until(lambda: server.service.held.taken == 0)

@@ -139,7 +139,7 @@ VERBS = {
         --instruction --json --max-new-tokens --model --placement --threads -h files
     """,
     "serve": """
-        --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
+        --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
         --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
         --kept-reply-s --log-content --log-level --max-body-bytes

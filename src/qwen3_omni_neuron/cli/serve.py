@@ -92,8 +92,16 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="page of another host that may open /v1/realtime, such as https://example.org; "
+        help="page of another host that may use the server, such as https://example.org; "
         "repeatable; default: none",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name under which a server without keys may be asked, beside localhost, its addresses "
+        "and --host; repeatable; default: none",
     )
     parser.add_argument("--log-level", default="info", help="default: %(default)s")
     parser.add_argument(
@@ -149,6 +157,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             **given,
             "api_keys": _keys(parsed.api_keys),
             "media_hosts": tuple(parsed.allow_media_host),
+            "allowed_hosts": tuple(parsed.allow_host),
             "allowed_origins": tuple(url.lower().rstrip("/") for url in parsed.allow_origin),
         }
     )

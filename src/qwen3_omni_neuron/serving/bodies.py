@@ -27,7 +27,7 @@ def refused_field(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))[:200]
     return ApiError(
-        422,
+        400,
         f"{path + ': ' if path else 'the body: '}{first['msg'][:300]}. See the table of fields "
         "in docs/serving.md.",
         "invalid_json" if first["type"] == "json_invalid" else "invalid_value",
@@ -37,7 +37,7 @@ def refused_field(error: ValidationError) -> ApiError:
 
 def wrong_value(message: str, param: str) -> ApiError:
     """Return the refusal of a field's value."""
-    return ApiError(422, message, "invalid_value", param)
+    return ApiError(400, message, "invalid_value", param)
 
 
 def check_model(service: Service, name: str) -> None:

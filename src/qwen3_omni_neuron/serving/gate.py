@@ -16,17 +16,22 @@ from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
+from qwen3_omni_neuron.serving.sending import PIECE_BYTES
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.sites import Sites
 
-OPEN_PATHS = ("/health", "/ready", *page.FILES)
+PROBES = ("/health", "/ready")
+"""Paths that whoever asks for them may have, under any name and from any page."""
+OPEN_PATHS = (*PROBES, *page.FILES)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
+_LAST_S = 1.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
     *("/v1/models", "/v1/audio/voices", REALTIME, *_WATCHED),
 )
-_KEY_PROTOCOL = "openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
 
 
 class Gate:
@@ -41,6 +46,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
         self._keys, self._sockets = Keys(service.settings.api_keys), RealtimeSockets(service)
+        self._sites = Sites(service.settings)
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,6 +70,12 @@ class Gate:
             context.error = error.code
             held.close()
             await answer.refuse(error)
+        except asyncio.CancelledError:  # the server ends, and waits no longer
+            context.error = "cancelled"
+            message = "the server ended before it had answered. Send the request again."
+            with anyio.move_on_after(_LAST_S):
+                await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
+            raise
         except Exception as error:  # whatever no handler has taken
             context.error = "internal_error"
             logs.logger.exception("failed", extra={"request_id": request_id})
@@ -96,11 +108,13 @@ class Gate:
                 f"a request may have {MOST_HEADERS} headers, of {MOST_HEADER_BYTES} bytes in all.",
                 "headers_too_large",
             )
+        if context.path not in PROBES:
+            self._sites.check(raw)
         if context.path in OPEN_PATHS:
             return
         headers = dict(scope["headers"])
         address = scope["client"][0] if scope.get("client") else "unknown"
-        context.owner = self._keys.owner(_authorization(scope, headers), address)
+        context.owner = self._keys.owner(_authorization(headers), address)
         if context.path == "/metrics":
             return
         if self._service.model.ending:
@@ -195,7 +209,11 @@ class Gate:
 
 
 class _Answer:
-    """Sender of one answer, which adds the request id and sees its status."""
+    """Sender of one answer, which adds the request id and sees its status.
+
+    A large body is sent in pieces, each once the connection's buffer has space: until its client
+    has taken all but the last, the answer is in progress, and ends with its request.
+    """
 
     def __init__(self, send: Send, context: Context, kind: str):
         self._send, self._context = send, context
@@ -209,6 +227,13 @@ class _Answer:
             headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
             request_id = (b"x-request-id", self._context.request_id.encode())
             message = {**message, "headers": [*headers, request_id]}
+        body = message.get("body", b"")
+        if len(body) > PIECE_BYTES:
+            whole, last = memoryview(body), (len(body) - 1) // PIECE_BYTES * PIECE_BYTES
+            for start in range(0, last, PIECE_BYTES):
+                piece = bytes(whole[start : start + PIECE_BYTES])
+                await self._send({**message, "body": piece, "more_body": True})
+            message = {**message, "body": bytes(whole[last:])}
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
@@ -227,14 +252,14 @@ class _Answer:
         await self.send({"type": end, "body": body, "more_body": False})
 
 
-def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
     """Return the header with the key, or what stands for it where a browser opens a socket."""
     given = headers.get(b"authorization")
     if given is not None:
-        return given.decode("latin-1")
-    for name in scope.get("subprotocols", ()):
-        if name.startswith(_KEY_PROTOCOL):
-            return f"Bearer {name.removeprefix(_KEY_PROTOCOL)}"
+        return given
+    for name in headers.get(b"sec-websocket-protocol", b"").split(b","):
+        if name.strip().startswith(_KEY_PROTOCOL):
+            return b"Bearer " + name.strip().removeprefix(_KEY_PROTOCOL)
     return None
 
 

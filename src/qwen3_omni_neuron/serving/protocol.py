@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 and WebSockets, with deadlines for clients that send or read too slowly."""
+"""uvicorn's HTTP/1.1 and WebSockets, with bounds for clients that send or read too slowly."""
 
 import asyncio
 import json
@@ -6,9 +6,14 @@ import socket
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
+from websockets.http11 import Request
 
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # The system would let it grow to megabytes, which a client that does not read would fill.
@@ -23,8 +28,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
     Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
-    reading has send_timeout_s to go on; then its connection is cut, which cancels its request. What
-    the parser keeps of bytes, headers and requests that wait for the one before is bounded.
+    reading is cut, which cancels its request. What the parser keeps of bytes, headers and requests
+    that wait for the one before is bounded.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):
@@ -33,7 +38,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_request = False  # from a request's headers to the end of its body
         self._kept_bytes = 0  # since the last headers or part of a body, at most
         self._head_timer: asyncio.TimerHandle | None = None
-        self._send_timer: asyncio.TimerHandle | None = None
+        self._watch: SendWatch
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, or refuse it where there are too many."""
@@ -41,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._watch = SendWatch(transport, self.loop, self._settings, lambda: self._answering)
         if len(self.connections) > self._settings.max_connections:
             most = self._settings.max_connections
             message = f"{most} connections are open, the most that are taken. Try again soon."
@@ -51,7 +57,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
         self._stop(self._head_timer)
-        self._stop(self._send_timer)
+        self._watch.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -90,22 +96,16 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Leave the connection to GuardedSocket."""
+        """Leave the connection to GuardedSocket, or refuse what that can't read."""
         self._in_request = True  # to its end: no other headers are waited for
-        super().handle_websocket_upgrade()
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read, for a time."""
-        super().pause_writing()
-        if self._send_timer is None:
-            timeout_s = self._settings.send_timeout_s
-            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        self._stop(self._send_timer)
-        self._send_timer = None
-        super().resume_writing()
+        readable = self.url.isascii()
+        if readable:
+            self._watch.stop()
+            super().handle_websocket_upgrade()
+            made = self.transport.get_protocol()
+            readable = isinstance(made, GuardedSocket) and made.handshake_initiated
+        if not readable:  # else it would wait for other headers, for ever
+            self._refuse(ApiError(400, "its headers open no WebSocket.", "invalid_http"))
 
     def on_response_complete(self) -> None:
         """Go on to the next request; where this one's body is still coming, only for a moment.
@@ -124,6 +124,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
 
     @property
+    def unsent(self) -> bool:
+        """True while its client has not taken all that was sent."""
+        return self._watch.unsent
+
+    @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -140,11 +145,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        body = json.dumps(error.body).encode()
-        lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
-        lines += [f"{name}: {value}" for name, value in error.headers.items()]
-        lines += [f"content-length: {len(body)}", "connection: close", "", ""]
-        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.write(_refusal(error))
         self.transport.close()
 
     def _stop(self, timer: asyncio.TimerHandle | None) -> None:
@@ -153,34 +154,86 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class GuardedSocket(WebSocketsSansIOProtocol):
-    """One WebSocket. A client that stops reading has send_timeout_s to go on, as over HTTP.
+    """One WebSocket. A client that stops reading is cut, as over HTTP.
 
-    What it sends is read one message at a time, when the one before was taken.
+    What it sends is read one message at a time, when the one before was taken. A large message to
+    it goes out in frames, each once the connection's buffer has space.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):
         super().__init__(**others)
         self._settings = settings
-        self._send_timer: asyncio.TimerHandle | None = None
+        self._sending = asyncio.Lock()
+        self._ends = False
+        self._watch: SendWatch
+
+    @property
+    def unsent(self) -> bool:
+        """True while its client has not taken all that was sent."""
+        return self._watch.unsent
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin a connection."""
+        super().connection_made(transport)
+        self._watch = SendWatch(self.transport, self.loop, self._settings, lambda: not self._ends)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        self.resume_writing()
+        self._watch.stop()
         super().connection_lost(exc)
         # It is in a cycle with what it reads for, and would hold the client's last message until
         # the garbage collector comes.
         self.conn.parser.close()
 
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read, for a time."""
-        super().pause_writing()
-        if self._send_timer is None:
-            timeout_s = self._settings.send_timeout_s
-            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
+    def handle_connect(self, event: Request) -> None:
+        """Answer the headers."""
+        answer = self.conn.accept(event)
+        if answer.status_code == 101:
+            return super().handle_connect(event)
+        self.handshake_initiated = self.handshake_complete = self.close_sent = self._ends = True
+        message = (answer.body or b"its headers open no WebSocket.").decode().strip()
+        self.transport.write(_refusal(ApiError(answer.status_code, message, "invalid_http")))
+        self.transport.close()
+        return None
 
-    def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
-        super().resume_writing()
+    async def send(self, message: Any) -> None:
+        """Send a message after those before it. One that has begun is sent whole."""
+        self._ends = self._ends or message["type"] == "websocket.close"
+        await self._sending.acquire()
+        text = message.get("text") if message["type"] == "websocket.send" else None
+        if not isinstance(text, str) or len(text) <= PIECE_BYTES:
+            try:
+                return await super().send(message)
+            finally:
+                self._sending.release()
+        # A task, as another frame can't follow the first ones of a message whose sender has ended.
+        task = self.loop.create_task(self._send_frames(text.encode()))
+        task.add_done_callback(lambda _: self._sending.release())
+        self.tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self.tasks.discard)
+        if not await asyncio.shield(task):
+            raise ClientDisconnected
+        return None
+
+    async def _send_frames(self, text: bytes) -> bool:
+        """Send a message. Returns whether the socket was open to its end."""
+        send: Any = self.conn.send_text
+        for start in range(0, len(text), PIECE_BYTES):
+            await self.writable.wait()
+            end = start + PIECE_BYTES
+            try:
+                send(text[start:end], fin=end >= len(text))
+            except InvalidState:  # the client has closed it
+                return False
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            send = self.conn.send_continuation
+        return True
+
+
+def _refusal(error: ApiError) -> bytes:
+    """Return the whole answer to what is no request."""
+    body = json.dumps(error.body).encode()
+    lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in error.headers.items()]
+    lines += [f"x-request-id: {new_id('req_')}", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "connection: close", "", ""]).encode() + body

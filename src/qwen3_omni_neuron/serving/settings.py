@@ -35,8 +35,10 @@ class ServerSettings:
     may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
     kept_replies, kept_reply_s: how many spoken replies a later turn may name, and for how long.
     max_realtime_sessions: open at a time. max_realtime_s: duration of one. max_realtime_bytes: of
-    one session's items, with the sound that has not become one. allowed_origins: pages of other
-    hosts that may open one, such as "https://example.org".
+    one session's items, with the sound that has not become one.
+    allowed_hosts: names under which a server without keys may be asked, beside localhost, its
+    addresses, and host. allowed_origins: pages of other hosts that may use the server, such as
+    "https://example.org".
     drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: of one call of
     an engine; after it the model counts as stalled. threads: that read requests and their media.
     log_content: write texts of requests and replies into the log.
@@ -73,6 +75,7 @@ class ServerSettings:
     max_realtime_sessions: int = 64
     max_realtime_s: float = 3600.0
     max_realtime_bytes: int = 128 * MIB
+    allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = 300.0
     stall_timeout_s: float = 300.0
@@ -104,6 +107,12 @@ class ServerSettings:
         if self.owner_share is not None and not 0 < self.owner_share <= 1:
             raise OptionError(f"owner_share is above 0 and at most 1, got {self.owner_share}.")
         assert self.decoding  # it checks its values
+        for name in self.allowed_hosts:
+            if not name or any(mark in name for mark in "/:@ "):
+                raise OptionError(
+                    f"allowed_hosts has names alone, such as example.org, without scheme and port; "
+                    f"got {name!r}."
+                )
         if any(not key for key in self.api_keys):
             raise OptionError("an API key is empty.")
 
