@@ -136,7 +136,11 @@ def live(
             log[str(event["event"])[:100]] += 1
 
     asked_s = time.monotonic()
-    with server_process(model_or_shipped(options), options, on_line=on_line) as (host, port, process):
+    with server_process(model_or_shipped(options), options, on_line=on_line) as (
+        host,
+        port,
+        process,
+    ):
         address = host, port
         start_s = time.monotonic()
         one.ready_after_s = start_s - asked_s

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jiwer
@@ -21,7 +22,6 @@ from openai import OpenAI
 from openai.types.audio import Transcription, TranscriptionVerbose
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, sound
-from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving import chat, speech, transcriptions
 from qwen3_omni_neuron.serving.context import Context
@@ -386,27 +386,25 @@ def test_instruction_and_temperature_reach_the_model(client: OpenAI, omni: Qwen3
     assert len(found) > 1
 
 
-def test_a_later_window_waits_for_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcriptions, "RETRY_S", 0.01)
-    busy = iter([False, True, True, False, False])
+def test_a_transcription_in_windows_keeps_its_place_to_its_end(checkpoint: Path) -> None:
+    """Others are refused while it runs; it never finds the queue full itself."""
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(18))}
+    refused: list[str] = []
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=0) as omni:
+        start = omni.stream_text
 
-    class Full(ScriptedModel):
-        transcription_instruction = None
+        def meanwhile(*given: Any, **options: Any) -> Any:
+            with pytest.raises(openai.RateLimitError) as error:
+                client.audio.transcriptions.create(**asked)
+            refused.append(str(error.value.code))
+            return start(*given, **options)
 
-        def stream_text(self, messages: Any, **options: Any) -> Any:
-            if next(busy):
-                raise BusyError("full.")
-            return super().stream_text(messages, **options)
-
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(16000 * 18, np.float32), 16000, format="FLAC")
-    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", file.getvalue())}
-    with serving(Full(["Hi"])) as server, client_of(server) as client:  # type: ignore[arg-type]
-        answer = client.audio.transcriptions.create(**asked, chunking_strategy="auto")
-        assert answer.text == "Hi Hi Hi"
-        busy = iter([True])
-        with pytest.raises(openai.RateLimitError):
-            client.audio.transcriptions.create(**asked)
+        with serving(omni) as server, client_of(server) as client:
+            omni.stream_text = meanwhile  # type: ignore[method-assign]
+            client.audio.transcriptions.create(
+                **asked, chunking_strategy="auto", extra_body={"max_new_tokens": 2}
+            )
+    assert refused == ["queue_full"] * 3
 
 
 def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
 from qwen3_omni_neuron.serving.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
