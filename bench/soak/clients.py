@@ -1,4 +1,4 @@
-"""What the clients of a soak do: ask and hear, speak, dictate, talk, vanish, and be refused."""
+"""Clients of a soak, who ask and hear, speak, dictate, talk, vanish, and are refused."""
 
 import base64
 import io

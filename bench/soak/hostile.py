@@ -8,7 +8,6 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from functools import cache
 from typing import Any
 
@@ -42,7 +41,7 @@ def picture(address: Address, source: str, draw: random.Random) -> str:
 
 
 def silence(address: Address, source: str, draw: random.Random) -> str:
-    """Have ten minutes of silence transcribed: a file of a kilobyte; leave after a while."""
+    """Have ten minutes of silence transcribed, a file of 14 kB; leave after a while."""
     head, body = form({"model": "load"}, "a.flac", flac())
     try:
         wait_s = draw.uniform(1, 10)
@@ -124,7 +123,7 @@ def realtime(address: Address, source: str, draw: random.Random) -> str:
     item = {"type": "message", "role": "user", "content": content}
     kind = draw.choice(("noise", "deep", "picture"))
     where = f"ws://{address[0]}:{address[1]}/v1/realtime"
-    with closing(connect(where, max_size=None, source_address=(source, 0))) as opened:
+    with connect(where, max_size=None, source_address=(source, 0)) as opened:
         try:
             opened.recv(timeout=60)
             if kind == "noise":

@@ -1,4 +1,4 @@
-"""What a server's process and its children hold, read from outside, and which are its stages."""
+"""A server's process and its children, read from outside: what they hold, and which are stages."""
 
 import os
 import signal
