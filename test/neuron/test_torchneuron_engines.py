@@ -1,6 +1,7 @@
 """The engines of target torchneuron over the stand-in, one rank: replies are transformers'."""
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -17,6 +18,7 @@ from packaging.version import Version
 from torch import Tensor
 
 from qwen3_omni_neuron import Qwen3Omni, cli
+from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.compilation.manifest import read_manifest, verify_files
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.compilation.target import EngineSpec
@@ -297,3 +299,19 @@ def test_a_rank_that_is_killed_ends_its_calls_within_a_second(spec: EngineSpec) 
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         part.call("hidden_projection[rows=32]", torch.zeros(32, 64))
     ranks.close()
+
+
+def test_a_rank_that_is_killed_while_nothing_calls_it_is_its_engines_fault(
+    spec: EngineSpec, engines: Engines
+) -> None:
+    assert [getattr(engines, stage).fault() for stage in STAGES] == [None] * 3
+    vocoder: Any = build_engines(spec, ["vocoder"], StandIn())["vocoder"]
+    assert vocoder.fault() is None
+    (pid,) = vocoder.fault.__self__.pids
+    os.kill(pid, signal.SIGKILL)
+    looks = iter(range(1000))
+    while (fault := vocoder.fault()) is None:
+        assert next(looks) < 999
+        time.sleep(0.01)
+    assert re.search(r"rank 0 of 1 .*SIGKILL", str(fault))
+    vocoder.close()
