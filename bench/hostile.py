@@ -16,6 +16,7 @@ after its last byte the latest refusal came; what came back; and which goals are
   a close; within 1 s of its last byte, 3 s for many megabytes; its message has no stack or path;
 - connections that are silent or half open are closed; neither the server nor a stage starts anew.
 
+The good client's answers are right only where the checkpoint that ships gives them (no --model).
 All goes over the loopback, in bounded numbers and times.
 """
 
@@ -34,8 +35,8 @@ from bench.attacks.table import KINDS
 from bench.attacks.target import Peak, Target, target_of, waited
 from bench.attacks.watching import Seen, Watcher, seen
 from bench.common.command_line import Figures, Row, parser_of, run
-from bench.common.models import add_model_arguments
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.cli import model_arguments
 
 HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
 HELD_MB, HELD_AFTER_S = 50.0, 30.0
@@ -47,7 +48,7 @@ NAMES = [kind.name for kind in KINDS]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("hostile", __doc__)
-    add_model_arguments(parser)
+    model_arguments.add_model_arguments(parser)
     parser.add_argument("--kind", action="append", choices=NAMES, metavar="NAME", dest="kinds")
     parser.add_argument("--list", action="store_true", help="print the kinds and end")
     return run("hostile", parser, measure, arguments)
@@ -64,10 +65,11 @@ def measure(options: argparse.Namespace) -> Figures:
     rows: list[Row] = []
     chosen.sort(key=lambda kind: repr(kind.server))  # stable: otherwise in the table's order
     for spec, group in groupby(chosen, key=lambda kind: kind.server):
-        kinds = list(group)
-        for shared in [[kind] for kind in kinds] if spec.own else [kinds]:
+        left = list(group)
+        while left:  # another server where the one before was for one kind, or has ended
             with target_of(spec, checkpoint, options) as target:
-                rows += measured_on(target, shared)
+                done = measured_on(target, left[:1] if spec.own else left)
+            rows, left = rows + done, left[len(done) :]
     return rows, {"kinds": len(rows), "met": sum(not row["unmet"] for row in rows)}
 
 

@@ -95,7 +95,7 @@ def lying_bmp(side: int) -> bytes:
 
 
 def lying_webp() -> bytes:
-    """Return a lossless WebP that says it has 16384 x 16384 pixels."""
+    """Return a lossless picture in WEBP that says it has 16384 x 16384 pixels."""
     one = bytearray(picture("WEBP", lossless=True))
     at = one.index(b"VP8L") + 9
     rest = struct.unpack_from("<I", one, at)[0] & ~((1 << 28) - 1)

@@ -1,4 +1,4 @@
-"""What a kind of attack is, and what of its outcomes does not meet the goals."""
+"""Kinds of attacks, and how their outcomes are judged."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -91,6 +91,18 @@ def swapped(target: Target) -> list[Outcome]:
     ]
 
 
+def foreign_urls(target: Target) -> list[Outcome]:
+    """Name files and hosts that only the server can reach."""
+    here = f"http://{target.host}:{target.port}"
+    urls = [f"{here}/v1/models", "file:///etc/passwd", "/etc/passwd", "http://169.254.169.254/a"]
+    urls += ["http://[::1]/", "http://0x7f000001/", "ftp://localhost/", f"{here}@example.org/", ""]
+    urls += ["data:image/png,a", "data:;base64,", "data:image/png;base64,=" + "A" * (1 << 20)]
+    return [
+        chat(target, url[:40], messages=[user({"type": "image_url", "image_url": {"url": url}})])
+        for url in urls
+    ]
+
+
 def many_pictures(target: Target) -> list[Outcome]:
     """Send 16 small files of 4 megapixels each in one chat."""
     part = part_of("image", files.png(2048, 2048))
@@ -218,6 +230,7 @@ KINDS = (
     Kind("media-truncated", "half of a file of every format", spoilt(files.truncated), EITHER),
     Kind("media-noise", "noise, and a megabyte of zeros, as media", noise, NO),
     Kind("media-swapped", "pictures as sound, scripts as pictures", swapped, EITHER),
+    Kind("media-urls", "URLs of files and of hosts that the server can reach", foreign_urls, NO),
     Kind(
         "chat-pictures",
         "16 PNGs of 12 KB, 4 megapixels each, in one chat",

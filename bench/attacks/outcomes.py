@@ -1,4 +1,4 @@
-"""What came back to a client of an attack, and what of a refusal is wrong."""
+"""Outcomes of an attack, and how a refusal is judged."""
 
 import json
 import re
@@ -24,7 +24,7 @@ MANY_BYTES = 16 << 20  # of a request that may be refused later
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came back to one client.
+    """Answer, refusal or end that one client got.
 
     how: ANSWERED and so on. status: of HTTP, 0 without one; or the code of a socket's close.
     code: of the error. wrong: what of it may not be so, empty where nothing is. late_s: from the

@@ -124,6 +124,24 @@ def _sessions(target: Target) -> float:
     return target.counters().get("qwen3_omni_realtime_sessions", 0.0)
 
 
+def deleted_replies(target: Target) -> list[Outcome]:
+    """Delete a reply's message whenever an event names it; response.done comes all the same."""
+    found = []
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "five"}]}
+    with session(target) as made:
+        for _ in range(5):
+            send(made, "conversation.item.create", item=item)
+            sent = send(made, "response.create")
+            kinds = ("response.output_item.added", "conversation.item.done", "response.done")
+            while (event := until(made, *kinds, "error"))["type"] != "response.done":
+                one = event.get("item", {})
+                if one.get("role") == "assistant":
+                    send(made, "conversation.item.delete", item_id=one["id"])
+            failed = event["response"]["status"] == "failed"
+            found.append(Outcome(REFUSED if failed else ANSWERED, sent_bytes=sent))
+    return found
+
+
 def retrieved(target: Target) -> list[Outcome]:
     """Have 18 MB of sound sent back five times, and read it."""
     found = []
@@ -206,6 +224,7 @@ KINDS = (
     Kind("socket-tiny-events", "20,000 events of a few bytes", tiny_events, ANY),
     Kind("socket-paths", "sockets at other paths, without a key", wrong_paths, NO_OR_CUT),
     Kind("socket-many", "100 sessions of one key", many_sockets, EITHER),
+    Kind("realtime-deleted", "replies that are deleted while made", deleted_replies, EITHER),
     Kind("realtime-retrieve", "18 MB of sound sent back five times", retrieved, EITHER),
     Kind("realtime-unread", "the same a hundred times, unread", unread_events, ANY),
     Kind(

@@ -280,7 +280,7 @@ KINDS = (
         raw_event(partial(_deep, 4 * MIB), '{"type": "session.update", "session": X}'),
         NO,
     ),
-    Kind("json-numbers", "numbers of 4 MiB of digits", numbers_without_end, NO),
+    Kind("json-numbers", "numbers of 4 MiB of digits", numbers_without_end, EITHER),
     Kind("json-broken", "8 MiB that is no JSON, or none that is taken", broken, NO),
     Kind("many-messages", "100,000 messages, parts, tools, ...", many_small_things, NO),
     Kind("many-realtime-items", "20,000 items of one letter", small_items, NO),

@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a watcher saw in a span of time: times of right samples, and what was wrong once."""
+    """Samples of a span of time: the times of those that are right, and what was wrong, once."""
 
     samples: int
     p99_s: float
