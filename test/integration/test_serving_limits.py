@@ -679,7 +679,9 @@ def stage_pids(server: int) -> dict[str, int]:
     lines = {p: command_line(p) for p in Path("/proc").iterdir() if p.name.isdecimal()}
     parent = f"parent={server})".encode()
     # They are started in this order.
-    pids = sorted(int(p.name) for p, line in lines.items() if parent in line and b"process.server" in line)
+    pids = sorted(
+        int(p.name) for p, line in lines.items() if parent in line and b"process.server" in line
+    )
     return dict(zip(STAGES, pids, strict=True))
 
 
