@@ -89,8 +89,8 @@ RESULTS = {
     "Finished": "result",
 }
 STATUS = {
-    "ModelInfo": "speakers thinks takes_tools slots context_length",
-    "Status": "running queued stages",
+    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length",
+    "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
 ERRORS = [

@@ -1,6 +1,6 @@
 """Quotas: how much of one thing all may have together and one owner alone, such as bytes in memory.
 
-An owner is an API key, or without keys an address: see `keys.Keys.owner`.
+An owner is an API key, or without keys an address: see `serving.keys.Keys.owner`.
 """
 
 import threading
