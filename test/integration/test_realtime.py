@@ -1,9 +1,11 @@
 """/v1/realtime, by OpenAI's own client over a socket: turns, items, responses, and their events."""
 
+import asyncio
 import base64
 import io
 import json
 import random
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +17,10 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
+from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.realtime.conversation import Conversation
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.session import Reply, Session
@@ -570,6 +575,129 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
     assert second[1]["tool_calls"][0]["function"]["name"] == "look_up"
     assert second[2] == {"role": "tool", "content": "blue"}
     assert [message["role"] for message in second] == ["user", "assistant", "tool"]
+
+
+PAUSE = "..."
+
+
+class PausedStream(ScriptedStream):
+    """Scripted reply to a session, which waits where its texts have PAUSE until `go` is set."""
+
+    def __init__(self, texts: Sequence[str], speak: bool):
+        super().__init__(texts, speak, None)
+        self.go = threading.Event()
+        self.reply = Reply(speak, 15.0)
+        self.reply.audio_s, self.reply.ended = 10.0, True
+
+    async def __anext__(self) -> Any:
+        event = await super().__anext__()
+        if isinstance(event, TextDelta) and event.text == PAUSE:
+            while not self.go.is_set():
+                await asyncio.sleep(0.01)
+            return await self.__anext__()
+        return event
+
+
+class Paused:
+    """Replies that call a tool, pause, and call it again. asked: the messages of each one."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.streams, self.asked = list[PausedStream](), list[list[Any]]()
+
+        def respond(session: Session, speak: bool = True, **options: Any) -> Any:
+            return self._start(session, speak, options["turns"])
+
+        monkeypatch.setattr(Session, "respond", respond)
+
+    def _start(self, session: Session, speak: bool, turns: Any) -> Any:
+        self.asked.append([turn.message for turn in session._read(turns)])
+        stream = PausedStream(["Let me look. ", CALLED, PAUSE, CALLED], speak)
+        session.insert(stream.reply)  # type: ignore[arg-type]
+        self.streams.append(stream)
+        return stream
+
+
+@pytest.mark.parametrize("deleted", [1, 2], ids=["the message", "and the first call"])
+def test_items_that_leave_while_their_reply_goes_on_hold_up_nothing(
+    server: Server, monkeypatch: pytest.MonkeyPatch, deleted: int
+) -> None:
+    """The calls that follow stay where the reply is, in front of what was said since."""
+    paused = Paused(monkeypatch)
+    with calling(server) as caller:
+        caller.update(tools=[TOOL], output_modalities=["text"])
+        caller.write("What is above?")
+        caller.send("response.create")
+        begun = caller.until("response.function_call_arguments.done")
+        begun += caller.until("response.output_item.done")
+        made = [event.item.id for event in begun if event.type == "response.output_item.done"]
+        assert len(made) == 2
+        for item_id in made[:deleted]:
+            caller.send("conversation.item.delete", item_id=item_id)
+            caller.until("conversation.item.deleted")
+        caller.write("And below?")
+        paused.streams[0].go.set()
+        done = caller.until("response.done")[-1].response
+        assert done.status == "completed"
+        assert [item.type for item in done.output] == ["message", *2 * ["function_call"]]
+        caller.send("response.create")
+        caller.until("response.created")
+        paused.streams[1].go.set()
+        assert caller.until("response.done")[-1].response.status == "completed"
+    first, calls, last = paused.asked[1]
+    assert (first["content"][0]["text"], last["content"][0]["text"]) == (
+        *("What is above?", "And below?"),
+    )
+    assert calls["content"] == ""
+    assert len(calls["tool_calls"]) == 3 - deleted
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["while it is made", "as it ends"])
+def test_a_message_that_is_truncated_while_calls_follow(
+    server: Server, monkeypatch: pytest.MonkeyPatch, ended: bool
+) -> None:
+    """Refused as long as its reply is made; where the reply has just ended, it stays cut."""
+    paused = Paused(monkeypatch)
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, tools=[TOOL])
+        caller.write("What is above?")
+        caller.send("response.create")
+        events = caller.until("response.output_item.done")
+        paused.streams[0].reply.ended = ended
+        cut = {"item_id": events[-1].item.id, "content_index": 0, "audio_end_ms": 40}
+        caller.send("conversation.item.truncate", **cut)
+        if ended:
+            caller.until("conversation.item.truncated")
+        else:
+            assert caller.until("error")[-1].error.code == "item_in_progress"
+        paused.streams[0].go.set()
+        assert caller.until("response.done")[-1].response.status == "completed"
+        caller.send("conversation.item.retrieve", item_id=cut["item_id"])
+        item = caller.until("conversation.item.retrieved")[-1].item
+        assert item.content[0].transcript == ("Let me" if ended else "Let me look. ")
+
+
+@pytest.mark.parametrize("failing", [(Conversation, "settle"), (Metrics, "finished")])
+def test_a_failure_at_a_responses_end_is_told_and_logged(
+    server: Server,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failing: tuple[type, str],
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("a mistake of ours")
+
+    with calling(server) as caller:
+        caller.update(audio=PUSH_TO_TALK, **SHORT)
+        caller.write("Hello")
+        with monkeypatch.context() as broken:
+            broken.setattr(*failing, fail)
+            failed = caller.answer()[-1].response
+        assert failed.status == "failed"
+        assert failed.status_details.error.code == "internal_error"
+        assert any(
+            record.exc_info and "a mistake" in str(record.exc_info[1]) for record in caplog.records
+        )
+        assert caller.answer()[-1].response.status != "failed"
 
 
 def test_a_reply_that_fails_is_a_response_that_says_so(

@@ -463,7 +463,7 @@ def test_bad_media_are_refused_each_in_its_way(server: Server) -> None:
             shown = str(part)[:200]
             assert refused.value.status_code == status, (shown, refused.value)
             assert not code or refused.value.code == code, (shown, refused.value)
-            assert "root:" not in str(refused.value)
+            assert not re.search("root:| at 0x|/usr/|/home/", str(refused.value))
         four = [{"role": "user", "content": [part_of("audio", WAV[:20_044], "audio/wav")] * 4}]
         with pytest.raises(openai.BadRequestError, match="more than 3 media"):
             client.post("/chat/completions", body={**ASKED, "messages": four}, cast_to=object)

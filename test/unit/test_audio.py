@@ -202,8 +202,9 @@ def test_what_is_no_sound_is_refused(tmp_path: Path, content: bytes, name: str) 
     file = tmp_path / name
     file.write_bytes(content)
     for audio in (file, content):
-        with pytest.raises(AudioError, match="can't be read as audio"):
+        with pytest.raises(AudioError, match="can't be read as audio") as refused:
             load(audio)
+        assert " at 0x" not in str(refused.value), "a client is told no address of this process"
 
 
 @pytest.mark.parametrize("kind", ["WAV", "AIFF", "OGG", "MP3"])

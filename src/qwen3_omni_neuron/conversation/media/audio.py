@@ -221,8 +221,9 @@ def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
 
 
 def _unreadable(where: str, source: Source, error: object) -> AudioError:
+    reason = getattr(error, "error_string", error)  # its str has the address of the file object
     return AudioError(
-        f"{where}: {name_of(source)} can't be read as audio ({error}). WAV, FLAC, OGG and MP3 can."
+        f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG and MP3 can."
     )
 
 

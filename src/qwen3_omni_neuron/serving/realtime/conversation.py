@@ -213,7 +213,8 @@ class Conversation:
         if not (entry.is_reply and entry.spoken):
             message = f"item {item_id[:80]!r} is no reply in speech: only such can be truncated."
             raise ApiError(400, message, "invalid_value", "item_id")
-        if entry.status == "in_progress":
+        made = isinstance(entry.turn, Reply) and not entry.turn.ended  # by the calls that follow
+        if entry.status == "in_progress" or made:
             raise _still_made(item_id)
         if content_index:
             message = f"a reply has one part, of index 0, got {content_index}."
@@ -231,9 +232,7 @@ class Conversation:
         if isinstance(entry.turn, Reply):
             self.session.heard(heard_s, entry.turn)
         else:
-            share = heard_s / entry.audio_s if entry.audio_s else 1.0
-            entry.text = entry.text[: round(share * len(entry.text))]
-            self._replace(entry, self._turn_of("assistant", entry.text))
+            self._replace_text(entry, entry.text, heard_s)
 
     def input_of(self, given: Sequence[Draft | Reference]) -> list[Turn | Reply]:
         """Return the turns of one response's own input. Raises ApiError."""
@@ -260,10 +259,14 @@ class Conversation:
         self.account.add(entry.size)
         return entry, self._added(entry)
 
-    def add_call(self, call: Call, after: Entry) -> tuple[Entry, str | None]:
-        """Put a call that a reply made behind an item of it."""
+    def add_call(self, call: Call, after: Sequence[str]) -> tuple[Entry, str | None]:
+        """Put a call that a reply made behind the last one of some items, given by their ids.
+
+        Those that a client has deleted do not count; without any, the call is the last item.
+        """
         turns = self.session.turns
-        later = turns[turns.index(after.turn) + 1 :]
+        left = [self._items[item_id].turn for item_id in after if item_id in self._items]
+        later = turns[turns.index(left[-1]) + 1 :] if left else []
         item = CallItem(
             type="function_call", call_id=call.id, name=call.name, arguments=call.arguments
         )
@@ -277,14 +280,18 @@ class Conversation:
     def settle(self, entry: Entry, text: str, as_it_is: bool) -> None:
         """End a reply's item. text: what clients were told. as_it_is: there was nothing else.
 
-        Otherwise reasoning, or calls that have items of their own, leave the reply's text.
+        Otherwise reasoning, or calls that have items of their own, leave the reply's text. Does
+        nothing where a client has deleted the item.
         """
+        if self._items.get(entry.id) is not entry:
+            return
         size = sys.getsizeof(text)
         entry.size += size
         self.account.add(size)
         if not as_it_is:
-            entry.text = text
-            self._replace(entry, self._turn_of("assistant", text))
+            # Seconds that a client has said already, between the reply's last event and here.
+            heard_s = entry.turn.heard_s if isinstance(entry.turn, Reply) else None
+            self._replace_text(entry, text, heard_s)
 
     def forget(self, entry: Entry) -> None:
         """Take an item out, as if it had not been."""
@@ -304,7 +311,11 @@ class Conversation:
     def _turn_of(self, role: str, text: str) -> Turn:
         return self.session.read({"role": role, "content": text})
 
-    def _replace(self, entry: Entry, turn: Turn) -> None:
+    def _replace_text(self, entry: Entry, text: str, heard_s: float | None) -> None:
+        """Let a reply be this text, cut to the share that was heard of it; None: all of it."""
+        share = 1.0 if heard_s is None or not entry.audio_s else heard_s / entry.audio_s
+        entry.text = text[: round(share * len(text))]
+        turn = self._turn_of("assistant", entry.text)
         self.session.insert(turn, entry.turn)
         self.session.remove(entry.turn)
         del self._by_turn[id(entry.turn)]

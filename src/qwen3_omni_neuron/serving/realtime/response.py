@@ -2,11 +2,11 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from starlette.types import Send
 
@@ -24,6 +24,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
+Result = TypeVar("Result")
 
 
 class Playback:
@@ -153,46 +154,59 @@ class Response:
             self._task = None  # its error has this response, in a cycle
 
     async def _run(self) -> None:
-        assert self._stream is not None
-        result: SpeechResult | None = None
-        error: ApiError | None = None
+        """Send its events. Whatever fails, the last one is response.done."""
         try:
-            with self._stream as stream:
-                await self._created()
-                try:
-                    async for event in stream:
-                        if isinstance(event, AudioChunk) and event.first_sample:
-                            await self._line.service.turnstile.wait()
-                        if self._reason is not None:
-                            break
-                        if isinstance(event, TextDelta):
-                            await self._take(self._split.push(event.text))
-                        elif isinstance(event, AudioChunk):
-                            await self._sound(event)
-                        else:
-                            result = event.result
-                except ClientGoneError:
-                    raise
-                except Exception as failure:
-                    error = self._failed(failure)
+            result, error = await self._attempt(self._read())
             whole = self._reason is None and error is None
-            if whole:
-                await self._take(self._split.finish())
-            await self._close("completed" if whole else "incomplete")
-            await self._settle()
-            await self._done(result if whole else None, error)
+            _, failure = await self._attempt(self._end_items(whole))
+            error = error or failure
+            _, failure = await self._attempt(self._done(result if whole else None, error))
+            if failure is not None:
+                await self._done(None, failure)
         except ClientGoneError:
             pass  # the session's reader sees it, too
-        except Exception as failure:
-            self._failed(failure)
 
-    def _failed(self, failure: Exception) -> ApiError:
-        self._line.service.model.noticed(failure)
-        error = api_error_of(failure)
-        if error.code == "internal_error":
-            extra = {"request_id": self._line.context.request_id}
-            logs.logger.error("failed", exc_info=failure, extra=extra)
-        return error
+    async def _attempt(
+        self, part: Coroutine[Any, Any, Result]
+    ) -> tuple[Result | None, ApiError | None]:
+        """Do a part of it. Returns its result, and what the client is told where it has failed."""
+        try:
+            return await part, None
+        except ClientGoneError:
+            raise
+        except Exception as failure:
+            self._line.service.model.noticed(failure)
+            error = api_error_of(failure)
+            if error.code == "internal_error":
+                extra = {"request_id": self._line.context.request_id}
+                logs.logger.error("failed", exc_info=failure, extra=extra)
+            return None, error
+
+    async def _read(self) -> SpeechResult | None:
+        """Send what the stream has, to its end or until it is cancelled."""
+        assert self._stream is not None
+        result: SpeechResult | None = None
+        with self._stream as stream:
+            await self._created()
+            async for event in stream:
+                if isinstance(event, AudioChunk) and event.first_sample:
+                    await self._line.service.turnstile.wait()
+                if self._reason is not None:
+                    break
+                if isinstance(event, TextDelta):
+                    await self._take(self._split.push(event.text))
+                elif isinstance(event, AudioChunk):
+                    await self._sound(event)
+                else:
+                    result = event.result
+        return result
+
+    async def _end_items(self, whole: bool) -> None:
+        """End the items that were begun. whole: the reply has come to its own end."""
+        if whole:
+            await self._take(self._split.finish())
+        await self._close("completed" if whole else "incomplete")
+        await self._settle()
 
     async def _take(self, parts: list[Part]) -> None:
         for part in parts:
@@ -262,9 +276,10 @@ class Response:
         self._calls += 1
         entry, before = None, None
         if self.message is not None:
-            last = next((o.entry for o in reversed(self._output) if o.entry), self.message)
+            kept = [out.id for out in self._output if out.entry is not None]
+            after = [*([self._before] if self._before else []), self.message.id, *kept]
             conversation = self._line.conversation
-            entry, before = await self._line.in_thread(conversation.add_call, call, last)
+            entry, before = await self._line.in_thread(conversation.add_call, call, after)
         out = _Output(len(self._output), entry.id if entry else new_id("item_"), entry, call=call)
         self._output.append(out)
         begun = out.json(self._asked.spoken, "in_progress") | {"arguments": ""}
@@ -318,12 +333,13 @@ class Response:
             self._line.service.metrics.finished(result, self._player, cached)
         if details is not None:
             made |= {"status": details["type"], "status_details": details}
-        self._note(result, made["status"])
+        self._note(result, made["status"], error)
         self._on_done()
         await self._line.send("response.done", response=made)
 
-    def _note(self, result: SpeechResult | None, status: str) -> None:
+    def _note(self, result: SpeechResult | None, status: str, error: ApiError | None) -> None:
         context = Context(self.id, "RESPONSE", self._line.context.path, self._line.context.owner)
+        context.error = None if error is None else error.code
         if result is not None:
             log_content = self._line.service.settings.log_content
             context.finished(result, result.text if log_content else None)
