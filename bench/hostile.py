@@ -1,7 +1,7 @@
 """Hostile requests of every kind against a server, while a good client streams speech.
 
     python -m bench.hostile --json hostile.json
-    python -m bench.hostile --kind text-chat --kind silent-tls    # some of them; --list names all
+    python -m bench.hostile --kind text-chat --kind silent-tls    # some of them
 
 The server is a process of its own, with a key for the good client and one for the attacker; kinds
 that need other settings have a server of their own. For each kind a line says: /health at p99 and
@@ -42,25 +42,23 @@ HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
 HELD_MB, HELD_AFTER_S = 50.0, 30.0
 ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # watched before the first kind, around each
 TIMES = ("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused")
-NAMES = [kind.name for kind in KINDS]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("hostile", __doc__)
     model_arguments.add_model_arguments(parser)
-    parser.add_argument("--kind", action="append", choices=NAMES, metavar="NAME", dest="kinds")
-    parser.add_argument("--list", action="store_true", help="print the kinds and end")
+    names = [kind.name for kind in KINDS]
+    text = f"send this kind; repeatable; default: all. {', '.join(names)}"
+    parser.add_argument(
+        "--kind", action="append", choices=names, metavar="NAME", dest="kinds", help=text
+    )
     return run("hostile", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
     """Send every chosen kind, those that may share a server to the same one."""
     chosen = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
-    if options.list:
-        for kind in chosen:
-            print(f"{kind.name:24}{kind.sends}")
-        return [], {}
     checkpoint = options.model or SPEAKING_CHECKPOINT
     rows: list[Row] = []
     chosen.sort(key=lambda kind: repr(kind.server))  # stable: otherwise in the table's order
