@@ -27,7 +27,7 @@ BAD = ("failed", "running")  # what never ended hung, or took its process with i
 
 
 class Outcomes:
-    """Outcomes of tests, and the seeds with which they failed. The lock guards both."""
+    """Results of tests, and the seeds with which they failed. The lock guards both."""
 
     def __init__(self) -> None:
         self._counts, self._failures = Counter[str](), dict[str, list[int]]()
@@ -47,7 +47,7 @@ class Outcomes:
         return int(bool(self._failures) or not self._counts)
 
     def __str__(self) -> str:
-        """Lines that say what ran, and how what failed is repeated."""
+        """Return what ran, and how what failed is repeated."""
         counts = ", ".join(f"{number} {name}" for name, number in sorted(self._counts.items()))
         lines = [f"hammered: {counts or 'no tests'}"]
         for name, seeds in self._failures.items():
