@@ -11,8 +11,8 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 PIECE_BYTES = 1 << 16
 """Largest part of an answer that is written at a time, and what a connection's buffer holds."""
 LOOKS = 4  # within send_timeout_s
-# Fields of Linux's TCP information: segments that are sent and not acknowledged at byte 24, bytes
-# that are acknowledged at 120, bytes that are not sent at 144.
+# Of the struct of TCP_INFO on Linux: segments not acknowledged at byte 24, bytes that are at 120,
+# bytes not yet sent at 144.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
 
 
