@@ -90,11 +90,11 @@ def _start(wanted: ChatRequest, service: Service, context: Context) -> "ChatRepl
     options = request_options(wanted, service.settings, context.owner)
     media = MediaReader(service.settings, service.fetcher)
     messages = conversation(wanted, media, service.replies, context.owner)
-    if service.settings.log_content:
-        context.question = [m for message in messages if (m := _texts(message))]
     context.wanted(bool(wanted.stream), wanted.speaks)
     ask = omni.stream if wanted.speaks else omni.stream_text
     stream = ask(messages, **options)
+    if service.settings.log_content:  # of what is answered: the rest may be of any length
+        context.question = [_texts(message) for message in messages]
     return ChatReply(wanted, stream, "tools" in options, service, context)
 
 
