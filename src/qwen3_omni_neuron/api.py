@@ -298,11 +298,11 @@ class Qwen3Omni:
         wanted = min(wanted, max(1, most // FRAMES_PER_TOKEN))
         pieces: list[WrittenReply] = []
         before = ""
-        for piece in cut(text.strip(), wanted, lambda part: len(self._spoken_ids(part))):
-            token_ids = self._spoken_ids(piece)
-            if len(token_ids) > most:
+        for piece in cut(text.strip(), wanted, lambda part: self._spoken(part, wanted)[1]):
+            token_ids, tokens = self._spoken(piece, most)
+            if tokens > most:
                 raise PromptTooLongError(
-                    f"the text has {len(token_ids)} tokens without white space or punctuation "
+                    f"the text has {tokens} tokens or more without white space or punctuation "
                     f"between them, and the talker can speak at most {most} at a time: its KV "
                     f"cache has {self._talker_context_length} positions, {rows} of which its "
                     "prompt needs. Divide the text, or load with a larger context_length."
@@ -311,8 +311,15 @@ class Qwen3Omni:
             before = " " if piece[-1].isspace() else ""
         return pieces
 
-    def _spoken_ids(self, text: str) -> list[int]:
-        return self.conversation.encode_words(" ".join(text.split()))
+    def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
+        """Return the token ids of a text to be spoken, and how many they are.
+
+        Of one that has more than `most`, only that there are more.
+        """
+        words = " ".join(text.split())
+        least = self.conversation.least_tokens(words, most)
+        token_ids = self.conversation.encode_words(words, most) if least <= most else []
+        return token_ids, max(least, len(token_ids))
 
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float

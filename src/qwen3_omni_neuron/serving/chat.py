@@ -123,11 +123,11 @@ class ChatQuestion:
     def answer(self) -> "ChatReply":
         """Start the request. Raises the API's errors."""
         wanted, context = self.wanted, self.context
-        if self.service.settings.log_content:
-            context.question = [m for message in self.messages if (m := _texts(message))]
         context.wanted(bool(wanted.stream), wanted.speaks)
         ask = context.omni.stream if wanted.speaks else context.omni.stream_text
         stream = ask(self.messages, **self.options)
+        if self.service.settings.log_content:  # of what is answered: the rest may be of any length
+            context.question = [_texts(message) for message in self.messages]
         return ChatReply(wanted, stream, "tools" in self.options, self.service, context)
 
     def close(self) -> None:

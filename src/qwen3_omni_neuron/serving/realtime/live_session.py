@@ -189,7 +189,7 @@ class LiveSession:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         before, session = self._config, self._conversation.session
-        config = updated(before, event.session, self._voices)
+        config = await self._in_thread(updated, before, event.session, self._voices)
         size = _CONFIG_COPIES * len(await self._in_thread(config.model_dump_json))
         self._account.hold(size)
         try:
@@ -208,7 +208,7 @@ class LiveSession:
             self._resampler = Resampler(self._codec.rate, RATE)
         if config.audio.input.turn_detection != before.audio.input.turn_detection:
             await self._in_thread(self._detect)
-        await self._send("session.updated", session=self._shown())
+        await self._send("session.updated", session=await self._in_thread(self._shown))
 
     def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
         """Return the options of replies. asked: what they are to be; none: what the session is."""
