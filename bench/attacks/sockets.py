@@ -155,7 +155,7 @@ def retrieved(target: Target) -> list[Outcome]:
 
 def wrong_paths(target: Target) -> list[Outcome]:
     """Open sockets at other paths, without a key, and of another version."""
-    head = "GET {} HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    head = "GET {} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
     head += "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\nsec-websocket-version: {}\r\n{}\r\n"
     key = f"authorization: Bearer {target.key}\r\n"
     cases = {

@@ -8,6 +8,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -75,7 +76,9 @@ def long_speech(address: Address, source: str, draw: random.Random) -> str:
 def half_open(address: Address, source: str, draw: random.Random) -> str:
     """Send nothing, or half of a request's head, until the server closes the connection."""
     with connected(address, source, CLOSED_S) as sock:
-        sock.sendall(draw.choice((b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nhost: a")))
+        sock.sendall(
+            draw.choice((b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nhost: 127.0.0.1"))
+        )
         while sock.recv(4096):
             pass
     return "closed"
@@ -83,8 +86,8 @@ def half_open(address: Address, source: str, draw: random.Random) -> str:
 
 def slow_body(address: Address, source: str, draw: random.Random) -> str:
     """Send a body a byte at a time, and leave before its end."""
-    with connected(address, source) as sock:
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100000\r\n\r\n"
+    with connected(address, source) as sock, suppress(BrokenPipeError, ConnectionResetError):
+        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100000\r\n\r\n"
         sock.sendall(head.encode())
         end_s = time.monotonic() + SLOW_S
         while time.monotonic() < end_s:
@@ -106,7 +109,7 @@ def slow_reader(address: Address, source: str, draw: random.Random) -> str:
         "talker_max_new_tokens": 300,
     }
     body = json.dumps(asked).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     with connected(address, source) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(head.encode() + body)
