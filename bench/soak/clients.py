@@ -172,7 +172,8 @@ class Clients:
             head, data = form({"model": "load"}, *self._clips[0][1:])
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         with connected(address, source) as sock:
-            first = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(data)}\r\n{lines}\r\n"
+            first = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}"
+            first += f"content-length: {len(data)}\r\n\r\n"
             sock.sendall(first.encode() + data[: draw.randrange(len(data) + 1)])
             time.sleep(draw.random() / 20)
         return "left"

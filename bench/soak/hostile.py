@@ -30,6 +30,12 @@ CLOSED_S = 30.0  # a server's time to close a silent connection
 Hostile = Callable[[Address, str, random.Random], str]
 
 
+def head_of(length: int) -> bytes:
+    """Return the head of a chat request with a body of so many bytes."""
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    return f"{head}content-length: {length}\r\n\r\n".encode()
+
+
 def status_of(reply: Reply) -> str:
     return str(reply.status)
 
@@ -87,8 +93,7 @@ def half_open(address: Address, source: str, draw: random.Random) -> str:
 def slow_body(address: Address, source: str, draw: random.Random) -> str:
     """Send a body a byte at a time, and leave before its end."""
     with connected(address, source) as sock, suppress(BrokenPipeError, ConnectionResetError):
-        head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 100000\r\n\r\n"
-        sock.sendall(head.encode())
+        sock.sendall(head_of(100_000))
         end_s = time.monotonic() + SLOW_S
         while time.monotonic() < end_s:
             sock.sendall(b" ")
@@ -109,10 +114,9 @@ def slow_reader(address: Address, source: str, draw: random.Random) -> str:
         "talker_max_new_tokens": 300,
     }
     body = json.dumps(asked).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n"
     with connected(address, source) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        sock.sendall(head.encode() + body)
+        sock.sendall(head_of(len(body)) + body)
         end_s = time.monotonic() + SLOW_S
         while time.monotonic() < end_s and sock.recv(1000):
             time.sleep(0.1)
