@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
+from qwen3_omni_neuron.conversation.media.sizes import Sizes
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -32,6 +34,7 @@ class ScriptedModel:
     ):
         self.texts, self.raises = texts, raises
         self.info = ModelInfo(speakers, thinks, True, 1, 4096)
+        self.media_settings = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 3136, 12_845_056))
         self.asked: list[tuple[Any, Mapping[str, Any]]] = []
 
     def stream(self, messages: Any, **options: Any) -> "ScriptedStream":
