@@ -57,6 +57,9 @@ def load_codecs() -> None:
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    with contextlib.suppress(ImportError):  # Pillow before 11.3
+        # As many threads as cores have more stacks, on a large machine, than a child may map.
+        importlib.import_module("PIL.AvifImagePlugin").DEFAULT_MAX_THREADS = work.THREADS
 
 
 class _ForkServer:

@@ -73,7 +73,8 @@ class DecodingPool:
         the job. Cancelling the task kills the process.
         Raises AudioError, ImageError, VideoError or PromptTooLongError as the API does for the same
         file; one of the first three also where decoding takes more memory or time than is allowed,
-        or crashes. Raises BusyError where no process can be had, ClosedError after `close`.
+        or crashes. Raises BusyError where no process can be had, OptionError for options of more
+        than 4 KiB, ClosedError after `close`.
         """
         for _ in range(ATTEMPTS):
             with contextlib.suppress(_ServerEndedError):
@@ -140,6 +141,7 @@ class _Child:
         self.settings, self.late = settings, False
         self._server, self._number = server, number
         self._loop = asyncio.get_running_loop()
+        message = wire.job_message(job)
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -148,7 +150,7 @@ class _Child:
                 ours.close()
                 raise
             self._line = Line(ours)
-            self._line.send(wire.job_message(job))
+            self._line.send(message)
             files = (theirs.fileno(), content.fileno(), self.result.fileno())
             self.exited = server.fork(number, settings.memory_bytes, self.cpu_s, files)
         self._timer = self._loop.call_later(settings.deadline_s, self._expire)

@@ -1,26 +1,28 @@
 """Places that several owners take turns in."""
 
 import asyncio
-from collections import Counter, deque
+import contextlib
+import itertools
+from collections import deque
+from dataclasses import dataclass, field
 
 
 class Turns:
     """Places for work, given to owners in turn, and within one owner in the order of asking.
 
-    places: how many there are. One owner has at most all but one of them, so that another's work
-    never waits for his alone; he may have the only one. Used by one event loop.
+    places: how many there are. One owner has at most all but one of them, so that others' work
+    does not wait for his alone; he may have the only one. Used by one event loop.
     """
 
     def __init__(self, places: int):
         self._free, self._most_each = places, max(1, places - 1)
-        self._held: Counter[str] = Counter()
-        # The owner whose turn is next comes first. No owner is without a waiter.
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._count = itertools.count(1)
+        self._owners: dict[str, _Owner] = {}
 
     async def take(self, owner: str) -> None:
         """Wait for a place, which is to be given back."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(waiter)
+        self._owners.setdefault(owner, _Owner()).waiting.append(waiter)
         self._give()
         try:
             await waiter
@@ -34,40 +36,47 @@ class Turns:
     def give_back(self, owner: str) -> None:
         """Give a place back."""
         self._free += 1
-        self._held[owner] -= 1
-        if not self._held[owner]:
-            del self._held[owner]
+        self._owners[owner].held -= 1
         self._give()
+        self._drop_idle(owner)
 
     def refuse(self, error: Exception) -> None:
         """Make all that wait raise an error."""
-        waiting, self._waiting = self._waiting, {}
-        for waiters in waiting.values():
-            for waiter in waiters:
+        for owner in self._owners.values():
+            while owner.waiting:
+                waiter = owner.waiting.popleft()
                 if not waiter.done():
                     waiter.set_exception(error)
 
     def _give(self) -> None:
         """Give the places that are free to those whose turn it is."""
         while self._free:
-            allowed = (o for o in self._waiting if self._held[o] < self._most_each)
-            owner = next(allowed, None)
-            if owner is None:
+            able = [o for o in self._owners.values() if o.waiting and o.held < self._most_each]
+            if not able:
                 return
-            waiters = self._waiting.pop(owner)
-            waiter = waiters.popleft()
-            if waiters:
-                self._waiting[owner] = waiters  # behind the others
+            owner = min(able, key=lambda o: o.served)  # of equals the one that asked first
+            waiter = owner.waiting.popleft()
             if waiter.done():  # cancelled, and its task has not run since
                 continue
+            owner.held, owner.served = owner.held + 1, next(self._count)
             self._free -= 1
-            self._held[owner] += 1
             waiter.set_result(None)
 
     def _forget(self, owner: str, waiter: "asyncio.Future[None]") -> None:
-        waiters = self._waiting.get(owner)
-        if waiters is None or waiter not in waiters:
-            return
-        waiters.remove(waiter)
-        if not waiters:
-            del self._waiting[owner]
+        with contextlib.suppress(KeyError, ValueError):  # it was passed over already
+            self._owners[owner].waiting.remove(waiter)
+        self._drop_idle(owner)
+
+    def _drop_idle(self, owner: str) -> None:
+        known = self._owners.get(owner)
+        if known is not None and not known.held and not known.waiting:
+            del self._owners[owner]
+
+
+@dataclass
+class _Owner:
+    """Work of one owner. served: number of the last place that was given to it; 0: none."""
+
+    held: int = 0
+    served: int = 0
+    waiting: "deque[asyncio.Future[None]]" = field(default_factory=deque)

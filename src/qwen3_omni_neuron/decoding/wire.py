@@ -13,7 +13,7 @@ from typing import Any
 from qwen3_omni_neuron.conversation.media.settings import MediaSettings
 from qwen3_omni_neuron.conversation.media.sizes import Sizes
 from qwen3_omni_neuron.decoding.job import ERRORS, Job, Measured
-from qwen3_omni_neuron.errors import InputError, PromptTooLongError, printable
+from qwen3_omni_neuron.errors import InputError, OptionError, PromptTooLongError, printable
 
 ORDER = struct.Struct("<cQQQ")
 """Order to the fork server: FORK or KILL, number of the job, and for FORK bytes and CPU seconds.
@@ -28,6 +28,7 @@ OUT_OF_MEMORY = 12  # exit status of a child
 GO = b"g"
 LENGTH = struct.Struct("<I")
 MOST_BYTES = 1 << 16  # of an answer
+MOST_JOB_BYTES = 4096  # that a connection takes at once, on any system
 MOST_CHARACTERS = 2000  # of an error's message
 _MOST = 1 << 48  # of any number
 _REFUSALS = {e.__name__: e for e in (*ERRORS.values(), PromptTooLongError)}
@@ -81,9 +82,15 @@ def unpacked(data: bytes) -> dict[str, Any]:
 
 
 def job_message(job: Job) -> bytes:
-    """Return a job without its content, for a child."""
+    """Return a job without its content, for a child. Raises OptionError for long options."""
     fields = {n: getattr(job, n) for n in job.__dataclass_fields__ if n not in ("content", "media")}
-    return packed(fields | {"options": dict(job.options), "media": asdict(job.media)})
+    message = packed(fields | {"options": dict(job.options), "media": asdict(job.media)})
+    if len(message) > MOST_JOB_BYTES:
+        raise OptionError(
+            f"{printable(job.where, 100)} has options of {len(message)} bytes; {MOST_JOB_BYTES} "
+            "is the most."
+        )
+    return message
 
 
 def job_of(message: dict[str, Any], content: bytes) -> Job:

@@ -21,7 +21,7 @@ from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
 from qwen3_omni_neuron.conversation.media.video import VideoHeader, load_video
 from qwen3_omni_neuron.decoding import wire
 from qwen3_omni_neuron.decoding.job import ERRORS, Job, Measured
-from qwen3_omni_neuron.errors import InputError, PromptTooLongError
+from qwen3_omni_neuron.errors import InputError
 
 Ask = Callable[[Measured], object]
 """Function that tells the sizes of the item, and returns when it may be decoded."""
@@ -79,12 +79,7 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
         _check_seconds(job, seconds)
 
     holds_s = job.media.longest_audio_s(job.most_tokens)
-    if job.most_s is None or job.most_s >= holds_s:
-        return load_waveform(item, rate, job.where, holds_s, check)
-    try:
-        return load_waveform(item, rate, job.where, job.most_s, check)
-    except PromptTooLongError:
-        raise _lasts(job, "longer than its header says") from None
+    return load_waveform(item, rate, job.where, holds_s, check)
 
 
 def _audio(job: Job, ask: Ask) -> Made:
@@ -167,13 +162,10 @@ def _asked(job: Job) -> SizeLimits:
 
 def _check_seconds(job: Job, seconds: float) -> None:
     if job.most_s is not None and seconds > job.most_s:
-        raise _lasts(job, f"{seconds:.1f} s")
-
-
-def _lasts(job: Job, seconds: str) -> InputError:
-    return ERRORS[job.kind](
-        f"{job.where} lasts {seconds}, and {job.most_s:g} s is the most. Send a part of it."
-    )
+        raise ERRORS[job.kind](
+            f"{job.where} lasts {seconds:.1f} s, and {job.most_s:g} s is the most. Send a part of "
+            "it."
+        )
 
 
 def _check_pixels(job: Job, height: int, width: int) -> None:

@@ -15,5 +15,5 @@ def nameless_file() -> BinaryIO:
         # Not in /dev/shm, which a container often limits to 64 MiB.
         file: BinaryIO = os.fdopen(os.memfd_create("qwen3-omni"), "r+b", buffering=0)
     else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, it is kept
     return file

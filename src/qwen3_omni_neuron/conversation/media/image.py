@@ -66,10 +66,12 @@ def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -
 def _read_file(source: Source, where: str, check: Check) -> "Image":
     from PIL import Image
 
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]  # an older Pillow has no AVIF
     name = name_of(source)
     with open_media(source, where, ImageError) as file:
         with _image_errors(where, name):
-            opened = Image.open(file, formats=FORMATS)
+            opened = Image.open(file, formats=formats)
         with opened as picture:
             check(picture.height, picture.width)
             with _image_errors(where, name):
