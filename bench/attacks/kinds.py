@@ -34,6 +34,7 @@ def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None)
     stall_s: how long an idle process stalled meanwhile; None: times are not looked at.
     """
     found: dict[str, None] = {}
+    late: dict[str, float] = {}
     for one in outcomes:
         name = f"{one.label}: " if one.label else ""
         if one.wrong:
@@ -41,8 +42,8 @@ def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None)
         elif one.how not in kind.allowed | {LEFT, CHECKED}:
             found[f"{name}{one.how} {one.status or ''} {one.code}".strip()] = None
         elif one.how == REFUSED and stall_s is not None and one.late_s > one.limit_s + stall_s:
-            found[f"{name}refused {one.late_s:.1f} s after its last byte"] = None
-    return list(found)
+            late[name] = max(one.late_s, late.get(name, 0.0))
+    return [*found, *(f"{k}refused {s:.1f} s after its last byte" for k, s in late.items())]
 
 
 def restarted(target: Target, stages: Sequence[int]) -> list[str]:

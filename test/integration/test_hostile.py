@@ -6,6 +6,7 @@ question gets the right answer.
 """
 
 import argparse
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,6 @@ from bench.attacks.kinds import Kind, restarted, unmet
 from bench.attacks.outcomes import Outcome, wrong_of
 from bench.attacks.table import KINDS
 from bench.attacks.target import ServerSpec, Target, target_of, waited
-from bench.common.command_line import InputError
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 
 OPTIONS = argparse.Namespace(dtype="auto", placement="shared", threads=1)
@@ -59,10 +59,9 @@ def servers() -> Iterator[Servers]:
 def test_a_hostile_request_is_refused_in_the_right_shape_and_hurts_nobody(
     kind: Kind, servers: Servers
 ) -> None:
-    try:
-        target = servers.of(kind.server)
-    except InputError as error:
-        pytest.skip(f"openssl, which makes the certificate, is not on PATH: {error}")
+    if kind.server.tls and shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not on PATH")
+    target = servers.of(kind.server)
     stages = target.stages()
     outcomes = kind.attack(target)
     assert outcomes
