@@ -749,7 +749,7 @@ def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
 
 
 class StrayError(BaseException):
-    """What no stage expects of an engine, such as SystemExit."""
+    """Exception that no stage expects of an engine, such as SystemExit."""
 
 
 @pytest.mark.parametrize("name", CALLS)

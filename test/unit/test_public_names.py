@@ -90,7 +90,7 @@ RESULTS = {
 }
 STATUS = {
     "ModelInfo": "speakers thinks takes_tools slots context_length",
-    "Status": "running queued stages",
+    "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
 ERRORS = [
