@@ -320,7 +320,7 @@ def test_a_process_that_ends_is_found_by_a_look(
 
 
 def test_a_process_that_is_stopped_for_a_moment_goes_on(start: Process) -> None:
-    """Ctrl-Z and fg do the same, and stop this process, too: one look may find it stopped."""
+    """Ctrl-Z and fg stop this process, too: its first look after them may find it stopped."""
     process = start()
     process.wait_ready(START_S)
     os.kill(process.pid, signal.SIGSTOP)
