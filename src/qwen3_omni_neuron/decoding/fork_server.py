@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from qwen3_omni_neuron.decoding import wire, work
 from qwen3_omni_neuron.process.child import take_signals
@@ -57,9 +57,11 @@ def load_codecs() -> None:
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    Image.MAX_IMAGE_PIXELS = None  # whoever asks says how many an image may have
     with contextlib.suppress(ImportError):  # Pillow before 11.3
+        avif: Any = importlib.import_module("PIL.AvifImagePlugin")
         # As many threads as cores have more stacks, on a large machine, than a child may map.
-        importlib.import_module("PIL.AvifImagePlugin").DEFAULT_MAX_THREADS = work.THREADS
+        avif.DEFAULT_MAX_THREADS = work.THREADS
 
 
 class _ForkServer:
