@@ -11,6 +11,8 @@ import openai
 import pytest
 import soundfile
 from PIL import Image
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.server import Server
@@ -28,8 +30,7 @@ SIDE = 256  # pixels of an image that is small as a file
 
 @pytest.fixture(scope="module")
 def server(omni: Qwen3Omni) -> Iterator[Server]:
-    limits = {"max_request_bytes": 4 << 20, "max_realtime_bytes": 2 << 20}
-    with serving(omni, **limits) as running:
+    with serving(omni, max_request_bytes=4 << 20, max_realtime_bytes=2 << 20) as running:
         yield running
 
 
@@ -123,9 +124,9 @@ def test_bytes_of_all_are_bounded_and_who_comes_later_may_try_again(omni: Qwen3O
 
 def test_instructions_and_tools_of_a_session_count(server: Server) -> None:
     with calling(server) as caller:
-        caller.update(instructions="x" * 100_000)
+        caller.update(instructions="x" * 40_000)
         held = server.service.held.taken
-        assert held >= 100_000
+        assert held >= 40_000
         caller.send("session.update", session={"type": "realtime", "instructions": "x" * 600_000})
         assert caller.until("error")[-1].error.code == "session_too_large"
         assert server.service.held.taken == held
@@ -183,6 +184,27 @@ def test_transcripts_in_realtime_count_towards_the_rate(omni: Qwen3Omni) -> None
         kinds = [event.type.rsplit(".", 1)[1] for event in ends]
         assert kinds == ["completed", "completed", "failed", "failed"]
         assert ends[-1].error.code == "rate_limit_exceeded"
+
+
+def test_a_message_counts_while_it_comes(omni: Qwen3Omni) -> None:
+    """A socket of a client that never ends its message is closed when it holds too much."""
+    with serving(omni, max_held_bytes=3 << 20) as server:
+        url = f"ws://127.0.0.1:{server.port}/v1/realtime"
+        for parts, code in (
+            (("x" * 100_000 for _ in range(20)), 1013),
+            (("x" for _ in range(20_000)), 1009),
+        ):
+            with connect(url) as sock, pytest.raises(ConnectionClosed) as closed:
+                sock.send(parts)
+                while True:
+                    sock.recv(timeout=20)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == code
+        with calling(server) as caller:
+            for _ in range(5):  # what was read is not held any more
+                caller.send("conversation.item.retrieve", item_id="x" * 200_000)
+                assert caller.until("error")[-1].error.code == "invalid_value"
+        nothing_is_held(server)
 
 
 def test_one_key_can_not_take_all_sessions(omni: Qwen3Omni) -> None:

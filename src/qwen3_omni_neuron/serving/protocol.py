@@ -9,11 +9,15 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
+from qwen3_omni_neuron.serving.context import BODY_COPIES
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch
+from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # The system would let it grow to megabytes, which a client that does not read would fill.
@@ -21,6 +25,7 @@ SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
+MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
 MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
 
 
@@ -156,13 +161,17 @@ class GuardedProtocol(HttpToolsProtocol):
 class GuardedSocket(WebSocketsSansIOProtocol):
     """One WebSocket. A client that stops reading is cut, as over HTTP.
 
-    What it sends is read one message at a time, when the one before was taken. A large message to
-    it goes out in frames, each once the connection's buffer has space.
+    What it sends is read one message at a time, when the one before was taken, and counts as held
+    from its first byte on. A large message to it goes out in frames, each once the connection's
+    buffer has space.
     """
 
-    def __init__(self, *, settings: ServerSettings, **others: Any):
+    def __init__(self, *, settings: ServerSettings, service: Service, **others: Any):
         super().__init__(**others)
-        self._settings = settings
+        self._settings, self._service = settings, service
+        self._account: Account
+        self._coming = self._taken = 0  # bytes of messages that come, and that were handed over
+        self._refused = False
         self._sending = asyncio.Lock()
         self._ends = False
         self._watch: SendWatch
@@ -176,9 +185,51 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         """Begin a connection."""
         super().connection_made(transport)
         self._watch = SendWatch(self.transport, self.loop, self._settings, lambda: not self._ends)
+        address = self.client[0] if self.client else "unknown"
+        self._account = self._service.account_of_request(f"sockets of {address}")
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        if self._refused:
+            return
+        try:
+            self._account.hold(BODY_COPIES * len(data))
+        except ApiError as error:
+            self._refuse(CloseCode.TRY_AGAIN_LATER, error.code)
+            return
+        self._coming += len(data)
+        super().data_received(data)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a further frame of a message."""
+        if len(self.frames) >= MOST_FRAMES:
+            self._refuse(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES} frames")
+        elif not self._refused:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over."""
+        self._taken, self._coming = self._taken + self._coming, 0
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        """Return the next message: those before it were read."""
+        self._account.release(BODY_COPIES * self._taken)
+        self._taken = 0
+        return await super().receive()
+
+    def _refuse(self, code: int, reason: str) -> None:
+        """Close the socket, and read no more of what its client still sends."""
+        self._refused = self._ends = self.close_sent = True
+        self.frames = []
+        self.conn.send_close(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.loop.call_later(self.close_timeout, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
+        self._account.close()
         self._watch.stop()
         super().connection_lost(exc)
         # It is in a cycle with what it reads for, and would hold the client's last message until

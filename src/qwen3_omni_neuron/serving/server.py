@@ -59,7 +59,7 @@ class Server:
             host=settings.host,
             port=settings.port,
             http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
-            ws=partial(GuardedSocket, settings=settings),  # type: ignore[arg-type]
+            ws=partial(GuardedSocket, settings=settings, service=self.service),  # type: ignore[arg-type]
             ws_max_size=MOST_EVENT_BYTES,
             ws_per_message_deflate=False,  # a small message could become any size
             lifespan="off",
