@@ -227,7 +227,8 @@ class Session:
         """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
 
         A reply has the text that its listener heard; see `heard`. Audio that came in pieces, or as
-        an array, is float32 at the model's rate; other media are as they were given.
+        an array, is float32 at the model's rate; other media are as they were given. Audio that
+        still arrives lacks the samples that the resampler has not given yet.
         """
         with self._lock:
             return [turn.message for turn in self._read()]
