@@ -2,6 +2,7 @@
 
 import base64
 import json
+import logging
 import threading
 import urllib.error
 import urllib.request
@@ -13,11 +14,11 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation.tokenizer import AT_ONCE, Tokenizer
-from qwen3_omni_neuron.serving import speech
+from qwen3_omni_neuron.serving import logs, speech
 from qwen3_omni_neuron.serving.realtime import events, response
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from testing.http_server import serving, url_of
+from testing.http_server import serving, url_of, wait_until
 from testing.realtime import Caller, calling
 
 MODEL = "qwen3-omni"
@@ -102,6 +103,22 @@ def test_text_that_fits_nothing_is_refused_while_others_are_answered(
     assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
     assert "tokens or more" in error["message"] and error["type"] == "invalid_request_error"
     assert max(tokenised, default=0) < 100
+
+
+def test_the_log_has_no_text_that_nothing_answers(
+    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be of any length, and is written by the event loop's thread."""
+    caplog.set_level(logging.INFO)
+    with serving(omni, log_content=True) as server:
+        logs.logger.setLevel(logging.INFO)
+        for content in (HUGE, "Hello"):
+            post(server, chat(content))
+        found = lambda: [r for r in caplog.records if r.getMessage() == "request"]  # noqa: E731
+        wait_until(lambda: len(found()) == 2)
+    refused, answered = map(vars, found())
+    assert refused["error"] == "context_length_exceeded" and "question" not in refused
+    assert answered["question"] == [{"role": "user", "content": "Hello"}]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,10 @@ def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
+def never(*_: Any) -> None:
+    raise AssertionError("it is decoded")
+
+
 def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
     pixels = colours()
     path = tmp_path / "picture.png"
@@ -190,7 +194,7 @@ def test_a_file_is_looked_at_before_it_is_decoded(
         raise PromptTooLongError("too long")
 
     data = file_of(Image.fromarray(colours(50, 70)), kind)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", never)
     with pytest.raises(PromptTooLongError):
         load_image({"image": data}, "here", refuse)
     assert told == [(50, 70)]
@@ -202,7 +206,7 @@ def test_formats_that_decode_what_is_in_them_are_not_opened(
 ) -> None:
     picture = Image.fromarray(colours(64, 64))
     data = file_of(picture, kind) if kind != "PSD" else b"8BPS" + bytes(100)
-    monkeypatch.setattr(ImageFile.ImageFile, "load", None)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", never)
     with pytest.raises(ImageError, match=r"^here: \d+ bytes is not an image\. JPEG, PNG"):
         load(data)
 

@@ -8,7 +8,7 @@ from typing import Any
 from unicodedata import normalize
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
@@ -81,6 +81,8 @@ class Watched:
 
 @pytest.mark.usefixtures("small_steps")
 @given(nasty_texts)
+@example(["\u1112\u1161\u11ab"] * 20)
+@example(["e\u0301"] * 20)
 def test_a_text_has_at_least_as_many_tokens_as_it_is_measured_to_have(parts: list[str]) -> None:
     text, shipped = "".join(parts), Tokenizer(SPEAKING_CHECKPOINT)
     for encode in (shipped.encode, shipped.encode_words):

@@ -171,12 +171,12 @@ class Conversation:
                 literal.marked([message])[0] if index in said else message
                 for index, message in enumerate(messages)
             ]
+        text = self._template.render(messages, tools or None)
+        ids = self._encode(text, literal, most_tokens)
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
         runs = self._runs(media, mel)
-        text = self._template.render(messages, tools or None)
-        ids = self._encode(text, literal, most_tokens)
         token_ids, placed = self._expand(ids, media, runs, growing)
         if growing and not len(runs[-1]):
             placed, mel = placed[:-1], mel[:-1]
