@@ -12,9 +12,11 @@ import pytest
 import soundfile
 from PIL import Image
 from websockets.exceptions import ConnectionClosed
+from websockets.server import ServerProtocol
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.protocol import STEP_BYTES
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import client_of, serving, wait_until
 from testing.realtime import PCM_16K, Caller, calling
@@ -190,14 +192,15 @@ def test_a_message_counts_while_it_comes(omni: Qwen3Omni) -> None:
     """A socket of a client that never ends its message is closed when it holds too much."""
     with serving(omni, max_held_bytes=3 << 20) as server:
         url = f"ws://127.0.0.1:{server.port}/v1/realtime"
-        for parts, code in (
-            (("x" * 100_000 for _ in range(20)), 1013),
-            (("x" for _ in range(20_000)), 1009),
-        ):
-            with connect(url) as sock, pytest.raises(ConnectionClosed) as closed:
-                sock.send(parts)
-                while True:
-                    sock.recv(timeout=20)
+        begin, go_on = b"\x01", b"\x00"  # of a message that is not at its end
+        short, long = b"\x81\0\0\0\0x", b"\xfe\xff\xff\0\0\0\0" + b"x" * 65_535
+        for frames, code in (([long] * 30, 1013), ([short] * 20_000, 1009)):
+            with connect(url) as sock:
+                with sock.protocol_mutex:  # as they are: the client's own way stops at a close
+                    sock.socket.sendall(begin + go_on.join(frames))
+                with pytest.raises(ConnectionClosed) as closed:
+                    while True:
+                        sock.recv(timeout=20)
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == code
         with calling(server) as caller:
@@ -205,6 +208,31 @@ def test_a_message_counts_while_it_comes(omni: Qwen3Omni) -> None:
                 caller.send("conversation.item.retrieve", item_id="x" * 200_000)
                 assert caller.until("error")[-1].error.code == "invalid_value"
         nothing_is_held(server)
+
+
+def test_frames_that_come_together_are_parsed_in_steps(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of pings is 170,000 of them; none is lost, and others are answered meanwhile."""
+    parsed: list[int] = []
+    receive = ServerProtocol.receive_data
+
+    def watched(self: ServerProtocol, data: bytes) -> None:
+        parsed.append(len(data))
+        receive(self, data)
+
+    monkeypatch.setattr(ServerProtocol, "receive_data", watched)
+    ping = b"\x89\x80\x00\x00\x00\x00"
+    with connect(f"ws://127.0.0.1:{server.port}/v1/realtime") as sock:
+        assert json.loads(sock.recv(timeout=20))["type"] == "session.created"
+        with sock.protocol_mutex:
+            sock.socket.sendall(ping * 100_000)
+        sock.send(json.dumps({"type": "no event", "event_id": "after"}))
+        error = json.loads(sock.recv(timeout=60))["error"]
+        assert error["event_id"] == "after"
+    assert sum(parsed) > 600_000
+    assert max(parsed) <= STEP_BYTES
+    nothing_is_held(server)
 
 
 def test_one_key_can_not_take_all_sessions(omni: Qwen3Omni) -> None:

@@ -25,6 +25,7 @@ SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
+STEP_BYTES = 1 << 14  # of a socket, that are parsed at a time
 MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
 MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
 
@@ -171,6 +172,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._settings, self._service = settings, service
         self._account: Account
         self._coming = self._taken = 0  # bytes of messages that come, and that were handed over
+        self._unread = bytearray()  # that came, and are not parsed
         self._refused = False
         self._sending = asyncio.Lock()
         self._ends = False
@@ -198,7 +200,26 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self._refuse(CloseCode.TRY_AGAIN_LATER, error.code)
             return
         self._coming += len(data)
-        super().data_received(data)
+        reading = bool(self._unread)
+        self._unread += data
+        if not reading:
+            self._read_step()
+
+    def _read_step(self) -> None:
+        """Parse some of the bytes, and the next ones in the next round of the event loop.
+
+        A few bytes are a frame: all that comes at a time would be as many as take a second.
+        """
+        if self.disconnected:
+            return
+        step = bytes(self._unread[:STEP_BYTES])
+        del self._unread[:STEP_BYTES]
+        super().data_received(step)
+        if self._unread and not self._refused:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._read_step)
+        elif not self.read_paused:
+            self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
         """Take a further frame of a message."""
@@ -206,6 +227,13 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self._refuse(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES} frames")
         elif not self._refused:
             super().handle_cont(event)
+
+    def handle_ping(self) -> None:
+        """Answer a ping, unless the client does not read: answers would fill the memory."""
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()
 
     def send_receive_event_to_app(self) -> None:
         """Hand a message over."""
@@ -216,12 +244,16 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         """Return the next message: those before it were read."""
         self._account.release(BODY_COPIES * self._taken)
         self._taken = 0
-        return await super().receive()
+        message = await super().receive()
+        if self._unread:  # it reads on otherwise
+            self.transport.pause_reading()
+        return message
 
     def _refuse(self, code: int, reason: str) -> None:
         """Close the socket, and read no more of what its client still sends."""
         self._refused = self._ends = self.close_sent = True
-        self.frames = []
+        self.frames, self._unread = [], bytearray()
+        self.transport.resume_reading()  # else the client's close would not be seen
         self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
