@@ -3,14 +3,12 @@
 import asyncio
 import json
 import logging
-import resource
 import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -21,17 +19,14 @@ from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
-from qwen3_omni_neuron.serving import acceptor as acceptor_module
-from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
-from testing.http_server import made_certificate, serving, wait_until
+from testing.http_server import has_ended, made_certificate, serving, wait_until
 from testing.scripted_model import ScriptedModel
 
 BIG = bytes(range(256)) * (1 << 14)  # 4 MiB
-LOOPS = ["asyncio", "uvloop"]
 SECONDS = 20
 
 
@@ -42,7 +37,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @contextmanager
 def scripted(tls: tuple[Path, Path] | None = None, **settings: Any) -> Iterator[Server]:
-    """Serve a model that says nothing, with large answers at /big, and errors at /fails."""
+    """Serve a model with large answers at /big, errors at /fails, and none at /sleeps."""
     if tls is not None:
         settings |= {"tls_cert": tls[0], "tls_key": tls[1]}
     model: Any = ScriptedModel(["hello"])
@@ -55,6 +50,10 @@ def scripted(tls: tuple[Path, Path] | None = None, **settings: Any) -> Iterator[
         async def fails() -> None:
             raise ZeroDivisionError("as no handler expects it")
 
+        async def sleeps() -> None:
+            await asyncio.sleep(900)
+
+        app.add_api_route("/sleeps", sleeps)
         app.add_api_route("/big", big)
         app.add_api_route("/fails", fails)
         yield server
@@ -75,8 +74,9 @@ def connected(server: Server, tls: bool = False) -> Iterator[socket.socket]:
         yield sock
 
 
-def ask(sock: socket.socket, path: str = "/big") -> None:
-    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+def ask(sock: socket.socket, path: str = "/big", connection: str = "close") -> None:
+    lines = f"GET {path} HTTP/1.1", "host: localhost", f"connection: {connection}", "", ""
+    sock.sendall("\r\n".join(lines).encode())
 
 
 def rest_of(sock: socket.socket, pause_s: float = 0.0) -> bytes:
@@ -167,12 +167,12 @@ def test_a_server_that_ends_waits_until_its_answers_were_taken(
     certificate: tuple[Path, Path], tls: bool
 ) -> None:
     with scripted(certificate if tls else None) as server, connected(server, tls) as sock:
-        ask(sock)
+        ask(sock, connection="keep-alive")
         data = sock.recv(1)
         server.stop()
-        while server._gate.running:
+        while len(data) < len(BIG) - (1 << 17):  # the system holds the rest
             data += sock.recv(1 << 14)
-        time.sleep(2)  # buffers alone hold the rest
+        time.sleep(2)
         assert not server._uvicorn.should_exit
         data += rest_of(sock)
         assert data.partition(b"\r\n\r\n")[2] == BIG
@@ -246,12 +246,16 @@ def texts_of(frames: list[Frame]) -> list[str]:
 LONG_TEXT = "a, ä, 語. " * 300_000
 
 
-def test_a_large_message_reaches_who_reads_slowly_without_a_pause() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_large_message_reaches_who_reads_slowly_without_a_pause(
+    certificate: tuple[Path, Path], tls: bool
+) -> None:
     async def serve(send: Any) -> None:
         for text in ("first", LONG_TEXT, "last"):
             await send(text)
 
-    with scripted(send_timeout_s=2.0) as server, connected(server) as sock:
+    files = certificate if tls else None
+    with scripted(files, send_timeout_s=2.0) as server, connected(server, tls) as sock:
         server._gate._sockets = Sockets(serve)  # type: ignore[assignment]
         start_s = time.monotonic()
         assert texts_of(frames_of(sock, pause_s=0.02)) == ["first", LONG_TEXT, "last"]
@@ -311,6 +315,20 @@ def test_an_error_that_nobody_expects_is_openais_and_logged_once(
     [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert vars(record)["request_id"] == answer.headers["x-request-id"]
     assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_request_that_a_server_ends_before_its_answer_is_told_so(signals: int) -> None:
+    with ExitStack() as stack:
+        with scripted(drain_timeout_s=0.5 if signals == 1 else 900.0) as server:
+            sock = stack.enter_context(connected(server))
+            ask(sock, "/sleeps")
+            wait_until(lambda: server._gate.running == 1)
+            for _ in range(signals):
+                server.stop()
+        status, error, head = error_of(rest_of(sock))
+    assert (status, error["code"]) == (503, "cancelled")
+    assert b"retry-after" in head
 
 
 @pytest.mark.parametrize(
@@ -429,186 +447,6 @@ def test_a_key_beyond_ascii_opens_the_server() -> None:
             with connected(server) as sock:
                 sock.sendall(UPGRADE.encode() + b"authorization: Bearer " + given + b"\r\n\r\n")
                 assert int(sock.recv(100).split()[1]) == (101 if status == 200 else 401)
-
-
-# Connections that are accepted.
-
-
-def open_sockets() -> int:
-    found = 0
-    for file in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # that of the folder
-            found += str(file.readlink()).startswith("socket:")
-    return found
-
-
-def with_loop(kind: str, work: Callable[[], Any]) -> None:
-    """Run a coroutine in a loop of a kind."""
-    if kind == "uvloop":
-        loop = pytest.importorskip("uvloop").new_event_loop()
-    else:
-        loop = asyncio.new_event_loop()
-    try:
-        loop.run_until_complete(asyncio.wait_for(work(), 3 * SECONDS))
-    finally:
-        loop.close()
-
-
-class Echo(asyncio.Protocol):
-    """Protocol that sends back what it gets, and knows its connections."""
-
-    def __init__(self, made: set[Any]):
-        self._made = made
-
-    def connection_made(self, transport: Any) -> None:
-        self._made.add(self)
-        self._transport = transport
-
-    def connection_lost(self, _: Exception | None) -> None:
-        self._made.discard(self)
-
-    def data_received(self, data: bytes) -> None:
-        self._transport.write(data)
-
-
-async def holds(predicate: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + SECONDS
-    while not predicate():
-        assert time.monotonic() < end_s, "it did not come to hold"
-        await asyncio.sleep(0.01)
-
-
-@contextmanager
-def accepting(
-    sockets: list[socket.socket], context: ssl.SSLContext | None, **settings: Any
-) -> Iterator[tuple[Acceptor, set[Any]]]:
-    made = set[Any]()
-    limits = ServerSettings(**settings)
-    acceptor = Acceptor(sockets, lambda: Echo(made), made, limits, context)
-    try:
-        yield acceptor, made
-    finally:
-        acceptor.close()
-
-
-def context_of(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return context
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-def test_handshakes_count_as_connections_and_leave_nothing(
-    certificate: tuple[Path, Path], kind: str
-) -> None:
-    async def work() -> None:
-        [listening] = await listening_sockets("127.0.0.1", 0, 200)
-        address = listening.getsockname()
-        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
-        limits = {"max_connections": 20, "header_timeout_s": 900.0}
-        with (
-            accepting([listening], context_of(certificate), **limits) as (acceptor, made),
-            ExitStack() as clients,
-        ):
-            reader, writer = await asyncio.open_connection(*address, ssl=trusting)
-            await holds(lambda: len(made) == acceptor.open == 1)
-
-            def connect() -> socket.socket:
-                return clients.enter_context(closing(socket.create_connection(address)))
-
-            silent = [connect() for _ in range(100)]
-            await holds(lambda: sum(map(has_ended, silent)) == 81)
-            assert acceptor.open == 20
-            writer.write(b"still here")
-            assert await reader.readexactly(10) == b"still here"
-            for sock in silent:
-                sock.close()
-            await holds(lambda: acceptor.open == 1)
-            garbage = connect()
-            garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            await holds(lambda: has_ended(garbage))
-            half = connect()
-            await holds(lambda: acceptor.open == 2)
-            acceptor.close()
-            await acceptor.wait_closed()
-            await holds(lambda: has_ended(half))
-            with pytest.raises(OSError):
-                await asyncio.open_connection(*address)
-            writer.close()
-            with suppress(OSError):
-                await writer.wait_closed()
-            await holds(lambda: not made)
-
-    before = open_sockets()
-    with_loop(kind, work)
-    assert open_sockets() == before
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-def test_a_handshake_has_the_time_of_headers(certificate: tuple[Path, Path], kind: str) -> None:
-    async def work() -> None:
-        [listening] = await listening_sockets("127.0.0.1", 0, 200)
-        context = context_of(certificate)
-        with (
-            accepting([listening], context, header_timeout_s=1.0) as (acceptor, _),
-            ExitStack() as clients,
-        ):
-            connect = partial(socket.create_connection, listening.getsockname())
-            silent = [clients.enter_context(closing(connect())) for _ in range(30)]
-            await holds(lambda: acceptor.open > 0)
-            await holds(lambda: all(map(has_ended, silent)) and not acceptor.open)
-            acceptor.close()
-            await acceptor.wait_closed()
-
-    with_loop(kind, work)
-
-
-def has_ended(sock: socket.socket) -> bool:
-    """Return whether its other end has closed it."""
-    sock.setblocking(False)
-    try:
-        return len(sock.recv(1 << 10, socket.MSG_PEEK)) < 1 << 10
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-
-
-@pytest.mark.parametrize("kind", LOOPS)
-def test_a_system_without_files_accepts_again_when_it_has_some(
-    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(acceptor_module, "PAUSE_S", 0.05)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-
-    async def work() -> None:
-        [listening] = await listening_sockets("127.0.0.1", 0, 10)
-        with accepting([listening], None) as (acceptor, made), ExitStack() as stack:
-            clients = [stack.enter_context(closing(socket.socket())) for _ in range(3)]
-            most = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
-            taken = 0
-            while taken <= most:  # those below it that are free
-                taken = stack.enter_context(closing(listening.dup())).fileno()
-            resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, hard))
-            try:
-                for sock in clients:
-                    sock.settimeout(SECONDS)
-                    sock.connect(listening.getsockname())
-                await asyncio.sleep(0.5)  # ten pauses
-                assert len(made) < 3
-            finally:
-                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-            await holds(lambda: len(made) == 3)
-            acceptor.close()
-            await acceptor.wait_closed()
-            for sock in clients:
-                sock.close()
-            await holds(lambda: not made)
-
-    with_loop(kind, work)
-    told = [record for record in caplog.records if record.getMessage() == "accepts_none"]
-    assert len(told) == 1
 
 
 def test_silent_connections_to_a_tls_server_end_and_hold_up_nobody(

@@ -282,15 +282,15 @@ class GuardedSocket(WebSocketsSansIOProtocol):
     async def send(self, message: Any) -> None:
         """Send a message after those before it. One that has begun is sent whole."""
         self._ends = self._ends or message["type"] == "websocket.close"
+        text = (message.get("text") or "").encode()
         await self._sending.acquire()
-        text = message.get("text") if message["type"] == "websocket.send" else None
-        if not isinstance(text, str) or len(text) <= PIECE_BYTES:
+        if len(text) <= PIECE_BYTES:
             try:
                 return await super().send(message)
             finally:
                 self._sending.release()
         # A task, as another frame can't follow the first ones of a message whose sender has ended.
-        task = self.loop.create_task(self._send_frames(text.encode()))
+        task = self.loop.create_task(self._send_frames(text))
         task.add_done_callback(lambda _: self._sending.release())
         self.tasks.add(task)  # type: ignore[arg-type]
         task.add_done_callback(self.tasks.discard)
@@ -303,6 +303,8 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         send: Any = self.conn.send_text
         for start in range(0, len(text), PIECE_BYTES):
             await self.writable.wait()
+            if self.disconnected or self.close_sent:
+                return False
             end = start + PIECE_BYTES
             try:
                 send(text[start:end], fin=end >= len(text))

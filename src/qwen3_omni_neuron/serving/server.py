@@ -29,6 +29,7 @@ EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
 PROGRESS_S = 5.0
 MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
 _TICK_S = 0.05
+_LAST_S = 2.0  # for requests that were cancelled
 
 
 class Server:
@@ -221,6 +222,18 @@ class _Uvicorn(uvicorn.Server):
         )
         self.servers = [acceptor]  # type: ignore[list-item]
         self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End the connections, after the requests that still run have said that they end."""
+        await super().shutdown(sockets)
+        tasks = set(self.server_state.tasks)
+        if self.force_exit:  # else uvicorn has cancelled them
+            for task in tasks:
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_LAST_S)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""
