@@ -7,6 +7,8 @@
 # make test-nxdi-line    the tests with the transformers that NxDI pins
 # make test-oracle       of these, those that transformers has a part in
 # make test-fuzz         16,000 requests to the server, by its own document and nearly right ones
+# make test-hammer       the tests for ten minutes, while threads stop at random lines: TESTS= names a
+#                        part, MINUTES= another time, SEED= repeats stops. Not in CI: see CONTRIBUTING.md
 # make test-ray          replicas in a Ray cluster of its own: the server's tests through it, failures
 # make test-scaling      Ray that adds, takes away and replaces replicas by itself
 # make test-wide         a reply at every released width, with 6 GB of disk and 20 GB of memory
@@ -49,7 +51,7 @@ WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_con
 
 .PHONY: demo serve test chromium test-fuzz lint test-sanitized test-nxdi-line test-oracle test-nxdi nxdi-sources bench
 .PHONY: speaking clean test-hlo test-import lower docs test-wide test-aarch64 bench-openvino
-.PHONY: test-deploy test-ray test-scaling
+.PHONY: test-deploy test-ray test-scaling test-hammer
 
 demo: $(VENV)/installed
 	@echo "examples/sum.wav asks what six plus two is. The little checkpoint that ships with the package"
@@ -87,6 +89,10 @@ test-nxdi-line: $(NXDI_VENV)/installed
 
 test-fuzz: $(VENV)/installed
 	FUZZ_REQUESTS=2000 $(VENV)/bin/pytest test/integration/test_serving_fuzz.py
+
+test-hammer: $(VENV)/installed
+	$(VENV)/bin/python -m testing.hammered_run --minutes $(or $(MINUTES),10) \
+	    $(if $(SEED),--seed $(SEED)) $(or $(TESTS),test)
 
 test-ray: $(VENV)/ray
 	TEST_RAY=1 $(VENV)/bin/pytest test/fleet

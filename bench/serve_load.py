@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -44,7 +45,7 @@ from qwen3_omni_neuron import Qwen3Omni
 
 QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
 SLOTS, QUEUED = 8, 64
-READY_S, REPLY_S = 600.0, 600.0
+READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
 LOCAL = "127.0.0.1"
 READ_BYTES = 1 << 18
 LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
@@ -146,7 +147,7 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
         **more,
     }
     data = json.dumps(body).encode()
-    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: here\r\n"
+    head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     head += f"content-length: {len(data)}\r\n"
     head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
     arrived_s = time.perf_counter()
@@ -231,13 +232,21 @@ def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
 
 @contextmanager
 def server_process(
-    checkpoint: Any, options: argparse.Namespace
+    checkpoint: Any,
+    options: argparse.Namespace,
+    flags: Sequence[str] = (),
+    on_line: Callable[[str], object] = lambda line: None,
 ) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
-    """Serve the checkpoint in a process of its own. Yields host, port and process."""
+    """Serve the checkpoint in a process of its own. Yields host, port and process.
+
+    flags: of `serve`, beside those that it gets here. on_line: called with each line of its log
+    after it is ready, in a thread of its own.
+    """
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]
     words += ["--dtype", options.dtype, "--placement", options.placement]
     words += [] if options.threads is None else ["--threads", str(options.threads)]
+    words += flags
     process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     try:
@@ -252,12 +261,17 @@ def server_process(
         timer.cancel()
         if not url:
             raise InputError("the server did not start.")
-        threading.Thread(target=process.stderr.read, daemon=True).start()
-        host, _, port = url.removeprefix("http://").rpartition(":")
+        rest = (on_line(line) for line in process.stderr)
+        threading.Thread(target=deque, args=(rest, 0), daemon=True).start()
+        host, _, port = url.partition("://")[2].rpartition(":")
         yield host, int(port), process
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

@@ -1,240 +1,274 @@
-"""Mixed load on the server for minutes, with clients that vanish: its memory, and what is left.
+"""Mixed load on the server for an hour and more, while a stage is killed now and then.
 
-    python -m bench.serve_soak --minutes 10 --clients 12 --json result.json
+    python -m bench.serve_soak --minutes 75 --kill-every-minutes 15 --json result.json
 
-Each client draws what it does next: listen to a whole reply, or to a streamed one, leave in the
-middle of one, leave before its request is complete, or send what must be refused. --realtime: so
-many more that talk over /v1/realtime: they ask spoken questions and hear the answers, speak while
-one plays, or vanish in the middle of it. A row is a moment: memory of the server's process, and
-what it has answered until then. At the end every slot must be free and no request in progress;
-growth of memory counts from a quarter of the time on. Where the checkpoint that ships is asked
-(--model), a sample of the spoken answers is judged by the ear then.
+It serves the checkpoint that ships. Clients draw what they do next: chat, listen to speech or to a
+streamed answer, dictate, leave in the middle or before their request is complete, send what must be
+refused; --realtime so many more talk over /v1/realtime, interrupt and vanish; --hostile so many
+send bombs, texts of megabytes, deep JSON, and keep connections half open. Each has an address of
+its own. What clients of a server may not see is counted as wrong, and 100 spoken answers are judged
+by the ear.
+
+Every few minutes all of them pause: a row is such an idle point, with the memory, threads and open
+files of the server and its processes, and what clients got until then. With --kill-every-minutes
+the stages have processes of their own. One of them is killed; the server ends with status 70 and is
+started anew as deploy/systemd does it. A run is one server's life. Its growth is the slope of a
+line through its idle points after its first quarter.
 """
 
 import argparse
-import base64
-import http.client
 import json
-import random
-import socket
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 import numpy as np
-import soundfile
-from numpy.typing import NDArray
-from websockets.sync.client import connect
 
-from bench.common.command_line import (
-    Figures,
-    InputError,
-    Row,
-    natural,
-    parser_of,
-    positive,
-    run,
-)
-from bench.common.models import add_model_arguments, chosen_checkpoint
-from bench.realtime import append, send
-from bench.serve_load import REPLY_S, SLOTS, server_process
+from bench.common.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from bench.serve_load import SLOTS, server_process
+from bench.soak.clients import Clients
+from bench.soak.gate import Address, Gate
+from bench.soak.processes import descendants, kill, left_of, measured, stages
+from bench.soak.requests import get
+from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
 from train.judge import Judge
 
-QUESTION = [{"role": "user", "content": "What colour is the sky?"}]
-BAD: list[dict[str, Any]] = [
-    {"messages": []},
-    {
-        "messages": [
-            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "/a"}}]}
-        ]
-    },
-    {"audio": {"voice": "nobody"}},
-    {"temperature": 9},
-]
-KINDS = ("whole", "streamed", "leaves", "leaves early", "refused")
-TALKS = ("asks", "interrupts", "vanishes")
-SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
-RATE = 16000
-ANSWER = "eight"  # of the checkpoint that ships
-HEARD, HEARD_SHARE = 100, 0.2  # answers that are judged by the ear, of how many of all
-SAMPLES = 40
+UNIT = Path(__file__).parents[1] / "deploy" / "systemd" / "qwen3-omni-neuron.service"
+MODEL_DIED = 70
+NEAR_MINUTES = 0.02  # two moments as near as this are one
+DIES_S = 60.0  # for a server to end once a stage was killed
+FREE_S, SETTLE_S = 30.0, 5.0  # for all to be free at an idle point, and until it is measured
+GROWTH_MB_PER_HOUR = 10.0
+LEFT = ("requests_in_progress", "slots_used", "queue_length", "realtime_sessions")
+HELD = ("threads", "open_files", "children")
 
-Sound = NDArray[np.float32]
+
+@dataclass
+class Run:
+    """One server's life. points: its idle points, of which at_minutes is since it was ready.
+
+    ready_after_s: since it was started; ended_after_s: since its stage was killed, or SIGTERM.
+    """
+
+    number: int
+    points: list[Row] = field(default_factory=list)
+    minutes: float = 0.0
+    status: int | None = None
+    killed: str | None = None
+    ready_after_s: float = 0.0
+    ended_after_s: float = 0.0
+    processes_left: int = 0
+
+    @property
+    def counted(self) -> list[Row]:
+        """The idle points after the first quarter."""
+        return [point for point in self.points if point["at_minutes"] >= self.minutes / 4]
+
+    def row(self) -> Row:
+        """Return what is told of it: how much more it held at the last idle point counted."""
+        counted, growth, error = self.counted, None, None
+        if len(counted) >= 3:
+            growth, error = slope([(p["at_minutes"] / 60, p["memory_mb"]) for p in counted])
+        more = {f"more_{n}": counted[-1][n] - counted[0][n] for n in HELD} if counted else {}
+        shown: Row = {"run": self.number, "minutes": self.minutes, "idle_points": len(counted)}
+        shown |= {"killed": self.killed, "status": self.status}
+        shown |= {"ready_after_s": self.ready_after_s, "ended_after_s": self.ended_after_s}
+        shown |= {"memory_mb_per_hour": growth, "standard_error": error}
+        return {**shown, **more, "processes_left": self.processes_left}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("serve_soak", __doc__)
-    add_model_arguments(parser)
+    add_model_arguments(parser, "the small one that ships with the package")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--clients", type=positive, default=12)
-    parser.add_argument("--max-frames", type=positive, default=48, help="of a reply; default: 48")
-    parser.add_argument("--realtime", type=natural, default=0, help="clients that talk; default: 0")
+    parser.add_argument("--realtime", type=natural, default=4, help="clients that talk; default: 4")
+    parser.add_argument("--hostile", type=natural, default=2, help="hostile clients; default: 2")
+    parser.add_argument("--kill-every-minutes", type=float, help="kill a stage; default: never")
+    parser.add_argument(
+        "--idle-every-minutes", type=float, default=1.5, help="between idle points; default: 1.5"
+    )
     return run("serve_soak", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Send the load, and look at the process all along."""
-    with (
-        chosen_checkpoint(options) as checkpoint,
-        server_process(checkpoint, options) as (host, port, process),
-    ):
-        seconds, start_s = 60 * options.minutes, time.perf_counter()
-        end_s, counts, heard = start_s + seconds, Counter[str](), list[Sound]()
-        clients = [
-            threading.Thread(
-                target=client, args=(host, port, number, end_s, options, counts, heard)
-            )
-            for number in range(options.clients + options.realtime)
-        ]
-        for one in clients:
-            one.start()
-        rows: list[Row] = []
-        while time.perf_counter() < end_s:
-            time.sleep(seconds / SAMPLES)
-            at_s = time.perf_counter() - start_s
-            rows.append({"at_s": at_s, "resident_mb": resident_mb(process), **counts})
-        for one in clients:
-            one.join()
-        left = left_over(host, port)
-    begun = rows[len(rows) // 4]["resident_mb"]
-    grown = {"grown_mb": rows[-1]["resident_mb"] - begun, "resident_mb": rows[-1]["resident_mb"]}
-    wrong = misheard(heard)
-    return rows, {**grown, **counts, **left, "slots": SLOTS, "heard": len(heard), "wrong": wrong}
-
-
-def misheard(answers: Sequence[Sound]) -> int:
-    """Return how many of the answers say something else than ANSWER."""
-    if not answers:
-        return 0
-    judge = Judge()
-    return sum([found.word for found in judge.hear(one)] != [ANSWER] for one in answers)
-
-
-def client(
-    host: str,
-    port: int,
-    number: int,
-    end_s: float,
-    options: argparse.Namespace,
-    counts: "Counter[str]",
-    heard: list[Sound],
-) -> None:
-    """Do one thing after the other until the time is over. Each count is one client's own."""
-    draw = random.Random(number)
-    talks = number >= options.clients
-    while time.perf_counter() < end_s:
-        kind = draw.choice(TALKS if talks else KINDS)
-        if talks:
-            outcome = talk(f"ws://{host}:{port}/v1/realtime", kind, draw, heard)
-        else:
-            outcome = once(host, port, kind, draw, options.max_frames)
-        counts[f"{kind}: {outcome}"] += 1
-
-
-def once(host: str, port: int, kind: str, draw: random.Random, frames: int) -> str:
-    """Send one request. Returns its status, or that the client left."""
-    body: dict[str, Any] = {
-        "model": "load",
-        "messages": QUESTION,
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "Ethan", "format": "pcm16"},
-        "stream": kind != "whole",
-        "thinker_max_new_tokens": frames // 2,
-        "talker_max_new_tokens": frames + 1,
-    }
-    if kind == "refused":
-        body |= draw.choice(BAD)
-    data = json.dumps(body).encode()
-    if kind == "leaves early":
-        with socket.create_connection((host, port)) as sock:
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}"
-            sock.sendall(f"{head}\r\n\r\n".encode() + data[: draw.randrange(len(data) + 1)])
-            time.sleep(draw.random() / 20)
-        return "left"
-    connection = http.client.HTTPConnection(host, port, timeout=300)
+    """Let the clients ask one server after the other."""
+    if options.kill_every_minutes:
+        options.placement = "split"
+    gate, log = Gate(), Counter[str]()
+    clients = Clients(gate, options.realtime, options.clients, options.hostile)
+    minutes, runs = float(options.minutes), list[Run]()
     try:
-        connection.request("POST", "/v1/chat/completions", data)
-        answer = connection.getresponse()
-        if kind == "leaves":
-            answer.read(draw.randrange(1, 20_000))
-            return "left"
-        answer.read()
-        return str(answer.status)
+        while minutes > 0:
+            if runs:
+                time.sleep(restart_s())
+            runs.append(Run(len(runs)))
+            live(runs[-1], options, minutes, gate, clients, log)
+            minutes -= max(runs[-1].minutes, NEAR_MINUTES)
     finally:
-        connection.close()
+        gate.end()
+        if runs:
+            clients.join()
+    wrong_words = misheard(clients)
+    rows = [{"run": one.number, **point} for one in runs for point in one.points]
+    return rows, summary(runs, gate, log, len(clients.heard), wrong_words)
 
 
-def talk(url: str, kind: str, draw: random.Random, heard: list[Sound]) -> str:
-    """Ask in speech, as fast as it can be sent. Returns what came of it.
+def live(
+    one: Run,
+    options: argparse.Namespace,
+    minutes: float,
+    gate: Gate,
+    clients: Clients,
+    log: "Counter[str]",
+) -> None:
+    """Serve until a stage is killed, or to the end. minutes: that are left."""
 
-    Of a question that nothing disturbed: the answer, where it is short and not ANSWER. heard: takes
-    some of those that are.
-    """
-    samples, _ = soundfile.read(SPOKEN, dtype="float32")
-    silence = np.zeros(RATE, np.float32)
-    sound = {"format": {"type": "audio/pcm", "rate": RATE}}
-    with connect(url, max_size=None) as socket:
-        send(socket, "session.update", session={"type": "realtime", "audio": {"input": sound}})
-        for number in range(draw.randrange(1, 4)):
-            append(socket, np.concatenate((silence, samples, silence)))
-            deltas: list[str] = []
-            while True:
-                event = json.loads(socket.recv(timeout=REPLY_S))
-                if event["type"] == "error":
-                    return f"error {event['error']['code']}"
-                if event["type"] == "response.done":
-                    break
-                if event["type"] == "response.output_audio.delta":
-                    deltas.append(event["delta"])
-                if kind == "vanishes" and deltas and draw.random() < 0.5:
-                    socket.close_socket()
-                    return "left"
-                if kind == "interrupts" and deltas and not number:
-                    append(socket, np.concatenate((samples, silence)))
-                    number = -1  # noqa: PLW2901
-            response = event["response"]
-            if kind != "asks":
-                continue
-            said = response["output"][0]["content"][0]["transcript"] if response["output"] else ""
-            if response["status"] != "completed" or len(said) > 20:
-                return str(response["status"])
-            if said != ANSWER:
-                return f"answered {said!r}"
-            if len(heard) < HEARD and draw.random() < HEARD_SHARE:
-                pcm = np.frombuffer(b"".join(map(base64.b64decode, deltas)), "<i2")
-                heard.append(pcm.astype(np.float32) / np.float32(32768))
-    return "done"
+    def on_line(line: str) -> None:
+        event: Row = json.loads(line) if line.startswith("{") else {"event": line.strip()}
+        if event.get("level") not in {"info", "debug", "warning"} and one.killed is None:
+            log[str(event["event"])[:100]] += 1
+
+    asked_s = time.monotonic()
+    with server_process(model_or_shipped(options), options, on_line=on_line) as (
+        host,
+        port,
+        process,
+    ):
+        address = host, port
+        start_s = time.monotonic()
+        one.ready_after_s = start_s - asked_s
+        if one.number == 0:
+            clients.start(address)
+        dies = 0 < (options.kill_every_minutes or 0) < minutes - NEAR_MINUTES
+        end_s = start_s + 60 * (options.kill_every_minutes if dies else minutes)
+        gate.open(address)
+        while time.monotonic() < end_s:
+            next_s = time.monotonic() + 60 * options.idle_every_minutes
+            time.sleep(max(0.0, min(next_s, end_s) - time.monotonic()))
+            if not dies or time.monotonic() < end_s:
+                one.points.append(idle_point(gate, address, process, start_s))
+                gate.open(address)
+        one.minutes = (time.monotonic() - start_s) / 60
+        known = descendants(process.pid)
+        end_s = time.monotonic()
+        if dies:
+            found = stages(process.pid)
+            if not found:
+                raise InputError("the server has no processes of stages.")
+            number = one.number % len(found)
+            one.killed = ("thinker", "talker", "vocoder")[number]
+            gate.killed()
+            kill(found[number])
+        else:
+            gate.close()
+            process.terminate()
+        one.status = ended(process)
+        one.ended_after_s = time.monotonic() - end_s
+        gate.close()
+    one.processes_left = len(left_of(known))
 
 
-def left_over(host: str, port: int) -> dict[str, float]:
-    """Return the figures that must be 0 once nobody asks any more, after at most ten seconds."""
-    names = ("requests_in_progress", "slots_used", "queue_length")
-    found: dict[str, float] = {}
-    for _ in range(100):
-        connection = http.client.HTTPConnection(host, port, timeout=60)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
-        connection.close()
-        values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-        found = {name: float(values[f"qwen3_omni_{name}"]) for name in names}
-        if not any(found.values()):
-            break
+def idle_point(gate: Gate, address: Address, process: "Popen[str]", start_s: float) -> Row:
+    """Let all clients pause, and look at what the server holds."""
+    stuck = not gate.close()
+    end_s = time.monotonic() + FREE_S
+    while any((held := held_at(address)).values()) and time.monotonic() < end_s:
         time.sleep(0.1)
-    return found
+    time.sleep(SETTLE_S)
+    at_minutes = (time.monotonic() - start_s) / 60
+    found = measured(process.pid)
+    return {"at_minutes": at_minutes, **found, **held, "stuck": stuck, "counts": dict(gate.counts)}
 
 
-def resident_mb(process: "subprocess.Popen[str]") -> float:
+def held_at(address: Address) -> dict[str, float]:
+    """Return the figures that must be 0 while nobody asks."""
+    lines = get(address, "/metrics").decode().splitlines()
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    return {name: float(values[f"qwen3_omni_{name}"]) for name in LEFT}
+
+
+def ended(process: "Popen[str]") -> int | None:
+    """Return the status of a server that has to end by itself now; None where it does not."""
     try:
-        status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii")
-    except OSError as error:
-        raise InputError(f"the server's memory can't be read: {error}.") from error
-    return next(int(x.split()[1]) for x in status.splitlines() if x.startswith("VmRSS")) / 1024
+        return process.wait(DIES_S)
+    except TimeoutExpired:
+        process.kill()
+        return None
+
+
+def restart_s() -> float:
+    """Return how long systemd waits before it starts the server anew: RestartSec."""
+    lines = UNIT.read_text(encoding="utf-8").splitlines()
+    return float(next(x.split("=")[1] for x in lines if x.startswith("RestartSec=")))
+
+
+def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
+    """Return a line's slope through points, and its standard error, by least squares."""
+    x, y = np.array(points).T
+    x = x - x.mean()
+    found = float((x * y).sum() / (x * x).sum())
+    if len(points) < 3:
+        return found, None
+    rest = y - y.mean() - found * x
+    return found, float(np.sqrt((rest**2).sum() / (len(points) - 2) / (x * x).sum()))
+
+
+def misheard(clients: Clients) -> list[str]:
+    """Return what answers say that say something else than they should."""
+    if not clients.heard:
+        return []
+    judge = Judge()
+    said = [
+        (wanted, " ".join(found.word for found in judge.hear(samples)))
+        for wanted, samples in clients.heard
+    ]
+    return [f"{heard!r} for {wanted!r}" for wanted, heard in said if heard != wanted]
+
+
+def summary(
+    runs: Sequence[Run], gate: Gate, log: "Counter[str]", heard: int, wrong_words: Sequence[str]
+) -> dict[str, Any]:
+    """Return what became of all, and which goals are met."""
+    points = [point for one in runs for point in one.points]
+    found = [one.row() for one in runs]
+    growths = [row["memory_mb_per_hour"] for row in found]
+    measured_ones = [growth for growth in growths if growth is not None]
+    held = [row[f"more_{name}"] for row in found for name in HELD if f"more_{name}" in row]
+    goals = {
+        f"memory grows by less than {GROWTH_MB_PER_HOUR:g} MB an hour": all(
+            growth < GROWTH_MB_PER_HOUR for growth in measured_ones
+        )
+        if measured_ones
+        else None,
+        "no slot, request or session is left at an idle point": not any(
+            point["stuck"] or any(point[name] for name in LEFT) for point in points
+        ),
+        "no more threads, files or processes at the last idle point": all(n <= 0 for n in held),
+        "no process is left of a server that ended": not any(one.processes_left for one in runs),
+        f"a server whose stage was killed ends with {MODEL_DIED}, and with 0 otherwise": all(
+            one.status == (MODEL_DIED if one.killed else 0) for one in runs
+        ),
+        "all answers are right": not gate.wrong and not wrong_words,
+        "the server logged no errors of its own": not log,
+    }
+    words = {True: "met", False: "not met", None: "not measured"}
+    return {
+        "slots": SLOTS,
+        "runs": found,
+        "counts": dict(sorted(gate.counts.items())),
+        "wrong": dict(gate.wrong),
+        "heard": heard,
+        "misheard": list(wrong_words),
+        "logged": dict(log),
+        "goals": {goal: words[met] for goal, met in goals.items()},
+    }
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.native.linear import use_native_linears
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.cpu.target import CPU
@@ -60,6 +60,7 @@ from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocode
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.models import load_host_models
 from testing.packed import packed_and_widened
+from testing.visuals import random_visual
 
 TOKEN = 1  # any: all tokens take the same time
 
@@ -146,8 +147,7 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
             times = repeated(partial(audio.encode, mel), options.repeats)
             yield row_of("audio encoder", times, batch=1, frames=100 * seconds)
         for side in options.pictures:
-            values = torch.rand(side * side, c.vision.patch_values)
-            image = [Patches(values, (1, side, side))]
+            image = [random_visual(folder, (1, side, side))]
             times = repeated(partial(vision.encode, image), options.repeats)
             yield row_of("vision encoder", times, batch=1, patches=side * side)
 

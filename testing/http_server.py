@@ -1,13 +1,17 @@
 """A server over a loaded model, in a thread of this process, on a free port of the loopback."""
 
 import logging
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from openai import OpenAI
 
@@ -63,6 +67,18 @@ def url_of(server: Server) -> str:
 def client_of(server: Server, key: str = "none") -> OpenAI:
     """Return OpenAI's client of a server, which does not try again."""
     return OpenAI(base_url=f"{url_of(server)}/v1", api_key=key, max_retries=0, timeout=60)
+
+
+def made_certificate(folder: Path) -> tuple[Path, Path]:
+    """Make a certificate of the loopback's address, and its key. Skips a test without openssl."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl, which makes the certificate, is not on PATH")
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    request = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    request += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = [*request, "-keyout", str(key), "-out", str(cert)]
+    subprocess.run(command, check=True, capture_output=True)
+    return cert, key
 
 
 def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> None:

@@ -12,7 +12,7 @@ PACKAGE = ROOT / "src" / NAME
 LAYERS = [
     {"errors", "events", "heap", "model", "sound", "status"},
     {"checkpoint", "conversation", "process", "tiny"},
-    {"engines"},
+    {"decoding", "engines"},
     {"runtime", "compilation"},
     {"options", "graphs", "placement"},
     {"cpu", "neuron"},

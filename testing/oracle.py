@@ -123,13 +123,13 @@ def media_inputs(prompt: Prompt) -> dict[str, Tensor]:
         mask = pad_sequence([torch.ones(len(f)).long() for f in frames], batch_first=True)
         inputs["feature_attention_mask"] = mask
         inputs["input_features"] = pad_sequence(frames, batch_first=True).transpose(1, 2)
-    for patches, values, grid in (
+    for visuals, values, grid in (
         (prompt.images, "pixel_values", "image_grid_thw"),
         (prompt.videos, "pixel_values_videos", "video_grid_thw"),
     ):
-        if patches:
-            inputs[values] = torch.cat([p.values for p in patches])
-            inputs[grid] = torch.tensor([p.grid for p in patches])
+        if visuals:
+            inputs[values] = torch.cat([v.patches().flatten(0, 1) for v in visuals])
+            inputs[grid] = torch.tensor([v.grid for v in visuals])
     return inputs
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
+from qwen3_omni_neuron.conversation.media.sizes import Sizes
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
@@ -31,7 +33,8 @@ class ScriptedModel:
         raises: Exception | None = None,
     ):
         self.texts, self.raises = texts, raises
-        self.info = ModelInfo(speakers, thinks, True, 1, 4096)
+        self.info = ModelInfo(speakers, thinks, True, 1, 64, 4096)
+        self.media_settings = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1 << 20))
         self.asked: list[tuple[Any, Mapping[str, Any]]] = []
 
     def stream(self, messages: Any, **options: Any) -> "ScriptedStream":

@@ -14,6 +14,7 @@ from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan,
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
 from qwen3_omni_neuron.conversation.pieces import cut
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.conversation.row_keys import NO_KEYS, prompt_keys
@@ -81,6 +82,7 @@ class Qwen3Omni:
         """Use `load` instead."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
+        self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
         # Threads and processes end with the model, also where nobody closes it.
@@ -213,6 +215,11 @@ class Qwen3Omni:
         return self._defaults.transcription_instruction
 
     @property
+    def media_settings(self) -> MediaSettings:
+        """Settings by which a process that has no model decodes media: see decoding.pool."""
+        return self.conversation.media_settings
+
+    @property
     def info(self) -> ModelInfo:
         """Abilities and sizes of this model."""
         speakers = {} if self._config.talker is None else self._config.talker.speaker_ids
@@ -221,6 +228,7 @@ class Qwen3Omni:
             thinks=self.conversation.thinks,
             takes_tools=self.conversation.takes_tools,
             slots=self._slots,
+            max_queued=self._max_queued,
             context_length=self._context_length,
         )
 
@@ -291,11 +299,11 @@ class Qwen3Omni:
         wanted = min(wanted, max(1, most // FRAMES_PER_TOKEN))
         pieces: list[WrittenReply] = []
         before = ""
-        for piece in cut(text.strip(), wanted, lambda part: len(self._spoken_ids(part))):
-            token_ids = self._spoken_ids(piece)
-            if len(token_ids) > most:
+        for piece in cut(text.strip(), wanted, lambda part: self._spoken(part, wanted)[1]):
+            token_ids, tokens = self._spoken(piece, most)
+            if tokens > most:
                 raise PromptTooLongError(
-                    f"the text has {len(token_ids)} tokens without white space or punctuation "
+                    f"the text has {tokens} tokens or more without white space or punctuation "
                     f"between them, and the talker can speak at most {most} at a time: its KV "
                     f"cache has {self._talker_context_length} positions, {rows} of which its "
                     "prompt needs. Divide the text, or load with a larger context_length."
@@ -304,8 +312,15 @@ class Qwen3Omni:
             before = " " if piece[-1].isspace() else ""
         return pieces
 
-    def _spoken_ids(self, text: str) -> list[int]:
-        return self.conversation.encode_words(" ".join(text.split()))
+    def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
+        """Return the token ids of a text to be spoken, and how many they are.
+
+        Of one that has more than `most`, only that there are more.
+        """
+        words = " ".join(text.split())
+        least = self.conversation.least_tokens(words, most)
+        token_ids = self.conversation.encode_words(words, most) if least <= most else []
+        return token_ids, max(least, len(token_ids))
 
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float

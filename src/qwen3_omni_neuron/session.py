@@ -1,7 +1,7 @@
 """Session: a conversation turn by turn, which may hear a question piece by piece.
 
 A turn is a request over all messages so far, and its reply is the one that the same messages get
-from `api.Qwen3Omni.stream`. A session keeps its messages' features and patches, so that a turn
+from `api.Qwen3Omni.stream`. A session keeps its messages' features and pixels, so that a turn
 costs only what is new.
 """
 
@@ -23,6 +23,7 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     MessageError,
     OptionError,
+    PromptTooLongError,
     format_value,
 )
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
@@ -202,6 +203,8 @@ class Session:
         parsed = RequestOptions.parse(options)
         self._hear_videos, self._literal_text = parsed.use_audio_in_video, parsed.literal_text
         self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
+        self._check = model.conversation.text_check(model.most_tokens)
+        self._reserved = () if self._literal_text else model.conversation.reserved
         # Guards every field below. Reentrant, as the pipeline's is.
         self._lock = threading.RLock()
         self._system: Turn | None = None
@@ -224,7 +227,8 @@ class Session:
         """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
 
         A reply has the text that its listener heard; see `heard`. Audio that came in pieces, or as
-        an array, is float32 at the model's rate; other media are as they were given.
+        an array, is float32 at the model's rate; other media are as they were given. Audio that
+        still arrives lacks the samples that the resampler has not given yet.
         """
         with self._lock:
             return [turn.message for turn in self._read()]
@@ -249,11 +253,13 @@ class Session:
     def set_options(self, **options: "Unpack[RequestArguments]") -> None:
         """Set the options of the replies from now on, in place of those of the session so far.
 
-        Raises OptionError.
+        Raises OptionError, and the errors of `Qwen3Omni.stream` for tools.
         """
         with self._lock:
             self._check_open()
-            self._check_fixed(RequestOptions.parse(options))
+            parsed = RequestOptions.parse(options)
+            self._check_fixed(parsed)
+            self._tools(parsed.tools)
             self._options = options
 
     def read(self, message: Mapping[str, Any]) -> Turn:
@@ -314,7 +320,7 @@ class Session:
             options = RequestOptions.parse(self._options)
             try:
                 prompt = self._prompt(self._read(), tools=options.tools)
-            except AudioError:  # the clip is too short so far
+            except (AudioError, PromptTooLongError):  # the clip is too short so far; see respond
                 return
             self._warm_up(prompt, options, speak and model.speaks)
 
@@ -466,8 +472,10 @@ class Session:
         return self._reply is not None and not self._reply.ended
 
     def _reader(self) -> MessageReader:
-        reserved = () if self._literal_text else self._model.conversation.reserved
-        return MessageReader(reserved, self._load)
+        return MessageReader(self._reserved, self._load, self._check)
+
+    def _tools(self, tools: Sequence[Any]) -> list[dict[str, Any]]:
+        return read_tools(tools, self._reserved, self._check)
 
     def _turn_of(self, message: Mapping[str, Any], where: str) -> Turn:
         reader = self._reader()
@@ -539,10 +547,17 @@ class Session:
     ) -> Prompt:
         conversation = self._model.conversation
         media = [medium for turn in read for medium in turn.media]
-        described = read_tools(tools, () if self._literal_text else conversation.reserved)
         said = [index for index, turn in enumerate(read) if turn.said]
         messages = [turn.read for turn in read]
-        return conversation.assemble(messages, media, growing, described, self._literal_text, said)
+        return conversation.assemble(
+            messages,
+            media,
+            growing,
+            self._tools(tools),
+            self._literal_text,
+            said,
+            self._model.most_tokens,
+        )
 
     def _warm(self, clip: GrowingClip) -> None:
         """Have the rows that are final computed ahead.
@@ -555,7 +570,10 @@ class Session:
             return
         self._warmed = state
         options = RequestOptions.parse(self._options)
-        prompt = self._prompt(self._read(), True, options.tools)
+        try:
+            prompt = self._prompt(self._read(), True, options.tools)
+        except PromptTooLongError:  # `respond` says so
+            return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
         self._warm_up(prompt, options, speak)
 

@@ -10,13 +10,15 @@ class ModelInfo:
 
     speakers: names of its voices; none where it has no talker. thinks: its template lets each reply
     begin with reasoning, which ends with </think>. takes_tools: its template shows tools to the
-    model. slots: requests that run at a time. context_length: positions of a slot's KV cache.
+    model. slots: requests that run at a time; max_queued: that wait for a slot. context_length:
+    positions of a slot's KV cache.
     """
 
     speakers: tuple[str, ...]
     thinks: bool
     takes_tools: bool
     slots: int
+    max_queued: int
     context_length: int
 
 

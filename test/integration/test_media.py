@@ -13,14 +13,16 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
-from qwen3_omni_neuron.cpu.thinker import CpuVision
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.cpu.thinker import PATCHES_AT_ONCE, CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from testing.media_cases import CASES, Case, audio, text, user, write_deeper_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference, media_inputs
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
+from testing.visuals import random_visual
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}
@@ -61,15 +63,9 @@ def omni(checkpoint: Path) -> Iterator[Qwen3Omni]:
         yield omni
 
 
-def patches_of(grid: tuple[int, int, int]) -> Patches:
-    frames, height, width = grid
-    generator = torch.Generator().manual_seed(height)
-    return Patches(torch.randn(frames * height * width, 3 * 2 * 16**2, generator=generator), grid)
-
-
-def reference_vision(reference: Reference, pictures: list[Patches]) -> torch.Tensor:
+def reference_vision(reference: Reference, pictures: list[Visual]) -> torch.Tensor:
     """[1 + deepstack, rows, hidden]."""
-    values = torch.cat([p.values for p in pictures])
+    values = torch.cat([p.patches().flatten(0, 1) for p in pictures])
     out = reference.visual(values, grid_thw=torch.tensor([p.grid for p in pictures]))
     rows, deepstack = (
         (out.pooler_output, out.deepstack_features) if TRANSFORMERS_5 else (out[0], out[1])
@@ -79,9 +75,9 @@ def reference_vision(reference: Reference, pictures: list[Patches]) -> torch.Ten
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", GRIDS)
-def test_vision_encoder(models: Models, reference: Reference, name: str) -> None:
+def test_vision_encoder(checkpoint: Path, models: Models, reference: Reference, name: str) -> None:
     """Every grid that the processor makes: rows for the thinker, and deepstack features."""
-    pictures = [patches_of(grid) for grid in GRIDS[name]]
+    pictures = [random_visual(checkpoint, grid) for grid in GRIDS[name]]
     assert models.vision_encoder is not None
     ours = CpuVision(models.vision_encoder).encode(pictures)
     torch.testing.assert_close(ours, reference_vision(reference, pictures), **CLOSE)
@@ -89,16 +85,16 @@ def test_vision_encoder(models: Models, reference: Reference, name: str) -> None
 
 
 @torch.no_grad()
-def test_nothing_in_the_padding_of_a_frame_matters(models: Models) -> None:
+def test_nothing_in_the_padding_of_a_frame_matters(checkpoint: Path, models: Models) -> None:
     """A bucket of patches gives what no bucket gives, whatever lies behind the real ones."""
     assert models.vision_encoder is not None
-    pictures = [patches_of((3, 4, 6)), patches_of((1, 4, 4))]
+    pictures = [random_visual(checkpoint, grid) for grid in ((3, 4, 6), (1, 4, 4))]
     exact = CpuVision(models.vision_encoder).encode(pictures)
     for buckets in [(16, 24), (28,), (16, 64)]:
         padded = CpuVision(models.vision_encoder, buckets).encode(pictures)
         torch.testing.assert_close(padded, exact, **CLOSE)
     garbage = torch.full((1, 32, 3 * 2 * 16**2), 1e4)
-    garbage[:, :16] = pictures[1].values
+    garbage[:, :16] = pictures[1].patches()
     places = torch.full((2, 32), 3)
     places[:, :16] = torch.tensor(
         [[0, 0, 1, 1] * 2 + [2, 2, 3, 3] * 2, [0, 1] * 2 + [2, 3] * 2 + [0, 1] * 2 + [2, 3] * 2]
@@ -108,14 +104,33 @@ def test_nothing_in_the_padding_of_a_frame_matters(models: Models) -> None:
 
 
 @torch.no_grad()
-def test_frames_and_images_do_not_see_each_other(models: Models) -> None:
+def test_frames_and_images_do_not_see_each_other(checkpoint: Path, models: Models) -> None:
     assert models.vision_encoder is not None
     vision = CpuVision(models.vision_encoder)
-    video = patches_of((2, 4, 4))
-    frames = [Patches(values, (1, 4, 4)) for values in video.values.split(16)]
+    video = random_visual(checkpoint, (2, 4, 4))
+    frames = [video.part(0, 1), video.part(1, 2)]
     apart = torch.cat([vision.encode([frame]) for frame in frames], 1)
     torch.testing.assert_close(vision.encode([video]), apart, **CLOSE)
     torch.testing.assert_close(vision.encode(frames), apart, **CLOSE)
+
+
+@torch.no_grad()
+def test_a_long_video_becomes_patches_a_few_frames_at_a_time(
+    checkpoint: Path, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of encoding does not grow with its length."""
+    made, patches = [], Visual.patches
+
+    def counted(visual: Visual) -> torch.Tensor:
+        made.append(visual.grid[0])
+        return patches(visual)
+
+    assert models.vision_encoder is not None
+    monkeypatch.setattr(Visual, "patches", counted)
+    encoded = CpuVision(models.vision_encoder).encode([random_visual(checkpoint, (9, 32, 32))])
+    assert made == [4, 4, 1]
+    assert PATCHES_AT_ONCE == 4 * 32 * 32
+    assert encoded.shape[1] == 9 * 32 * 32 // 4
 
 
 def reference_inputs(prompt: Prompt, case: Case) -> dict[str, Any]:

@@ -296,13 +296,13 @@ def test_sessions_at_a_time_and_their_length(omni: Qwen3Omni) -> None:
 
 def test_bytes_of_a_session(omni: Qwen3Omni) -> None:
     """Sound and items together; what leaves makes room again."""
-    with serving(omni, max_realtime_bytes=200_000) as server, calling(server) as caller:
+    with serving(omni, max_realtime_bytes=600_000) as server, calling(server) as caller:
         caller.update(audio=PUSH_TO_TALK, **SHORT)
-        second = np.zeros(16000, np.float32)  # 64,000 bytes as the model has them
+        second = np.zeros(16000, np.float32)  # 192,000 bytes with its features
         caller.say(np.tile(second, 3), 16000)
         caller.say(second, 16000)
         error = caller.until("error")[-1].error
-        assert error.code == "session_too_large" and "200000" in error.message
+        assert error.code == "session_too_large" and "600000" in error.message
         caller.send("input_audio_buffer.commit")
         item = caller.until("conversation.item.done")[-1].item
         caller.say(second, 16000)

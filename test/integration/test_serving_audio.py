@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import jiwer
@@ -21,7 +22,6 @@ from openai import OpenAI
 from openai.types.audio import Transcription, TranscriptionVerbose
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, sound
-from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving import chat, speech, transcriptions
 from qwen3_omni_neuron.serving.context import Context
@@ -181,23 +181,23 @@ def test_speed_needs_pyav(client: OpenAI, monkeypatch: pytest.MonkeyPatch) -> No
     ("change", "status", "param"),
     [
         ({"model": "gpt"}, 404, "model"),
-        ({"input": ""}, 422, "input"),
+        ({"input": ""}, 400, "input"),
         ({"input": " \n"}, 400, "input"),
-        ({"input": "x" * 40_000}, 422, "input"),
-        ({"input": ["x"]}, 422, "input"),
-        ({"voice": "alloy"}, 422, "voice"),
-        ({"voice": {"id": "alloy"}}, 422, "voice"),
-        ({"voice": None}, 422, "voice.str"),
-        ({"response_format": "aac"}, 422, "response_format"),
-        ({"response_format": "pcm16"}, 422, "response_format"),
-        ({"speed": 0.2}, 422, "speed"),
-        ({"speed": 4.1}, 422, "speed"),
-        ({"stream_format": "mp3"}, 422, "stream_format"),
-        ({"instructions": "Whisper."}, 422, "instructions"),
-        ({"thinker_top_k": 1}, 422, "thinker_top_k"),
-        ({"speaker": "Ethan"}, 422, "speaker"),
+        ({"input": "x" * 40_000}, 400, "input"),
+        ({"input": ["x"]}, 400, "input"),
+        ({"voice": "alloy"}, 400, "voice"),
+        ({"voice": {"id": "alloy"}}, 400, "voice"),
+        ({"voice": None}, 400, "voice.str"),
+        ({"response_format": "aac"}, 400, "response_format"),
+        ({"response_format": "pcm16"}, 400, "response_format"),
+        ({"speed": 0.2}, 400, "speed"),
+        ({"speed": 4.1}, 400, "speed"),
+        ({"stream_format": "mp3"}, 400, "stream_format"),
+        ({"instructions": "Whisper."}, 400, "instructions"),
+        ({"thinker_top_k": 1}, 400, "thinker_top_k"),
+        ({"speaker": "Ethan"}, 400, "speaker"),
         ({"talker_top_k": -1}, 400, None),
-        ({"seed": -1}, 422, "seed"),
+        ({"seed": -1}, 400, "seed"),
     ],
 )
 def test_a_wrong_request_for_speech_names_what_is_wrong(
@@ -251,7 +251,9 @@ def test_a_listener_who_leaves_frees_the_slot(
 def test_a_listener_who_reads_nothing_is_cut(omni: Qwen3Omni, stream_format: str) -> None:
     body = {**ASKED, "input": "Hello there. " * 200, "response_format": "wav"}
     data = json.dumps({**body, "stream_format": stream_format, "wait_timeout_s": 60}).encode()
-    head = f"POST /v1/audio/speech HTTP/1.1\r\nhost: a\r\ncontent-length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST /v1/audio/speech HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
+    )
     with serving(omni, send_timeout_s=1.0) as server, closing(socket.socket()) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect(("127.0.0.1", server.port))
@@ -384,27 +386,25 @@ def test_instruction_and_temperature_reach_the_model(client: OpenAI, omni: Qwen3
     assert len(found) > 1
 
 
-def test_a_later_window_waits_for_a_place_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transcriptions, "RETRY_S", 0.01)
-    busy = iter([False, True, True, False, False])
+def test_a_transcription_in_windows_keeps_its_place_to_its_end(checkpoint: Path) -> None:
+    """Others are refused while it runs; it never finds the queue full itself."""
+    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", lasting(18))}
+    refused: list[str] = []
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=0) as omni:
+        start = omni.stream_text
 
-    class Full(ScriptedModel):
-        transcription_instruction = None
+        def meanwhile(*given: Any, **options: Any) -> Any:
+            with pytest.raises(openai.RateLimitError) as error:
+                client.audio.transcriptions.create(**asked)
+            refused.append(str(error.value.code))
+            return start(*given, **options)
 
-        def stream_text(self, messages: Any, **options: Any) -> Any:
-            if next(busy):
-                raise BusyError("full.")
-            return super().stream_text(messages, **options)
-
-    file = io.BytesIO()
-    soundfile.write(file, np.zeros(16000 * 18, np.float32), 16000, format="FLAC")
-    asked: dict[str, Any] = {"model": MODEL, "file": ("a.flac", file.getvalue())}
-    with serving(Full(["Hi"])) as server, client_of(server) as client:  # type: ignore[arg-type]
-        answer = client.audio.transcriptions.create(**asked, chunking_strategy="auto")
-        assert answer.text == "Hi Hi Hi"
-        busy = iter([True])
-        with pytest.raises(openai.RateLimitError):
-            client.audio.transcriptions.create(**asked)
+        with serving(omni) as server, client_of(server) as client:
+            omni.stream_text = meanwhile  # type: ignore[method-assign]
+            client.audio.transcriptions.create(
+                **asked, chunking_strategy="auto", extra_body={"max_new_tokens": 2}
+            )
+    assert refused == ["queue_full"] * 3
 
 
 def test_a_transcription_that_has_begun_is_finished_while_the_server_drains() -> None:
@@ -440,20 +440,20 @@ def lasting(seconds: int) -> bytes:
         ({"file": ("a.wav", b"x" * 650_000)}, 413, "file"),
         ({"file": ("a.wav", b"x" * 750_000)}, 413, None),
         ({"file": ("a.wav", b"/etc/passwd")}, 400, "file"),
-        ({"prompt": "Earlier"}, 422, "prompt"),
-        ({"temperature": 2}, 422, "temperature"),
-        ({"response_format": "diarized_json"}, 422, "response_format"),
-        ({"response_format": "srt", "stream": True}, 422, "stream"),
-        ({"timestamp_granularities": ["segment"]}, 422, "timestamp_granularities"),
+        ({"prompt": "Earlier"}, 400, "prompt"),
+        ({"temperature": 2}, 400, "temperature"),
+        ({"response_format": "diarized_json"}, 400, "response_format"),
+        ({"response_format": "srt", "stream": True}, 400, "stream"),
+        ({"timestamp_granularities": ["segment"]}, 400, "timestamp_granularities"),
         (
             {"timestamp_granularities": ["word"], "response_format": "verbose_json"},
-            422,
+            400,
             "timestamp_granularities.0",
         ),
-        ({"include": ["logprobs"]}, 422, "include"),
-        ({"chunking_strategy": {"type": "server_vad"}}, 422, "chunking_strategy[type]"),
-        ({"extra_body": {"max_new_tokens": 0}}, 422, "max_new_tokens"),
-        ({"extra_body": {"thinker_top_k": 3}}, 422, "thinker_top_k"),
+        ({"include": ["logprobs"]}, 400, "include"),
+        ({"chunking_strategy": {"type": "server_vad"}}, 400, "chunking_strategy[type]"),
+        ({"extra_body": {"max_new_tokens": 0}}, 400, "max_new_tokens"),
+        ({"extra_body": {"thinker_top_k": 3}}, 400, "thinker_top_k"),
     ],
 )
 def test_a_wrong_request_for_a_transcription_names_what_is_wrong(
@@ -521,8 +521,8 @@ def test_a_form_is_read_as_it_was_sent() -> None:
 
 
 def test_a_file_that_never_ends_is_cut_and_one_that_drips_is_a_408(server: Server) -> None:
-    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n"
-    head += "content-type: multipart/form-data; boundary=b\r\n\r\n"
+    head = "POST /v1/audio/transcriptions HTTP/1.1\r\nhost: localhost\r\n"
+    head += "transfer-encoding: chunked\r\ncontent-type: multipart/form-data; boundary=b\r\n\r\n"
     start = form_body(*GOOD, end="")
     for part, status in ((b"x" * 0x8000, 413), (b"x", 408)):
         with closing(socket.create_connection(("127.0.0.1", server.port), 10)) as sock:
@@ -537,7 +537,7 @@ def test_a_file_that_never_ends_is_cut_and_one_that_drips_is_a_408(server: Serve
         assert not answer or int(answer.split()[1]) == status
         assert answer or status == 413
     wait_until(lambda: server._gate.running == 0)
-    assert server._gate._held_bytes == 0
+    assert server.service.held.taken == 0
 
 
 class Endless:

@@ -166,12 +166,42 @@ def test_a_client_that_leaves_in_mid_body_is_seen_to_leave() -> None:
     assert Client([None]).ask() == []
 
 
-def test_a_longer_body_goes_on_without_a_key() -> None:
-    body = body_of(FIRST)
-    assert Client([body]).ask(most_bytes=len(body)) != []
-    assert Client([body[:9], body[9:]]).ask(most_bytes=len(body) - 1) == []
-    length = [(b"content-length", b"99999999999999999999999999999999")]
-    assert Client([body]).ask(length) == []
+def test_no_more_of_a_body_is_read_than_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxies are all clients', and have checked no API key."""
+    read: list[int] = []
+    parse = affinity.from_json
+
+    def watched(text: bytes, **options: Any) -> Any:
+        read.append(len(text))
+        return parse(text, **options)
+
+    monkeypatch.setattr(affinity, "from_json", watched)
+    sound = {"type": "input_audio", "input_audio": {"data": "A" * (1 << 20)}}
+    body = body_of(SYSTEM, FIRST, REPLY, {"role": "user", "content": [sound]})
+    pieces = [body[at : at + (1 << 16)] for at in range(0, len(body), 1 << 16)]
+    client = Client(pieces)
+    passed: list[int] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(len(client._sent))
+        await Client.app(client, scope, receive, send)
+
+    client.app = app  # type: ignore[method-assign]
+    (key,) = client.ask()
+    assert key.decode() == conversation_key(body_of(SYSTEM, FIRST))
+    assert passed == [len(pieces) - 5]  # of 64 KiB each
+    assert max(read) == affinity.BEGINNING_BYTES
+
+
+def test_all_turns_have_one_key_where_the_first_message_is_longer_than_what_is_read() -> None:
+    sound = "A" * affinity.BEGINNING_BYTES
+    first = {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": sound}}]}
+    key = conversation_key(body_of(SYSTEM, first))
+    assert key is not None
+    assert conversation_key(body_of(SYSTEM, first, REPLY, SECOND, stream=True)) == key
+    assert conversation_key(body_of(FIRST, first)) != key
+    long = {"role": "system", "content": sound}
+    assert conversation_key(body_of(long, FIRST)) is None  # who asks is not read
 
 
 def test_a_slow_body_goes_on_without_a_key() -> None:

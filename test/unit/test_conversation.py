@@ -1,6 +1,7 @@
 """Messages to prompts, held against the reference's own processor."""
 
 import json
+import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatu
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.conversation.media import video_file
 from qwen3_omni_neuron.conversation.media.audio import load_waveform
-from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.conversation.media.pixels import Visual
 from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -87,18 +88,22 @@ def image_processor_of(folder: Path) -> Any:
     return transformers.Qwen2VLImageProcessor.from_pretrained(folder)
 
 
-class VideoProcessor:
-    """Stands in for the reference's, and hands out patches that were made."""
+def patches_of(visuals: Sequence[Visual]) -> torch.Tensor:
+    return torch.cat([visual.patches().flatten(0, 1) for visual in visuals])
 
-    patches: Sequence[Patches] = ()
+
+class VideoProcessor:
+    """Stands in for the reference's, and hands out the patches of videos that were read."""
+
+    visuals: Sequence[Visual] = ()
     merge_size = temporal_patch_size = 2
     model_input_names = ("pixel_values_videos", "video_grid_thw")
 
     def __call__(self, videos: Any, **_: Any) -> dict[str, Any]:
-        assert len(videos) == len(self.patches)
+        assert len(videos) == len(self.visuals)
         return {
-            "pixel_values_videos": torch.cat([p.values for p in self.patches]),
-            "video_grid_thw": np.array([p.grid for p in self.patches]),
+            "pixel_values_videos": patches_of(self.visuals),
+            "video_grid_thw": np.array([v.grid for v in self.visuals]),
         }
 
 
@@ -156,7 +161,7 @@ def test_prompts_with_media_are_the_references(
         if item["type"] in ("audio", heard)
     ]
     fps = {"fps": 2 / case.seconds_per_grid[0]} if case.seconds_per_grid else {}
-    processor.video_processor.patches = prompt.videos
+    processor.video_processor.visuals = prompt.videos
     theirs = processor(
         text=text,
         images=[item["image"] for item in media_of(case.messages) if item["type"] == "image"]
@@ -169,9 +174,21 @@ def test_prompts_with_media_are_the_references(
     )
     assert prompt.token_ids.tolist() == theirs["input_ids"][0].tolist()
     if prompt.images:
-        values = torch.cat([p.values for p in prompt.images])
-        torch.testing.assert_close(values, theirs["pixel_values"])
-        assert [list(p.grid) for p in prompt.images] == theirs["image_grid_thw"].tolist()
+        torch.testing.assert_close(patches_of(prompt.images), theirs["pixel_values"])
+        assert [list(v.grid) for v in prompt.images] == theirs["image_grid_thw"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("item", "pixels"),
+    [(image(640, 480), 640 * 480), (video(6, 2.0, size=320), 6 * 320 * 96)],
+    ids=["image", "video"],
+)
+def test_a_prompt_keeps_three_bytes_for_a_pixel(
+    conversation: Conversation, item: dict[str, Any], pixels: int
+) -> None:
+    """A queued request and a session keep their prompts. Pickled, it has all of its arrays."""
+    kept = len(pickle.dumps(conversation.prompt([user(item)])))
+    assert 3 * pixels < kept < 3 * pixels + 40_000
 
 
 def bare_content(content: Any) -> Any:

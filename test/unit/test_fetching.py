@@ -1,17 +1,19 @@
 """URLs of media: refused unless an operator named the host, and then within limits."""
 
+import asyncio
 import http.server
 import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.fetching import Fetcher, is_public
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.http_server import wait_until
 
 PUBLIC = "93.184.215.14"
 HOST = "media.example"
@@ -82,10 +84,14 @@ def fetcher(net: Net, timeout_s: float = 5.0) -> Fetcher:
     return Fetcher(settings, net.resolve, net.connect)
 
 
+def read(reader: Fetcher, url: str) -> tuple[bytes, str]:
+    return asyncio.run(reader.fetch(url, "it"))
+
+
 def test_a_named_host_is_read(port: int) -> None:
     net = Net(port)
-    assert fetcher(net).fetch(f"http://{HOST}/a.wav?x=1", "it") == (b"x" * 10, "audio/wav")
-    assert fetcher(net).fetch(f"http://{HOST.upper()}/a.wav", "it")[0] == b"x" * 10
+    assert read(fetcher(net), f"http://{HOST}/a.wav?x=1") == (b"x" * 10, "audio/wav")
+    assert read(fetcher(net), f"http://{HOST.upper()}/a.wav")[0] == b"x" * 10
     assert net.connected == [PUBLIC, PUBLIC]
 
 
@@ -119,7 +125,7 @@ def test_a_named_host_is_read(port: int) -> None:
 def test_nothing_else_is_looked_up_or_connected_to(port: int, url: str) -> None:
     net = Net(port)
     with pytest.raises(ApiError, match="it is refused"):
-        fetcher(net).fetch(url, "it")
+        read(fetcher(net), url)
     assert (net.resolved, net.connected) == ([], [])
 
 
@@ -127,7 +133,7 @@ def test_without_a_named_host_no_url_is_fetched(port: int) -> None:
     net = Net(port)
     closed = Fetcher(ServerSettings(), net.resolve, net.connect)
     with pytest.raises(ApiError, match="none that this server may fetch from"):
-        closed.fetch(f"http://{HOST}/a.wav", "it")
+        read(closed, f"http://{HOST}/a.wav")
     assert net.resolved == []
 
 
@@ -145,7 +151,7 @@ def test_an_address_that_is_not_public_is_refused(port: int, address: str) -> No
     for answers in ([address], [PUBLIC, address]):
         net = Net(port, [answers])
         with pytest.raises(ApiError, match="not public"):
-            fetcher(net).fetch(f"http://{HOST}/a", "it")
+            read(fetcher(net), f"http://{HOST}/a")
         assert net.connected == []
 
 
@@ -155,14 +161,14 @@ def test_public_addresses_are_public() -> None:
 
 def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(port: int) -> None:
     net = Net(port, [[PUBLIC], ["127.0.0.1"]])
-    assert fetcher(net).fetch(f"http://{HOST}/a", "it")[0] == b"x" * 10
+    assert read(fetcher(net), f"http://{HOST}/a")[0] == b"x" * 10
     assert net.resolved == [HOST]
     with pytest.raises(ApiError, match="not public"):
-        fetcher(net).fetch(f"http://{HOST}/a", "it")
+        read(fetcher(net), f"http://{HOST}/a")
     # The first answer is for the redirect's source, the second for its target.
     net = Net(port, [[PUBLIC], ["169.254.169.254"]])
     with pytest.raises(ApiError, match="not public"):
-        fetcher(net).fetch(f"http://{HOST}/to?http://{HOST}/b", "it")
+        read(fetcher(net), f"http://{HOST}/to?http://{HOST}/b")
     assert net.connected == [PUBLIC]
 
 
@@ -179,15 +185,15 @@ def test_a_name_that_changes_its_answer_is_connected_to_where_it_was_checked(por
 def test_a_redirect_is_checked_as_the_first_url_was(port: int, target: str) -> None:
     net = Net(port)
     with pytest.raises(ApiError, match="it is refused"):
-        fetcher(net).fetch(f"http://{HOST}/to?{target}", "it")
+        read(fetcher(net), f"http://{HOST}/to?{target}")
     assert net.connected == [PUBLIC]
 
 
 def test_redirects_are_followed_three_times(port: int) -> None:
     net = Net(port)
-    assert fetcher(net).fetch(f"http://{HOST}/to?/to?/a.wav", "it")[0] == b"x" * 10
+    assert read(fetcher(net), f"http://{HOST}/to?/to?/a.wav")[0] == b"x" * 10
     with pytest.raises(ApiError, match="more than 3 times"):
-        fetcher(net).fetch(f"http://{HOST}/" + "to?/" * 5 + "a", "it")
+        read(fetcher(net), f"http://{HOST}/" + "to?/" * 5 + "a")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +209,7 @@ def test_redirects_are_followed_three_times(port: int) -> None:
 def test_size_and_time_are_limited(port: int, path: str, said: str) -> None:
     start_s = time.monotonic()
     with pytest.raises(ApiError, match=said):
-        fetcher(Net(port), 0.3 if path == "slow" else 5.0).fetch(f"http://{HOST}/{path}", "it")
+        read(fetcher(Net(port), 0.3 if path == "slow" else 5.0), f"http://{HOST}/{path}")
     assert time.monotonic() - start_s < 4
 
 
@@ -215,4 +221,36 @@ def silent_server() -> Iterator[int]:
 
 def test_a_host_that_never_answers_is_given_up(port: int) -> None:
     with silent_server() as silent, pytest.raises(ApiError, match=r"within 0\.2 s"):
-        fetcher(Net(silent), 0.2).fetch(f"http://{HOST}/a", "it")
+        read(fetcher(Net(silent), 0.2), f"http://{HOST}/a")
+
+
+def test_the_deadline_begins_before_the_look_up_of_the_name(port: int) -> None:
+    ends = threading.Event()
+
+    def resolve(host: str, port: int) -> Sequence[str]:
+        ends.wait(30)
+        return [PUBLIC]
+
+    settings = ServerSettings(media_hosts=(HOST,), media_timeout_s=0.2)
+    with pytest.raises(ApiError, match=r"within 0\.2 s"):
+        read(Fetcher(settings, resolve, Net(port).connect), f"http://{HOST}/a")
+    ends.set()
+
+
+def test_a_handshake_has_the_deadline_of_the_whole(port: int) -> None:
+    """A peer that sends a byte of it now and then would extend a timeout of each read."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def drip() -> None:
+            sock, _ = listener.accept()
+            with sock, suppress(OSError):
+                sock.sendall(b"\x16\x03\x03\x40\x00")
+                for _ in range(200):
+                    sock.sendall(b"x")
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        before = threading.active_count()
+        with pytest.raises(ApiError, match=r"within 0\.3 s"):
+            read(fetcher(Net(listener.getsockname()[1]), 0.3), f"https://{HOST}/a")
+        wait_until(lambda: threading.active_count() <= before, 8)

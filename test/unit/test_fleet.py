@@ -19,8 +19,10 @@ from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
 from qwen3_omni_neuron.fleet.cores import check_nodes, stage_cores
 from qwen3_omni_neuron.fleet.draining import Presence
 from qwen3_omni_neuron.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.sites import Sites
 from qwen3_omni_neuron.status import StageTime, Status
 from testing.http_server import wait_until
 from testing.imports import ROOT
@@ -35,11 +37,18 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
             "max_concurrency": 3,
             "drain_timeout_s": 7,
             "allowed_origins": ["HTTPS://A.b/"],
+            "allowed_hosts": ["Ray-head.example"],
         }
     )
     assert settings.server.model_name == "/a/tiny"  # no such folder: as a hub id is
     assert settings.server.drain_timeout_s == 7
     assert settings.server.allowed_origins == ("https://a.b",)
+    # Without keys a fleet is asked by address, and under the names that it is given.
+    sites = Sites(settings.server_settings())
+    for host in (b"127.0.0.1:8000", b"localhost:8000", b"10.0.0.7", b"ray-head.example:8000"):
+        sites.check([(b"host", host)])
+    with pytest.raises(ApiError, match="allowed_hosts"):
+        sites.check([(b"host", b"evil.example")])
     assert settings.load_arguments(None)["max_concurrency"] == 3
     compiled = replace(settings, max_concurrency=None, compiled="/tree")
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's

@@ -2,6 +2,7 @@
 
 import enum
 import json
+import math
 import os
 from collections.abc import Iterator
 from fractions import Fraction
@@ -190,8 +191,8 @@ def assert_whole(prompt: Prompt, config: OmniConfig) -> None:
     merge = c.vision.merge_size**2
     made = {
         c.audio_token_id: sum(c.audio.tokens(m.shape[1]) for m in prompt.audio_mel),
-        c.image_token_id: sum(len(p.values) // merge for p in prompt.images),
-        c.video_token_id: sum(len(p.values) // merge for p in prompt.videos),
+        c.image_token_id: sum(math.prod(v.grid) // merge for v in prompt.images),
+        c.video_token_id: sum(math.prod(v.grid) // merge for v in prompt.videos),
     }
     assert {token: int((ids == token).sum()) for token in made} == made
     assert prompt.positions.shape == (3, len(ids))

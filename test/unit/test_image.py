@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageFile
 
-from qwen3_omni_neuron.conversation.media.image import load_image
-from qwen3_omni_neuron.errors import ImageError
+from qwen3_omni_neuron.conversation.media.image import FORMATS, load_image
+from qwen3_omni_neuron.errors import ImageError, PromptTooLongError
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -33,6 +33,10 @@ def file_of(picture: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     file = io.BytesIO()
     picture.save(file, kind, **options)
     return file.getvalue()
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("it is decoded")
 
 
 def test_every_form_of_a_picture_is_the_same_picture(tmp_path: Path) -> None:
@@ -176,6 +180,35 @@ JPEG = file_of(Image.fromarray(colours(64, 64)), "JPEG")
 def test_what_cannot_be_seen_is_refused(image: Any, said: str) -> None:
     with pytest.raises(ImageError, match=rf"(?s)^here.*{said}"):
         load(image)
+
+
+@pytest.mark.parametrize("kind", [name for name in FORMATS if name != "DIB"])
+def test_a_file_is_looked_at_before_it_is_decoded(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Its size is known then: no format that is read decodes while it is opened."""
+    told = []
+
+    def refuse(height: int, width: int) -> None:
+        told.append((height, width))
+        raise PromptTooLongError("too long")
+
+    data = file_of(Image.fromarray(colours(50, 70)), kind)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", never)
+    with pytest.raises(PromptTooLongError):
+        load_image({"image": data}, "here", refuse)
+    assert told == [(50, 70)]
+
+
+@pytest.mark.parametrize("kind", ["ICO", "ICNS", "EPS", "PSD"])
+def test_formats_that_decode_what_is_in_them_are_not_opened(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    picture = Image.fromarray(colours(64, 64))
+    data = file_of(picture, kind) if kind != "PSD" else b"8BPS" + bytes(100)
+    monkeypatch.setattr(ImageFile.ImageFile, "load", never)
+    with pytest.raises(ImageError, match=r"^here: \d+ bytes is not an image\. JPEG, PNG"):
+        load(data)
 
 
 def test_a_picture_whose_file_was_closed_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.prompt import Patches
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
@@ -24,6 +23,7 @@ from qwen3_omni_neuron.neuron.engines.encoders import (
 )
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
+from testing.visuals import random_visual
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 GREEDY = PredictorSampling(None, 50, 1.0)
@@ -141,14 +141,13 @@ def test_pictures_in_their_buckets(checkpoint: Path, config: OmniConfig, models:
     part, c = part_of(checkpoint, config, "vision_encoder"), config.thinker.vision
     assert models.vision_encoder is not None
     pictures = [
-        Patches(torch.randn(frames * height * width, c.patch_values), (frames, height, width))
-        for frames, height, width in ((1, 4, 4), (3, 4, 6), (1, 2, 2), (1, 8, 8))
+        random_visual(checkpoint, grid) for grid in ((1, 4, 4), (3, 4, 6), (1, 2, 2), (1, 8, 8))
     ]
     vision = NeuronVision(part, c)
     expected = CpuVision(models.vision_encoder).encode(pictures)
     torch.testing.assert_close(vision.encode(pictures), expected, **CLOSE)
     assert [label.split("=")[1] for label in part.called] == ["16]", *["64]"] * 3, "16]", "64]"]
-    large = Patches(torch.zeros(264, c.patch_values), (1, 12, 22))
+    large = random_visual(checkpoint, (1, 12, 22))
     with pytest.raises(BucketError, match=r"264 patches in a frame, and .* holds 256"):
         vision.encode([large])
 

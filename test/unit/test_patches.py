@@ -9,8 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.patches import Patches, PatchMaker, SizeLimits
-from qwen3_omni_neuron.conversation.media.pixels import PixelSettings
+from qwen3_omni_neuron.conversation.media import patches
+from qwen3_omni_neuron.conversation.media.patches import PatchMaker
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -62,11 +64,13 @@ def noise(*shape: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, shape, dtype=np.uint8)
 
 
-def same(patches: Patches, values: np.ndarray, grid: tuple[int, int, int]) -> None:
-    assert patches.grid == grid
-    assert patches.values.dtype == torch.float32
-    assert patches.values.shape == values.shape
-    worst = float(np.abs(patches.values.numpy() - values).max())
+def same(made: Visual, values: np.ndarray, grid: tuple[int, int, int]) -> None:
+    assert made.grid == grid
+    patches = made.patches()
+    assert patches.dtype == torch.float32
+    assert patches.shape[:2] == (grid[0], grid[1] * grid[2])
+    assert patches.flatten(0, 1).shape == values.shape
+    worst = float(np.abs(patches.flatten(0, 1).numpy() - values).max())
     assert worst < 1e-5, f"off by {worst}"
 
 
@@ -78,7 +82,8 @@ def picture_grid(
 
 
 def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
-    sizes = (maker.patch_size, maker.merge_size, maker.temporal_patch_size)
+    made = maker.sizes
+    sizes = (made.patch_size, made.merge_size, made.temporal_patch_size)
     assert sizes == (PATCH, MERGE, TOGETHER)
 
 
@@ -93,7 +98,7 @@ def test_pictures_are_as_transformers_makes_them(
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
     made = maker.image(Image.fromarray(pixels), "here")
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
-    assert maker.tokens(made.grid) * MERGE**2 == len(made.values)
+    assert maker.sizes.tokens(made.grid) * MERGE**2 == made.patches().shape[1]
 
 
 @pytest.mark.parametrize("limits", [(4096, 8192), (200_000, 300_000), (1024, 1024)])
@@ -121,8 +126,8 @@ def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
 
 def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
     assert picture_grid(maker, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
-    assert maker.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
-    enlarged = maker.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
+    assert maker.sizes.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
+    enlarged = maker.sizes.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
     assert np.prod(enlarged) > 1_000_000 / 256
 
 
@@ -154,7 +159,7 @@ def test_videos_are_laid_out_frame_by_frame(maker: PatchMaker, n: int) -> None:
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
     made = maker.video(frames, "here", SizeLimits(min_pixels=1024))
     same(made, laid_out(normal, maker), (-(-n // TOGETHER), 4, 6))
-    assert maker.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
+    assert maker.sizes.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
 
 
 @pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
@@ -167,13 +172,28 @@ def test_a_video_of_one_picture_is_that_picture_over_and_over(
         Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
     )
     video = maker.video(np.stack([pixels] * 6), "here")
-    same(video, still.values.repeat(3, 1).numpy(), (3, *still.grid[1:]))
+    same(video, still.patches()[0].repeat(3, 1).numpy(), (3, *still.grid[1:]))
+
+
+def test_the_patches_of_a_part_are_those_of_the_whole(maker: PatchMaker) -> None:
+    made = maker.video(noise(5, 64, 96, 3), "here", SizeLimits(min_pixels=1024))
+    patches = made.patches()
+    for first, stop in ((0, 1), (1, 3), (2, 3), (2, 9)):
+        part = made.part(first, stop)
+        assert part.grid == (min(stop, 3) - first, 4, 6)
+        assert torch.equal(part.patches(), patches[first:stop])
+
+
+def test_frames_that_need_no_change_are_kept_without_a_copy(maker: PatchMaker) -> None:
+    frames, limits = noise(4, 64, 96, 3), SizeLimits(min_pixels=1024)
+    assert maker.video(frames, "here", limits).pixels is frames
+    assert maker.video(frames[:3], "here", limits).pixels.shape == frames.shape
 
 
 def test_frames_have_limits_of_their_own(maker: PatchMaker) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
-    assert maker.video_grid(2, 10, 10, "here") == (1, 24, 24)
-    assert maker.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
+    assert maker.sizes.video_grid(2, 10, 10, "here") == (1, 24, 24)
+    assert maker.sizes.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
 
 
 def never(*_: Any, **__: Any) -> Any:
@@ -185,10 +205,10 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
 ) -> None:
     picture = Image.new("RGB", (640, 320))
     frames = np.zeros((5, 320, 640, 3), np.uint8)
-    made = maker.tokens(picture_grid(maker, 320, 640))
+    made = maker.sizes.tokens(picture_grid(maker, 320, 640))
     assert made == 200
-    assert len(maker.image(picture, "here", SizeLimits(most_tokens=200)).values) == 800
-    monkeypatch.setattr(PixelSettings, "patches", never)
+    assert maker.image(picture, "here", SizeLimits(most_tokens=200)).grid == (1, 20, 40)
+    monkeypatch.setattr(patches, "resize", never)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "

@@ -30,8 +30,8 @@ PACKAGE = [
     "generate_audio",
 ]
 METHODS = [
-    *("close", "generate_audio", "generate_text", "info", "load", "say", "session", "status"),
-    *("stream", "stream_speech", "stream_text", "transcription_instruction"),
+    *("close", "generate_audio", "generate_text", "info", "load", "media_settings", "say"),
+    *("session", "status", "stream", "stream_speech", "stream_text", "transcription_instruction"),
 ]
 SESSION = [
     *("append", "append_audio", "clear", "close", "commit", "heard", "insert", "messages"),
@@ -89,7 +89,7 @@ RESULTS = {
     "Finished": "result",
 }
 STATUS = {
-    "ModelInfo": "speakers thinks takes_tools slots context_length",
+    "ModelInfo": "speakers thinks takes_tools slots max_queued context_length",
     "Status": "running queued stages fault",
     "StageTime": "calls busy_s call_s",
 }
@@ -139,13 +139,14 @@ VERBS = {
         --instruction --json --max-new-tokens --model --placement --threads -h files
     """,
     "serve": """
-        --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
-        --context-length --cores
+        --allow-host --allow-media-host --allow-origin --api-keys --body-timeout-s --compiled
+        --context-length --cores --decode-timeout-s --decoder-bytes --decoders
         --drain-timeout-s --dtype --header-timeout-s --help --host --instance --kept-replies
-        --kept-reply-s --log-content --log-level --max-bodies-bytes --max-body-bytes
-        --max-concurrency --max-connections --max-media --max-media-bytes --max-media-s
-        --max-pixels --max-queued --max-realtime-bytes --max-realtime-s --max-realtime-sessions
-        --media-timeout-s --model --model-name --placement --port --ray
+        --kept-reply-s --log-content --log-level --max-body-bytes
+        --max-concurrency --max-connections --max-held-bytes --max-media --max-media-bytes
+        --max-media-s --max-pixels --max-queued --max-realtime-bytes --max-realtime-s
+        --max-realtime-sessions --max-request-bytes
+        --media-timeout-s --model --model-name --owner-share --placement --port --ray
         --request-timeout-s --requests-per-minute --send-timeout-s --stall-timeout-s --threads
         --tls-cert --tls-key -h
     """,

@@ -97,6 +97,19 @@ def test_other_media_of_one_size_have_other_keys_from_their_first_row_on(
     assert first.talker.shared(second.talker) == first.talker.media[0]
 
 
+def test_a_video_of_odd_length_has_the_keys_of_one_whose_last_frame_is_repeated(
+    keys_of: Any,
+) -> None:
+    """The encoder reads the same of both."""
+    frames = video(4, 2.0)["video"]
+    frames[3] = frames[2]
+    odd, even = (
+        keys_of(user({**video(4, 2.0), "video": given}, text("What?")))
+        for given in (frames[:3], frames)
+    )
+    assert odd.thinker.shared(even.thinker) == len(odd.thinker) == len(even.thinker)
+
+
 def test_a_clip_that_grows_keeps_the_keys_of_its_whole_windows(
     keys_of: Any, config: OmniConfig
 ) -> None:

@@ -121,10 +121,11 @@ def test_keys_are_read_and_asked_for(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n one \n\ntwo\n")
     keys = Keys(read_keys(file))
-    first, second = (keys.owner(f"Bearer {key}", "::1") for key in ("one", "two"))
+    first, second = (keys.owner(b"Bearer " + key, "::1") for key in (b"one", b"two"))
     assert first != second
     assert "one" not in first
-    for wrong in (None, "", "Bearer", "Bearer ", "Bearer on", "Basic one", "one", "Bearer \xff"):
+    tails = (b"", b"Bearer", b"Bearer ", b"Bearer on", b"Basic one", b"one", b"Bearer \xff")
+    for wrong in (None, *tails):
         with pytest.raises(ApiError) as refused:
             keys.owner(wrong, "::1")
         assert refused.value.status == 401

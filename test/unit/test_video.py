@@ -14,7 +14,7 @@ import soundfile
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.video import Video, load_video
+from qwen3_omni_neuron.conversation.media.video import Video, VideoHeader, load_video
 from qwen3_omni_neuron.conversation.media.video_times import frames_to_sample
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
@@ -302,14 +302,42 @@ def test_what_is_too_long_is_refused_before_it_is_decoded() -> None:
     """The check is told of the frames that there would be, and none of them is made."""
     told = []
 
-    def refuse(frames: int, height: int, width: int) -> None:
-        told.append((frames, height, width))
+    def refuse(header: VideoHeader) -> None:
+        told.append(header)
         raise PromptTooLongError("too long")
 
     item = {"type": "video", "video": make_video(30), "fps": 10.0}
     with pytest.raises(PromptTooLongError):
         load_video(item, "here", audio_rate=None, check=refuse)
-    assert told == [(10, *SIZE)]
+    assert told == [VideoHeader(10, *SIZE, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(("codec", "kind"), [(b"avc1", "video"), (b"sowt", "audio")])
+def test_a_codec_without_a_decoder_is_refused(codec: bytes, kind: str) -> None:
+    data = make_video(container="mov", codec="libx264", audio="pcm_s16le")
+    assert data.count(codec) >= 1
+    with pytest.raises(VideoError, match=f"^here: the {kind} of {len(data)} bytes is of a codec"):
+        load_video({"video": data.replace(codec, b"zzzz")}, "here", audio_rate=16000)
+
+
+def test_sound_that_is_too_long_is_not_decoded_to_its_end() -> None:
+    item = {"video": make_video(audio="aac", audio_s=9.0)}
+    with pytest.raises(PromptTooLongError, match=r"^here \(its audio\) lasts longer, and 2\.000 s"):
+        load_video(item, "here", audio_rate=16000, limit_s=2.0)
+
+
+def test_frames_are_fitted_one_by_one() -> None:
+    seen = []
+
+    def halve(frame: np.ndarray) -> np.ndarray:
+        seen.append(frame.shape)
+        return frame[::2, ::2]
+
+    data = make_video(rotation=90)
+    whole = load_video({"video": data}, "here", audio_rate=None)
+    halved = load_video({"video": data}, "here", audio_rate=None, fit=halve)
+    assert seen == [(SIZE[1], SIZE[0], 3)] * len(whole.frames)
+    assert np.array_equal(halved.frames, whole.frames[:, ::2, ::2])
 
 
 def test_folders_and_pipes_are_no_videos(tmp_path: Path) -> None:

@@ -28,11 +28,16 @@ _LIMITS = {
     "--drain-timeout-s": "time for running requests to end after SIGTERM",
     "--stall-timeout-s": "time for one call of an engine; after it /health and /ready say 503",
     "--max-body-bytes": "of one request",
-    "--max-bodies-bytes": "of all requests that are held at a time",
+    "--max-request-bytes": "of one request in memory, with its media decoded",
+    "--max-held-bytes": "of all requests and sessions in memory",
+    "--owner-share": "part of all bytes, requests and sessions that one key or address may have",
     "--max-media": "media items of a request",
     "--max-media-bytes": "of one item",
     "--max-media-s": "duration of one item",
     "--max-pixels": "of an image or a frame",
+    "--decoders": "processes that decode media at a time",
+    "--decoder-bytes": "memory of one of them",
+    "--decode-timeout-s": "time to decode one item",
     "--media-timeout-s": "time to fetch a URL",
     "--max-realtime-sessions": "that are open at a time",
     "--max-realtime-s": "duration of a realtime session",
@@ -87,8 +92,16 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="URL",
-        help="page of another host that may open /v1/realtime, such as https://example.org; "
+        help="page of another host that may use the server, such as https://example.org; "
         "repeatable; default: none",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name under which a server without keys may be asked, beside localhost, its addresses "
+        "and --host; repeatable; default: none",
     )
     parser.add_argument("--log-level", default="info", help="default: %(default)s")
     parser.add_argument(
@@ -144,6 +157,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             **given,
             "api_keys": _keys(parsed.api_keys),
             "media_hosts": tuple(parsed.allow_media_host),
+            "allowed_hosts": tuple(parsed.allow_host),
             "allowed_origins": tuple(url.lower().rstrip("/") for url in parsed.allow_origin),
         }
     )

@@ -68,17 +68,26 @@ class LiteralText:
             marked += self._separator
         return marked
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the token ids of a prompt that the chat template made of marked texts."""
+    def unmarked(self, prompt: str) -> str:
+        """Return a prompt without the separators."""
+        return prompt if self._drawn is None else prompt.replace(self._drawn, "")
+
+    def encode(self, prompt: str, most: int | None = None) -> list[int]:
+        """Return the token ids of a prompt that the chat template made of marked texts.
+
+        most: as `Tokenizer.encode` has it.
+        """
         tokenizer, ids = self._names.tokenizer, self._names.ids
         # All names are the template's own, and none comes up as the tokenizer normalises the text.
         if self._drawn is None and is_normalized("NFC", prompt):
-            return tokenizer.encode(prompt)
+            return tokenizer.encode(prompt, most)
         token_ids: list[int] = []
         for words, name in _pieces(self._names.any, prompt):
             if words:
-                token_ids += tokenizer.encode_words(words.replace(self._separator, ""))
+                token_ids += tokenizer.encode_words(self.unmarked(words), most)
             token_ids += ids.get(name, ())
+            if most is not None and len(token_ids) > most:
+                break
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:

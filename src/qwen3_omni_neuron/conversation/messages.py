@@ -12,17 +12,25 @@ Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
 """Function (kind, item, where) that reads a media item. where: names the item in errors."""
+Check = Callable[[str, str], None]
+"""Function (text, where) that raises PromptTooLongError for a text that fits no prompt."""
 _MAX_DEPTH = 32  # of lists and dicts in a description of a tool
 _SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a pair; UTF-8 can't
 
 
+def _no_check(text: str, where: str) -> None:
+    """Take a text of any length."""
+
+
 def read_messages(
-    messages: Messages, reserved: Sequence[str], load: Loader[Media]
+    messages: Messages, reserved: Sequence[str], load: Loader[Media], check: Check = _no_check
 ) -> tuple[list[dict[str, Any]], list[Media]]:
     """Check messages; return them for a chat template, and their media in order.
 
-    reserved: tokens that stand for media in a prompt, which no text may contain.
-    Raises MessageError, which names the message or item at fault, and the errors of `load`.
+    reserved: tokens that stand for media in a prompt, which no text may contain. check: called with
+    each text before anything else reads it.
+    Raises MessageError, which names the message or item at fault, and the errors of `load` and
+    `check`.
     """
     if not _is_list(messages):
         kind = type(messages).__name__
@@ -31,21 +39,23 @@ def read_messages(
         )
     if not messages:
         raise MessageError("the conversation is empty; it needs at least one user message.")
-    reader = MessageReader(reserved, load)
+    reader = MessageReader(reserved, load, check)
     checked = [reader.message(m, f"messages[{i}]") for i, m in enumerate(messages)]
     if not any(message["role"] == "user" for message in checked):
         raise MessageError("the conversation has no user message; there is nothing to answer.")
     return checked, reader.media
 
 
-def read_tools(tools: Sequence[Any], reserved: Sequence[str]) -> list[dict[str, Any]]:
+def read_tools(
+    tools: Sequence[Any], reserved: Sequence[str], check: Check = _no_check
+) -> list[dict[str, Any]]:
     """Check descriptions of tools, and return a copy for a chat template.
 
-    Raises MessageError for anything that JSON has no form for.
+    Raises MessageError for anything that JSON has no form for, and the error of `check`.
     """
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MessageError("tools is no list of dicts, each of which describes a function.")
-    reader = MessageReader(reserved, _no_media)
+    reader = MessageReader(reserved, _no_media, check)
     return [reader.plain(tool, "tool", f"tools[{i}]") for i, tool in enumerate(tools)]
 
 
@@ -56,11 +66,11 @@ def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
 class MessageReader:
     """Checker of messages one by one, which collects their media in order.
 
-    reserved, load: as `read_messages` has them.
+    reserved, load, check: as `read_messages` has them.
     """
 
-    def __init__(self, reserved: Sequence[str], load: Loader[Any]):
-        self._reserved, self._load = reserved, load
+    def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = _no_check):
+        self._reserved, self._load, self._check = reserved, load, check
         self.media: list[Any] = []
 
     def message(self, message: Any, where: str) -> dict[str, Any]:
@@ -137,6 +147,7 @@ class MessageReader:
 
     def _text(self, text: str, role: str, where: str) -> str:
         text = str.__str__(text)  # a subclass may compare and join in a way of its own
+        self._check(text, where)
         for token in self._reserved:
             if token in text:
                 raise MessageError(

@@ -1,7 +1,7 @@
 """Pieces of a long text that are spoken one by one, cut where speech pauses."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 # Where a text may be cut, the best places first: sentences and lines, clauses, words.
@@ -23,21 +23,54 @@ def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
     longer clause between words. count: counts the tokens of a text. Returns the pieces with the
     white space that follows each: joined they are the text.
     """
-    return _cut(text, most_tokens, count, _PLACES)
+
+    def fits(piece: str) -> bool:
+        return count(piece) <= most_tokens
+
+    return [text] if fits(text) else _cut(text, fits, _PLACES)
 
 
-def _cut(
-    text: str, most_tokens: int, count: Callable[[str], int], places: tuple[re.Pattern[str], ...]
-) -> list[str]:
-    if not places or count(text) <= most_tokens:
+def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str]]) -> list[str]:
+    """Cut a text that does not fit."""
+    if not places:
         return [text]
+    parts = _split(text, places[0])
+    if len(parts) == 1:
+        return _cut(text, fits, places[1:])
     pieces: list[str] = []
-    for part in _split(text, places[0]):
-        if pieces and count(pieces[-1] + part) <= most_tokens:
-            pieces[-1] += part
+    begun, at, taken = "", 0, 1
+    while at < len(parts):
+        end = _last_end(parts, at, begun, at + taken, fits)
+        if end > at or begun:
+            pieces.append(begun + "".join(parts[at:end]))
+            begun, taken = "", max(1, end - at)  # the next piece has about as many
         else:
-            pieces += _cut(part, most_tokens, count, places[1:])
-    return pieces
+            *whole, begun = _cut(parts[at], fits, places[1:])
+            pieces += whole
+            end += 1
+        at = end
+    return [*pieces, begun] if begun else pieces
+
+
+def _last_end(
+    parts: Sequence[str], at: int, begun: str, guess: int, fits: Callable[[str], bool]
+) -> int:
+    """Return where the most parts from `at` on end that fit behind a piece that is begun.
+
+    `at` where none does. It is looked for around a guess: to try each end would take a time that
+    grows with the square of a piece's parts.
+    """
+    low, high, step = at, len(parts) + 1, 1  # the first end that may not fit is between them
+    guess = min(guess, len(parts))
+    while high - low > 1:
+        if fits(begun + "".join(parts[at:guess])):
+            low, guess = guess, guess + step
+        else:
+            high, guess = guess, guess - step
+        step *= 2
+        if not low < guess < high:
+            guess = (low + high) // 2
+    return low
 
 
 def _split(text: str, place: re.Pattern[str]) -> list[str]:

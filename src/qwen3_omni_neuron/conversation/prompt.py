@@ -1,23 +1,10 @@
-"""Prompt of a conversation: token ids, positions, mel features and patches."""
+"""Prompt of a conversation: token ids, positions, mel features and pixels."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-Grid = tuple[int, int, int]
-"""Frames, and rows and columns of patches in a frame."""
-
-
-@dataclass(frozen=True)
-class Patches:
-    """Patches of an image or a video for the vision encoder.
-
-    values: float32 [frames * rows * columns, patch_values], frame by frame, and inside a frame in
-    blocks of merge_size x merge_size patches.
-    """
-
-    values: Tensor
-    grid: Grid
+from qwen3_omni_neuron.conversation.media.pixels import Visual
 
 
 @dataclass(frozen=True)
@@ -42,7 +29,7 @@ class Prompt:
 
     token_ids: int64 [S], media as runs of their placeholders. positions: float32 [3, S], the rope
     positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio clip
-    and each video's audio; images, videos: their patches. Each is in the order of the placeholders
+    and each video's audio; images, videos: their pixels. Each is in the order of the placeholders
     in token_ids. audio_tokens, image_tokens: how many of token_ids are of audio, and of images and
     videos.
     """
@@ -51,8 +38,8 @@ class Prompt:
     positions: Tensor
     talker: TalkerPrompt
     audio_mel: tuple[Tensor, ...] = ()
-    images: tuple[Patches, ...] = ()
-    videos: tuple[Patches, ...] = ()
+    images: tuple[Visual, ...] = ()
+    videos: tuple[Visual, ...] = ()
     audio_tokens: int = 0
     image_tokens: int = 0
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.model.config import OmniConfig
 
 DIGEST_BYTES = 16
@@ -122,7 +122,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
     c, ids = config.thinker, thinker.token_ids
     kinds = {
         c.audio_token_id: _windows(prompt, config),
-        c.image_token_id: _images(prompt.images, c.vision.merge_size),
+        c.image_token_id: _frames(prompt.images, c.vision.merge_size),
         c.video_token_id: _frames(prompt.videos, c.vision.merge_size),
     }
     (media,) = np.isin(ids, c.media_token_ids).nonzero()
@@ -163,40 +163,34 @@ def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
     width = min(c.chunk_mel_frames, max((clip.shape[1] for clip in clips), default=0))
     for clip in clips:
         windows = clip.split(c.window_mel_frames, 1)
-        digests = _digests(clip, windows, (width,))
+        digests = _digests(clip, [window.numpy() for window in windows], (width,))
         for window, digest in zip(windows, digests, strict=True):
             yield digest, c.tokens(window.shape[1])
 
 
-def _images(images: tuple[Patches, ...], merge_size: int) -> Iterator[Unit]:
-    for image in images:
-        (digest,) = _digests(image.values, (image.values,), image.grid)
-        yield digest, len(image.values) // merge_size**2
-
-
-def _frames(videos: tuple[Patches, ...], merge_size: int) -> Iterator[Unit]:
-    for video in videos:
-        frames, height, width = video.grid
-        parts = video.values.chunk(frames)
-        digests = _digests(video.values, parts, (height, width))
-        for frame, digest in zip(parts, digests, strict=True):
-            yield digest, len(frame) // merge_size**2
+def _frames(visuals: tuple[Visual, ...], merge_size: int) -> Iterator[Unit]:
+    """Yield the frames of images or videos, in order."""
+    for visual in visuals:
+        frames, height, width = visual.grid
+        parts = [visual.part(index, index + 1).pixels for index in range(frames)]
+        for digest in _digests(visual.pixels, parts):
+            yield digest, height * width // merge_size**2
 
 
 class _Digests:
-    """Digests of the parts of tensors, computed once for each tensor.
+    """Digests of the parts of tensors and arrays, computed once for each of these.
 
-    The features and patches of a session are the same objects in each of its turns, and never
-    change. _known: by the tensor's id, while it lives.
+    The features and pixels of a session are the same objects in each of its turns, and never
+    change. _known: by the object's id, while it lives.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...], list[bytes]]] = {}
+        self._known: dict[int, tuple[weakref.ref[object], tuple[int, ...], list[bytes]]] = {}
 
     def __call__(
-        self, whole: Tensor, parts: Sequence[Tensor], numbers: tuple[int, ...]
+        self, whole: object, parts: Sequence[NDArray[Any]], numbers: tuple[int, ...] = ()
     ) -> list[bytes]:
-        """Return a digest of each part of a tensor, and of the numbers that it is read with."""
+        """Return a digest of each part of `whole`, and of the numbers that it is read with."""
         key = id(whole)
         known = self._known.get(key)
         if known is None or known[0]() is not whole or known[1] != numbers:
@@ -209,7 +203,7 @@ class _Digests:
 _digests = _Digests()
 
 
-def _digest(values: Tensor, numbers: tuple[int, ...]) -> bytes:
+def _digest(values: NDArray[Any], numbers: tuple[int, ...]) -> bytes:
     contents = hashlib.sha256(repr((*values.shape, *numbers)).encode())
-    contents.update(values.contiguous().numpy().data)
+    contents.update(np.ascontiguousarray(values).data)
     return contents.digest()[:DIGEST_BYTES]

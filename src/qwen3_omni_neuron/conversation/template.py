@@ -1,11 +1,12 @@
-"""Messages -> token ids, mel features, patches and positions, by the checkpoint's own files.
+"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's own files.
 
 Each media item's placeholder in the chat template's text is repeated once for every row that the
 item's encoder gives.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ from qwen3_omni_neuron.conversation.media.items import (
 )
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
 from qwen3_omni_neuron.conversation.media.patches import PatchMaker
-from qwen3_omni_neuron.conversation.messages import Messages, read_messages, read_tools
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
+from qwen3_omni_neuron.conversation.messages import Check, Messages, read_messages, read_tools
 from qwen3_omni_neuron.conversation.positions import (
     MediaRun,
     Placed,
@@ -35,8 +37,8 @@ from qwen3_omni_neuron.conversation.positions import (
 )
 from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
-from qwen3_omni_neuron.errors import CheckpointError, MessageError
+from qwen3_omni_neuron.conversation.tokenizer import AT_ONCE, Tokenizer
+from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
 from qwen3_omni_neuron.model.talker import user_positions
 
@@ -44,6 +46,7 @@ from qwen3_omni_neuron.model.talker import user_positions
 class Conversation:
     """Converter of messages into prompts for one checkpoint.
 
+    media_settings: the checkpoint's settings that media are decoded by.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
@@ -59,7 +62,9 @@ class Conversation:
         self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
-        self._audio_tokens_per_s = c.audio.tokens(chunk) / chunk_s
+        self.media_settings = MediaSettings(
+            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._patches.sizes
+        )
         self.newline_id = self._tokenizer.encode("\n")[0]
 
     def prompt(
@@ -77,7 +82,9 @@ class Conversation:
         {"type": "audio", "audio": ...}, "image" and "video"; see
         conversation.media.audio.load_waveform, conversation.media.image.load_image and
         conversation.media.video.load_video for their forms. use_audio_in_video: also take the
-        audio of videos. most_tokens: an item that alone has more is refused before it is decoded.
+        audio of videos. most_tokens: an item that alone has more is refused before it is decoded,
+        text that must have more before it is read, and a long prompt that has more before all of
+        it is tokenised; without it nothing is refused for its length.
         tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
         have its "tool_calls". literal_text: names of special tokens in the messages' text are
         words, as they must be in text from strangers; otherwise they are those tokens, as in the
@@ -87,9 +94,14 @@ class Conversation:
         """
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
-        checked, media = read_messages(messages, reserved, load)
+        check = self.text_check(most_tokens)
+        checked, media = read_messages(messages, reserved, load, check)
         return self.assemble(
-            checked, media, tools=read_tools(tools, reserved), literal_text=literal_text
+            checked,
+            media,
+            tools=read_tools(tools, reserved, check),
+            literal_text=literal_text,
+            most_tokens=most_tokens,
         )
 
     @property
@@ -100,8 +112,27 @@ class Conversation:
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
         """Return the reader of a conversation's media; `prompt` has the same arguments."""
         return MediaLoader(
-            self._patches, self._mel, use_audio_in_video, most_tokens, self._audio_tokens_per_s
+            self._patches, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
+
+    def text_check(self, most_tokens: int | None) -> Check:
+        """Return the check of a message's text; `prompt` has the same argument.
+
+        Blanks around a text do not count: a chat template may leave them out.
+        """
+        return partial(self._check_text, most_tokens)
+
+    def _check_text(self, most_tokens: int | None, text: str, where: str) -> None:
+        if most_tokens is not None:
+            least = self.least_tokens(text, most_tokens)
+            if least > most_tokens:
+                least = self.least_tokens(text.strip(), most_tokens)
+            if least > most_tokens:
+                raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
+
+    def least_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Return a number of tokens that a text has at least; see conversation.least_tokens."""
+        return self._tokenizer.least_tokens(text, enough)
 
     def assemble(
         self,
@@ -111,6 +142,7 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
         said: Collection[int] = (),
+        most_tokens: int | None = None,
     ) -> Prompt:
         """Make the prompt of messages that conversation.messages.read_messages has read.
 
@@ -122,6 +154,8 @@ class Conversation:
         rows: they have the positions of a reply that begins there. tools: as read_tools has read
         them. literal_text: as in `prompt`. said: indices of the messages that are replies of the
         model, whose text has special tokens' names only where the model spelled them in words.
+        most_tokens: as in `prompt`.
+        Raises PromptTooLongError for a prompt that is not tokenised since it can't fit.
         """
         if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
             raise MessageError(
@@ -137,12 +171,12 @@ class Conversation:
                 literal.marked([message])[0] if index in said else message
                 for index, message in enumerate(messages)
             ]
+        text = self._template.render(messages, tools or None)
+        ids = self._encode(text, literal, most_tokens)
         clips = [item.clip for item in media if item.clip is not None]
         window = self._config.thinker.audio.window_mel_frames if growing else None
         mel = features(clips, window)
         runs = self._runs(media, mel)
-        text = self._template.render(messages, tools or None)
-        ids = literal.encode(text) if literal else self._tokenizer.encode(text)
         token_ids, placed = self._expand(ids, media, runs, growing)
         if growing and not len(runs[-1]):
             placed, mel = placed[:-1], mel[:-1]
@@ -154,8 +188,8 @@ class Conversation:
             rope_positions(len(token_ids), placed),
             TalkerPrompt(user_ids, talker_positions(user_tokens, rows, placed)),
             tuple(mel),
-            tuple(m.patches for m in media if isinstance(m, ImageItem)),
-            tuple(m.patches for m in media if isinstance(m, VideoItem)),
+            tuple(m.visual for m in media if isinstance(m, ImageItem)),
+            tuple(m.visual for m in media if isinstance(m, VideoItem)),
             audio_tokens=sum(run.audio_tokens for run in runs),
             image_tokens=sum(len(run) - run.audio_tokens for run in runs),
         )
@@ -176,9 +210,12 @@ class Conversation:
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
 
-    def encode_words(self, text: str) -> list[int]:
-        """Tokenise text that is part of a reply; names of special tokens are words."""
-        return self._tokenizer.encode_words(text)
+    def encode_words(self, text: str, most: int | None = None) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words.
+
+        most: as `Tokenizer.encode` has it.
+        """
+        return self._tokenizer.encode_words(text, most)
 
     def decode(self, token_ids: list[int]) -> str:
         """Decode generated tokens to text, without special ones."""
@@ -208,11 +245,28 @@ class Conversation:
             if isinstance(item, AudioItem):
                 runs.append(MediaRun(audio_tokens))
                 continue
-            frames, height, width = item.patches.grid
+            frames, height, width = item.visual.grid
             merge = c.vision.merge_size
             step = item.seconds_per_frame * c.positions_per_second
             runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
         return runs
+
+    def _encode(self, text: str, literal: LiteralText | None, most: int | None) -> list[int]:
+        """Tokenise a prompt. Raises PromptTooLongError for a long one that has more than `most`.
+
+        One that is tokenised at once anyway is left to whoever knows what else it is to fit.
+        """
+        encode = literal.encode if literal else self._tokenizer.encode
+        if most is None or len(text) <= AT_ONCE:
+            return encode(text)
+        words = literal.unmarked(text) if literal else text
+        least = self.least_tokens(words, most)
+        if least <= most:
+            ids = encode(text, most)
+            if len(ids) <= most:
+                return ids
+            least = len(ids)
+        raise _too_long(f"the prompt has {len(words)} characters", least, most)
 
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
@@ -255,3 +309,11 @@ class Conversation:
             )
             return np.array([*begin, *tokens, *end])
         return tokens
+
+
+def _too_long(what: str, least: int, most: int) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"{what}, which are {least} tokens or more, and {most} fit into the KV cache beside the "
+        "reply. Shorten the conversation (of a session: begin another with fewer of its messages), "
+        "or load with a larger context_length."
+    )

@@ -1,7 +1,10 @@
 """A checkpoint's byte-level BPE tokenizer, read from its own files."""
 
 import json
-from collections.abc import Sequence
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from qwen3_omni_neuron.conversation.least_tokens import LeastTokens
 from qwen3_omni_neuron.errors import CheckpointError
 
 # Contractions, words, single digits, punctuation, line ends and blanks. Qwen2's, in every release.
@@ -18,6 +22,15 @@ _PIECES = (
 )
 # Where transformers 4 and 5 write the tokens that only some tokenizers have.
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
+AT_ONCE = 1 << 14  # characters that are tokenised in some ms
+_PORTION = 1 << 16  # characters of a longer text that are tokenised at a time
+_LONG = 1 << 18  # characters in one word: they take 150 bytes each while they are tokenised
+# Where a piece surely ends, and NFC joins nothing: before a blank or a mark of punctuation that
+# follows a letter, and behind a line's end. The first character is a set, which is found fast.
+_CUT = re.compile(
+    "[ \n、。，！？；：…]"
+    "(?:(?<=\\S )|(?<=\n)(?=\\S)|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5][^ \n]))"
+)
 
 
 class Tokenizer:
@@ -41,24 +54,47 @@ class Tokenizer:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer: {error}. Download its files again."
             ) from error
-        added = self._backend.get_added_tokens_decoder().values()
+        added = tuple(self._backend.get_added_tokens_decoder().values())
         self.added_tokens = tuple(token.content for token in added)
         self.special_tokens = tuple(token.content for token in added if token.special)
         # The same vocabulary, merges and pieces without the added tokens.
         self._words = Backend(self._backend.model)
         self._words.normalizer = self._backend.normalizer
         self._words.pre_tokenizer = self._backend.pre_tokenizer
+        self._long = threading.Lock()  # one such text at a time
+        self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
+        self.least_tokens = LeastTokens(self._backend.get_vocab(with_added_tokens=False), added)
         self.chat_template: Any = config.get("chat_template")
         # By name, such as audio_bos_token; a chat template may use them.
         self.named_tokens = _named_tokens(config)
 
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text; special tokens written in it become one id each."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, most: int | None = None) -> list[int]:
+        """Return the token ids of a text; special tokens written in it become one id each.
 
-    def encode_words(self, text: str) -> list[int]:
-        """Return the token ids of a text in which the names of special tokens are words."""
-        return self._words.encode(text, add_special_tokens=False).ids
+        most: of a text that has more, the ids of its beginning are enough, if they are more. Other
+        threads go on while a long text is tokenised.
+        """
+        return self._encode(self._backend, text, most)
+
+    def encode_words(self, text: str, most: int | None = None) -> list[int]:
+        """Return the token ids of a text in which the names of special tokens are words.
+
+        most: as in `encode`.
+        """
+        return self._encode(self._words, text, most)
+
+    def _encode(self, backend: Backend, text: str, most: int | None) -> list[int]:
+        if len(text) <= AT_ONCE:
+            return backend.encode(text, add_special_tokens=False).ids
+        token_ids: list[int] = []
+        for portion in _portions(text) if self._divides else (text,):
+            # Of the library's methods, those for batches release the interpreter lock.
+            with self._long if len(portion) > _LONG else nullcontext():
+                (encoding,) = backend.encode_batch_fast([portion], add_special_tokens=False)
+            token_ids += encoding.ids
+            if most is not None and len(token_ids) > most:
+                break
+        return token_ids
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, without special tokens."""
@@ -74,6 +110,20 @@ class Tokenizer:
                 "tokenizer files again."
             )
         return text
+
+
+def _portions(text: str) -> Iterator[str]:
+    """Divide a text where its tokens are the same as those of its portions."""
+    at, searched = 0, _PORTION
+    while searched < len(text):
+        found = _CUT.search(text, searched, searched + _PORTION)
+        if found is None:
+            searched += _PORTION  # in steps, since the search holds the interpreter lock
+            continue
+        end = found.end() if found[0] == "\n" else found.start()
+        yield text[at:end]
+        at, searched = end, end + _PORTION
+    yield text[at:]
 
 
 def _read_backend(folder: Path) -> Backend:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
@@ -66,20 +67,22 @@ class CpuVision:
         self._encoder, self._buckets = encoder, patch_buckets
         self._dtype = encoder.merger.norm.weight.dtype
 
-    def encode(self, visuals: Iterable[Patches]) -> Tensor:
+    def encode(self, visuals: Iterable[Visual]) -> Tensor:
         """Encode images and videos. Returns [1 + deepstack, rows, hidden] of all, in order."""
         encoded = [frames for visual in visuals for frames in self._encode_frames(visual)]
         return torch.cat(encoded, 1)
 
-    def _encode_frames(self, visual: Patches) -> Iterator[Tensor]:
+    def _encode_frames(self, visual: Visual) -> Iterator[Tensor]:
         """Yield [1 + deepstack, rows, hidden] of a few frames at a time."""
         frames, height, width = visual.grid
         c = self._encoder.config
         size = height * width
         bucket = bucket_of(size, self._buckets, "patches in a frame")
         places, grid = patch_places(height, width, c.merge_size), torch.tensor((height, width))
-        for some in visual.values.view(frames, size, -1).split(max(1, PATCHES_AT_ONCE // bucket)):
-            patches, padded_places, valid = pad_patches(some.to(self._dtype), places, bucket)
+        at_once = max(1, PATCHES_AT_ONCE // bucket)
+        for first in range(0, frames, at_once):
+            some = visual.part(first, first + at_once).patches().to(self._dtype)
+            patches, padded_places, valid = pad_patches(some, places, bucket)
             rows = self._encoder(patches, padded_places, grid, valid)
             yield rows[:, :, : size // c.merge_size**2].flatten(1, 2)
 

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Patches, Prompt
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows
 from qwen3_omni_neuron.model.config import OmniConfig
 
@@ -29,7 +30,7 @@ class Audio(Protocol):
 class Vision(Protocol):
     """The vision encoder of a target."""
 
-    def encode(self, patches: Iterable[Patches], /) -> Tensor:
+    def encode(self, visuals: Iterable[Visual], /) -> Tensor:
         """Encode images or videos. Returns [1 + deepstack, rows, hidden], in order."""
         ...
 
@@ -65,7 +66,7 @@ class MediaEncoders:
         """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
-        present = [token_id for token_id, patches in visuals.items() if patches]
+        present = [token_id for token_id, of_kind in visuals.items() if of_kind]
         if prompt.audio_mel:
             present.append(c.audio_token_id)
         earlier, token_ids = prompt.token_ids[:start], prompt.token_ids[start:]
@@ -94,7 +95,7 @@ class MediaEncoders:
         rows = self._audio.encode(clips, first, bisect_left(ends, end))
         return rows[begin - ends[first] : end - ends[first]]
 
-    def _visual_rows(self, visuals: Sequence[Patches], begin: int, end: int) -> Tensor:
+    def _visual_rows(self, visuals: Sequence[Visual], begin: int, end: int) -> Tensor:
         """Return the rows of images or videos from `begin` up to `end`: see Vision.encode."""
         needed, before, at = [], 0, 0  # at: rows of the visuals so far; before: of those left out
         for visual in visuals:
@@ -103,15 +104,8 @@ class MediaEncoders:
             first = min(max(0, begin - at) // size, frames)
             stop = min(-(-max(0, end - at) // size), frames)
             if first < stop:
-                needed.append(_frames(visual, first, stop))
+                needed.append(visual.part(first, stop))
             if at <= begin:
                 before = at + first * size
             at += frames * size
         return self._vision.encode(needed)[:, begin - before : end - before]
-
-
-def _frames(visual: Patches, first: int, stop: int) -> Patches:
-    """Return the patches of the frames from `first` up to `stop`."""
-    _, height, width = visual.grid
-    size = height * width
-    return Patches(visual.values[first * size : stop * size], (stop - first, height, width))

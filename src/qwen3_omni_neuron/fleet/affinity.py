@@ -9,18 +9,19 @@ import hashlib
 import json
 import os
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
+from pydantic_core import from_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_HEADER = "x-session-id"
 CALLBACK = "qwen3_omni_neuron.fleet.affinity.proxy_middlewares"
 """Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, by which Ray's proxies use this module."""
 CHAT_PATH = "/chat/completions"  # how it ends: an application may have a prefix before /v1
-# Parsing makes an object of each value. More than a conversation needs could fill the proxy's
-# memory, which is all clients' and where no API key has been checked yet.
-MOST_VALUES = 100_000
+# Of a body no more is read than its beginning, and that only where it has few values: the proxy's
+# event loop and memory are all clients', and no API key has been checked yet.
+BEGINNING_BYTES = 1 << 18
+MOST_VALUES = 1 << 15
 MOST_SESSION_ID = 256
 _NAME_BYTES = 16
 
@@ -30,11 +31,16 @@ def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
 
     It covers the API key, the request's cache_key, and the messages up to the first of the user's,
     so that later turns have the same key, and conversations under one system prompt different ones.
+    What the first BEGINNING_BYTES of a longer body do not have is left out.
     """
-    if sum(map(body.count, (b",", b"[", b"{"))) > MOST_VALUES:
+    begun = body[:BEGINNING_BYTES]
+    if sum(map(begun.count, (b",", b"[", b"{"))) > MOST_VALUES:
         return None
+    partial: Literal["trailing-strings", "off"] = "off"
+    if len(body) > BEGINNING_BYTES:
+        partial = "trailing-strings"
     try:
-        request = json.loads(body.decode())
+        request = from_json(begun, allow_partial=partial)
         messages = _beginning(request)
         if messages is None:
             return None
@@ -61,20 +67,13 @@ def _name(content: bytes) -> str:
 class AffinityMiddleware:
     """ASGI middleware that gives each chat request the header that Ray routes by.
 
-    A body is held until it is complete, at most most_bytes and wait_s; a longer or slower one goes
-    on without a key. The application gets the same messages as without the middleware. A client's
-    own header stays, but for one that Ray could not read, which is hashed.
+    A body is held until its beginning is there, at most wait_s; a slower one goes on without a
+    key. The application gets the same messages as without the middleware. A client's own header
+    stays, but for one that Ray could not read, which is hashed.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        header: str = SESSION_HEADER,
-        most_bytes: int = 32 << 20,
-        wait_s: float = 30.0,
-    ):
-        self._app, self._header = app, header.lower().encode()
-        self._most_bytes, self._wait_s = most_bytes, wait_s
+    def __init__(self, app: ASGIApp, header: str = SESSION_HEADER, wait_s: float = 30.0):
+        self._app, self._header, self._wait_s = app, header.lower().encode(), wait_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on one request."""
@@ -85,15 +84,15 @@ class AffinityMiddleware:
         scope = {**scope, "headers": headers}
         has_key = any(value and self._is_session(name) for name, value in headers)
         chat = scope.get("method") == "POST" and scope["path"].endswith(CHAT_PATH)
-        if has_key or not chat or _length(headers) > self._most_bytes:
+        if has_key or not chat:
             await self._app(scope, receive, send)
             return
         body = _Body(receive)
         try:
-            content = await body.whole(self._most_bytes, self._wait_s)
+            begun = await body.begun(BEGINNING_BYTES, self._wait_s)
             authorization = dict(headers).get(b"authorization", b"")
-            key = None if content is None else conversation_key(content, authorization)
-            del content  # the messages hold it, too
+            key = None if begun is None else conversation_key(begun, authorization)
+            del begun  # the messages hold it, too
             if key is not None:
                 headers.append((self._header, key.encode()))
             await self._app(scope, body.receive, send)
@@ -112,15 +111,18 @@ class AffinityMiddleware:
 
 
 class _Body:
-    """A request's messages: read ahead by `whole`, and passed on in their order by `receive`."""
+    """A request's messages: read ahead by `begun`, and passed on in their order by `receive`."""
 
     def __init__(self, receive: Receive):
         self._receive = receive
         self._read: deque[Message] = deque()
         self._reading: asyncio.Future[Message] | None = None
 
-    async def whole(self, most_bytes: int, wait_s: float) -> bytes | None:
-        """Read the body. Returns None where it is longer, or takes longer, or its client leaves."""
+    async def begun(self, least_bytes: int, wait_s: float) -> bytes | None:
+        """Read the body, a longer one only until it is longer than `least_bytes`.
+
+        Returns None where it takes longer, or its client leaves.
+        """
         loop = asyncio.get_running_loop()
         until_s, parts, size = loop.time() + wait_s, list[bytes](), 0
         while True:
@@ -135,9 +137,7 @@ class _Body:
                 return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
-            if size > most_bytes:
-                return None
-            if not message.get("more_body", False):
+            if size > least_bytes or not message.get("more_body", False):
                 return b"".join(parts)
 
     async def receive(self) -> Message:
@@ -154,12 +154,6 @@ class _Body:
         """End what still waits for a message."""
         if self._reading is not None:
             self._reading.cancel()
-
-
-def _length(headers: Iterable[tuple[bytes, bytes]]) -> int:
-    """Return the length that a request's headers announce, 0 where they do not."""
-    length = dict(headers).get(b"content-length", b"0")
-    return int(length[:20]) if length.isdigit() else 0
 
 
 def proxy_middlewares() -> list[Any]:

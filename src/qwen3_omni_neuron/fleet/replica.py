@@ -45,6 +45,7 @@ class Replica:
         logs.log_to_stderr("info")
         self._loop = asyncio.get_running_loop()
         self._service = Service.of(settings.server_settings())
+        self._service.decoder.start()
         self._load = ReplicaFigures(self._service.metrics.registry)
         load = settings.load_arguments(self._cores(settings))
         model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
@@ -76,6 +77,7 @@ class Replica:
         for task in getattr(self, "_beside", ()):
             task.cancel()
         if hasattr(self, "_service"):
+            await self._service.decoder.close()
             self._service.model.close()
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:

@@ -91,16 +91,23 @@ def describe_exit(status: int | None) -> str:
 def follow_parent(parent: int) -> None:
     """Make this process, a child, ignore Ctrl-C and end when its parent ends.
 
-    Ctrl-C reaches every process of the terminal; the parent decides what to do about it. It ends
-    together with its parent even in the middle of a call, and with it what it has started, where it
-    has a session of its own. STACK_SIGNAL has it print its stack.
+    It ends together with its parent even in the middle of a call, and with it what it has started,
+    where it has a session of its own. See `take_signals` for the rest.
     parent: the parent's process id.
+    """
+    take_signals()
+    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
+
+
+def take_signals() -> None:
+    """Make this process, a child, ignore Ctrl-C, and print its stack at STACK_SIGNAL.
+
+    Ctrl-C reaches every process of the terminal; the parent decides what to do about it.
     """
     # The parent has blocked the signal until here, so that it does no harm during the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.register(STACK_SIGNAL, all_threads=False)
-    threading.Thread(target=_exit_with, args=(parent,), daemon=True).start()
 
 
 def _exit_with(parent: int) -> None:

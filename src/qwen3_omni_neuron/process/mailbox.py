@@ -12,8 +12,6 @@ import os
 import pickle
 import socket
 import struct
-import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO
 
@@ -21,6 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from qwen3_omni_neuron.process.nameless_file import nameless_file
 
 FIRST_BYTES = 1 << 20  # size of a new block
 ALIGNMENT = 64
@@ -148,11 +148,7 @@ class SharedBlock:
     @classmethod
     def create(cls) -> "SharedBlock":
         """Create a block of FIRST_BYTES."""
-        if sys.platform == "linux":
-            # Not in /dev/shm, which a container often limits to 64 MiB.
-            file = os.fdopen(os.memfd_create("qwen3-omni"), "r+b", buffering=0)
-        else:
-            file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, it is kept
+        file = nameless_file()
         os.ftruncate(file.fileno(), FIRST_BYTES)
         return cls(file)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -34,7 +35,7 @@ def make_app(service: Service) -> Gate:
     app.state.service = service
     for endpoint in (*ENDPOINTS, page_router()):
         app.include_router(endpoint)
-    for kind in (ApiError, Qwen3OmniError, HTTPException):
+    for kind in (ApiError, Qwen3OmniError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
     document = app.openapi
 
@@ -57,9 +58,12 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
         message = f"{request.method} {request.url.path[:200]}: {error.detail}."
         refusal = ApiError(error.status_code, message, "unknown_url")
         headers = dict(error.headers or {})
+    elif isinstance(error, RequestValidationError):
+        refusal, headers = ApiError(400, str(error)[:300], "invalid_value"), {}
     else:
         refusal, headers = api_error_of(error, context.param), {}
-    if refusal.code == "internal_error":
+    if refusal.code == "internal_error" and isinstance(error, Qwen3OmniError):
+        # All others go on to the gate, which logs them.
         logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
     context.error = refusal.code
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

@@ -6,16 +6,21 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.json_bounds import check_json
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 LARGEST_SEED = 2**63 - 1
 SMALL_BODY_BYTES = 1 << 12  # without media: read at once, sooner than a thread has its turn
+# More than a prompt of 32,768 tokens has: an empty message of Qwen's template has five.
+MOST_MESSAGES = 1 << 13
+MOST_TOOLS = 128  # as OpenAI has it
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_json(kind: type[Body], body: bytes) -> Body:
     """Return a JSON body as an object. Raises ApiError, which names the first wrong field."""
+    check_json(body)
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -27,7 +32,7 @@ def refused_field(error: ValidationError) -> ApiError:
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))[:200]
     return ApiError(
-        422,
+        400,
         f"{path + ': ' if path else 'the body: '}{first['msg'][:300]}. See the table of fields "
         "in docs/serving.md.",
         "invalid_json" if first["type"] == "json_invalid" else "invalid_value",
@@ -37,7 +42,7 @@ def refused_field(error: ValidationError) -> ApiError:
 
 def wrong_value(message: str, param: str) -> ApiError:
     """Return the refusal of a field's value."""
-    return ApiError(422, message, "invalid_value", param)
+    return ApiError(400, message, "invalid_value", param)
 
 
 def check_model(service: Service, name: str) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,17 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation in text, and in speech where `modalities` has audio."""
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    small = len(context.body) <= SMALL_BODY_BYTES
-    wanted = parse_json(ChatRequest, context.body) if small else None
-    if wanted is None:
-        reply = await service.model.start(_read_and_start, service, context)
-    elif wanted.has_media:
-        reply = await service.model.start(_start, wanted, service, context)
+    begun: ChatReply | ChatQuestion
+    if len(context.body) > SMALL_BODY_BYTES:
+        begun = await service.model.start(_read_and_begin, service, context)
+    elif (question := _read(service, context)).media.pending:
+        begun = await service.model.start(question.begin)
     else:
-        reply = _start(wanted, service, context)
+        begun = question.answer()
+    if isinstance(begun, ChatQuestion):
+        await begun.media.finish(context.account.hold)
+        begun = await service.model.start(begun.answer)
+    reply = begun
     context.release_body()
     if reply.wanted.stream:
         return EventStream(await with_first(reply.pieces()))
@@ -69,13 +73,14 @@ async def chat_completions(request: Request) -> Response:
     return Response(body, media_type="application/json")
 
 
-def _read_and_start(service: Service, context: Context) -> "ChatReply":
-    """Read a request's body, and start it; see _start."""
-    return _start(parse_json(ChatRequest, context.body), service, context)
+def _read_and_begin(service: Service, context: Context) -> "ChatReply | ChatQuestion":
+    """Read a request's body, and begin; see ChatQuestion.begin."""
+    return _read(service, context).begin()
 
 
-def _start(wanted: ChatRequest, service: Service, context: Context) -> "ChatReply":
-    """Read a request's media, and start it. Raises ApiError and the API's errors."""
+def _read(service: Service, context: Context) -> "ChatQuestion":
+    """Read a request's body. Raises ApiError."""
+    wanted = parse_json(ChatRequest, context.body)
     omni = context.omni
     check_model(service, wanted.model)
     check_request(wanted)
@@ -88,14 +93,45 @@ def _start(wanted: ChatRequest, service: Service, context: Context) -> "ChatRepl
             "modalities",
         )
     options = request_options(wanted, service.settings, context.owner)
-    media = MediaReader(service.settings, service.fetcher)
+    hears_videos = options.get("use_audio_in_video") is True
+    media = MediaReader(service, omni, context.owner, hears_videos)
     messages = conversation(wanted, media, service.replies, context.owner)
-    if service.settings.log_content:
-        context.question = [m for message in messages if (m := _texts(message))]
-    context.wanted(bool(wanted.stream), wanted.speaks)
-    ask = omni.stream if wanted.speaks else omni.stream_text
-    stream = ask(messages, **options)
-    return ChatReply(wanted, stream, "tools" in options, service, context)
+    return ChatQuestion(wanted, messages, options, media, service, context)
+
+
+@dataclass(frozen=True)
+class ChatQuestion:
+    """A request that was read, whose media may still have to be decoded.
+
+    messages, options: as the API takes them. media: what reads the media of these messages.
+    """
+
+    wanted: ChatRequest
+    messages: list[Json]
+    options: Json
+    media: MediaReader
+    service: Service
+    context: Context
+
+    def begin(self) -> "ChatReply | ChatQuestion":
+        """Start the request, unless it has media that are to be decoded apart first.
+
+        Raises ApiError and the API's errors.
+        """
+        return self.answer() if self.media.finish_inline(self.context.account.hold) else self
+
+    def answer(self) -> "ChatReply":
+        """Start the request. Raises the API's errors."""
+        wanted, context = self.wanted, self.context
+        context.wanted(bool(wanted.stream), wanted.speaks)
+        ask = context.omni.stream if wanted.speaks else context.omni.stream_text
+        stream = ask(self.messages, **self.options)
+        if self.service.settings.log_content:  # of what is answered: the rest may be of any length
+            context.question = [_texts(message) for message in self.messages]
+        return ChatReply(wanted, stream, "tools" in self.options, self.service, context)
+
+    def close(self) -> None:
+        """Do nothing: nothing runs yet."""
 
 
 def _texts(message: Json) -> Json:
@@ -255,6 +291,7 @@ class ChatReply:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
         self._context.finished(result, text if self._service.settings.log_content else None)
         self._service.metrics.finished(result, self._player, cached_tokens(result.timings))
+        self._context.place.leave()
 
     def _finish_reason(self) -> str:
         assert self._result is not None, "an answer that has ended"

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from qwen3_omni_neuron.options import REQUEST_OPTIONS
 from qwen3_omni_neuron.serving.bodies import (
     LARGEST_SEED,
+    MOST_MESSAGES,
+    MOST_TOOLS,
     bounded_options,
     unknown_field,
     wrong_value,
@@ -151,7 +153,7 @@ class Message(_Lenient):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
     audio: EarlierAudio | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: list[ToolCall] | None = Field(None, max_length=MOST_TOOLS)
     tool_call_id: str | None = None
 
 
@@ -193,7 +195,7 @@ class ChatRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     modalities: list[Literal["text", "audio"]] | None = None
     audio: AudioOutput | None = None
     stream: bool | None = None
@@ -204,19 +206,13 @@ class ChatRequest(BaseModel):
     stop: str | list[str] | None = None
     max_completion_tokens: int | None = Field(None, ge=1)
     max_tokens: int | None = Field(None, ge=1)
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
 
     @property
     def speaks(self) -> bool:
         """True where the answer has speech."""
         return "audio" in (self.modalities or ())
-
-    @property
-    def has_media(self) -> bool:
-        """True where a message has sound, an image or a video."""
-        parts = (p for m in self.messages if isinstance(m.content, list) for p in m.content)
-        return any(not isinstance(part, TextPart | RefusalPart) for part in parts)
 
     @property
     def in_vllm_omnis_way(self) -> bool:

@@ -1,12 +1,15 @@
 """One HTTP request: who sends it, its body, and what the log will say of it."""
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.events import SpeechResult
+from qwen3_omni_neuron.serving.quotas import Account, Place
+
+BODY_COPIES = 3
+"""A body, the strings that it is parsed to, and the bytes of its media are there at once."""
 
 
 @dataclass
@@ -14,9 +17,9 @@ class Context:
     """State of one request from its headers to its last byte.
 
     owner: name of the key or address that it comes from. omni: of a POST, the model, which was
-    ready when its headers had come. body: empty once it was released.
-    on_release: gives the body's bytes back to the budget of all bodies. param: field that has what
-    the model is given. question, answer: texts, where the log has content.
+    ready when its headers had come. account: bytes that it holds. place: among the requests that
+    the model works on. body: empty once it was released. param: field that has what the model is
+    given. question, answer: texts, where the log has content.
     """
 
     request_id: str
@@ -24,8 +27,9 @@ class Context:
     path: str
     owner: str = ""
     omni: Qwen3Omni = field(init=False)
+    account: Account = field(init=False)
+    place: Place = field(init=False)
     body: bytes = b""
-    on_release: Callable[[int], None] | None = None
     status: int = 0
     error: str | None = None
     started_s: float = field(default_factory=time.perf_counter)
@@ -36,9 +40,8 @@ class Context:
 
     def release_body(self) -> None:
         """Drop the body: it has been read."""
-        if self.on_release is not None:
-            self.on_release(len(self.body))
-        self.body, self.on_release = b"", None
+        self.account.release(BODY_COPIES * len(self.body))
+        self.body = b""
 
     def wanted(self, stream: bool, speaks: bool) -> None:
         """Note what was asked for."""

@@ -1,5 +1,6 @@
 """Media from URLs: only of hosts that the operator named, only public addresses, within limits."""
 
+import asyncio
 import contextlib
 import http.client
 import ipaddress
@@ -7,7 +8,8 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 from qwen3_omni_neuron.serving.errors import ApiError
@@ -20,6 +22,7 @@ Connector = Callable[[str, int, float], socket.socket]
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
+MOST_FETCHES = 8  # at a time
 
 
 def resolve(host: str, port: int) -> list[str]:
@@ -63,9 +66,41 @@ class Fetcher:
         self._timeout_s, self._redirects = settings.media_timeout_s, settings.media_redirects
         self._most_bytes = settings.max_media_bytes
         self._resolve, self._connect = resolver, connector
+        self._places = threading.Semaphore(MOST_FETCHES)
 
-    def fetch(self, url: str, where: str) -> tuple[bytes, str]:
-        """Return the content of a URL and its media type. Raises ApiError 400."""
+    async def fetch(self, url: str, where: str) -> tuple[bytes, str]:
+        """Return the content of a URL and its media type. Raises ApiError 400.
+
+        Each fetch has a thread of its own, which a name server that does not answer may hold up
+        for longer than its deadline: the caller is not, and neither is the end of the process.
+        """
+        self.check(url, where)
+        done: Future[tuple[bytes, str]] = Future()
+
+        done.set_running_or_notify_cancel()  # the thread goes on where the caller does not wait
+
+        def run() -> None:
+            with self._places:
+                try:
+                    done.set_result(self._read(url, where))
+                except BaseException as error:
+                    done.set_exception(error)
+
+        threading.Thread(target=run, name="fetch", daemon=True).start()
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(done), self._timeout_s)
+        except asyncio.TimeoutError:
+            raise self._late(where) from None
+
+    def check(self, url: str, where: str) -> None:
+        """Raise ApiError 400 for a URL that may not be read."""
+        self._allowed(url, where)
+
+    def _late(self, where: str) -> ApiError:
+        return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
+
+    def _read(self, url: str, where: str) -> tuple[bytes, str]:
+        """Read a URL and those that it redirects to."""
         end_s = time.monotonic() + self._timeout_s
         for _ in range(self._redirects + 1):
             parts = self._allowed(url, where)
@@ -103,50 +138,39 @@ class Fetcher:
         if not addresses or not all(map(is_public, addresses)):
             raise _refused(where, "its host has an address that is not public")
         try:
-            with self._opened(addresses[0], port, parts, end_s) as sock:
+            with (
+                self._connect(addresses[0], port, _left(end_s)) as raw,
+                _ended_at(end_s, raw),
+                _secured(raw, parts) as sock,
+            ):
                 return self._exchange(sock, parts, where, end_s)
         except (OSError, http.client.HTTPException, ssl.SSLError) as error:
-            raise _refused(
-                where, f"its URL could not be read within {self._timeout_s:g} s"
-            ) from error
-
-    def _opened(self, address: str, port: int, parts: SplitResult, end_s: float) -> socket.socket:
-        sock = self._connect(address, port, _left(end_s))
-        if parts.scheme == "http":
-            return sock
-        return ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
+            raise self._late(where) from error
 
     def _exchange(
         self, sock: socket.socket, parts: SplitResult, where: str, end_s: float
     ) -> tuple[bytes, str, str | None]:
-        # A timeout of the socket is one of each read; this one is of all of them.
-        watch = threading.Timer(_left(end_s), _shut_down, (sock,))
-        watch.daemon = True
-        watch.start()
         connection = http.client.HTTPConnection(parts.hostname or "")
         connection.sock = sock
-        try:
-            path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
-            connection.request("GET", path, headers={"Accept": "*/*", "Connection": "close"})
-            with connection.getresponse() as response:
-                if response.status in _REDIRECTS:
-                    return b"", "", response.headers.get("location", "")
-                if response.status != http.client.OK:
-                    raise _refused(where, f"its URL answered with status {response.status}")
-                content = bytearray()
-                while block := response.read(_READ_BYTES):
-                    content += block
-                    if len(content) > self._most_bytes:
-                        raise _refused(
-                            where, f"it has more than {self._most_bytes} bytes", "media_too_large"
-                        )
-                if response.length:  # the connection ended before its content did
-                    raise _refused(where, "its content is cut short")
-                if time.monotonic() >= end_s:
-                    raise TimeoutError
-                return bytes(content), response.headers.get_content_type(), None
-        finally:
-            watch.cancel()
+        path = f"{parts.path or '/'}{'?' + parts.query if parts.query else ''}"
+        connection.request("GET", path, headers={"Accept": "*/*", "Connection": "close"})
+        with connection.getresponse() as response:
+            if response.status in _REDIRECTS:
+                return b"", "", response.headers.get("location", "")
+            if response.status != http.client.OK:
+                raise _refused(where, f"its URL answered with status {response.status}")
+            content = bytearray()
+            while block := response.read(_READ_BYTES):
+                content += block
+                if len(content) > self._most_bytes:
+                    raise _refused(
+                        where, f"it has more than {self._most_bytes} bytes", "media_too_large"
+                    )
+            if response.length:  # the connection ended before its content did
+                raise _refused(where, "its content is cut short")
+            if time.monotonic() >= end_s:
+                raise TimeoutError
+            return bytes(content), response.headers.get_content_type(), None
 
 
 def _left(end_s: float) -> float:
@@ -154,6 +178,26 @@ def _left(end_s: float) -> float:
     if left_s <= 0:
         raise TimeoutError
     return left_s
+
+
+@contextlib.contextmanager
+def _ended_at(end_s: float, sock: socket.socket) -> Iterator[None]:
+    """Shut a connection down at a moment: a timeout of a socket is one of each read alone."""
+    # A duplicate: a connection that is secured takes the socket itself.
+    with sock.dup() as other:
+        watch = threading.Timer(_left(end_s), _shut_down, (other,))
+        watch.daemon = True
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.cancel()
+
+
+def _secured(sock: socket.socket, parts: SplitResult) -> socket.socket:
+    if parts.scheme == "http":
+        return sock
+    return ssl.create_default_context().wrap_socket(sock, server_hostname=parts.hostname)
 
 
 def _shut_down(sock: socket.socket) -> None:

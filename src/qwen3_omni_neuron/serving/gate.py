@@ -3,29 +3,35 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
-from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.context import BODY_COPIES, Context
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
+from qwen3_omni_neuron.serving.sending import PIECE_BYTES
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.sites import Sites
 
-OPEN_PATHS = ("/health", "/ready", *page.FILES)
+PROBES = ("/health", "/ready")
+"""Paths that whoever asks for them may have, under any name and from any page."""
+OPEN_PATHS = (*PROBES, *page.FILES)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
+_LAST_S = 1.0
 _WATCHED = ("/metrics", *OPEN_PATHS)
 _KNOWN = (
     *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
     *("/v1/models", "/v1/audio/voices", REALTIME, *_WATCHED),
 )
-_KEY_PROTOCOL = "openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
 
 
 class Gate:
@@ -40,7 +46,7 @@ class Gate:
     def __init__(self, app: ASGIApp, service: Service):
         self._app, self._service = app, service
         self._keys, self._sockets = Keys(service.settings.api_keys), RealtimeSockets(service)
-        self._held_bytes = 0
+        self._sites = Sites(service.settings)
         self.running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,22 +59,30 @@ class Gate:
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
+        held = ExitStack()
         try:
-            await self._admit(scope, receive, context)
+            await self._admit(scope, receive, context, held)
             if scope["type"] == "websocket":
                 await self._open(scope, receive, answer)
             else:
                 await self._run(scope, receive, answer, context)
         except ApiError as error:
             context.error = error.code
-            context.release_body()
+            held.close()
             await answer.refuse(error)
+        except asyncio.CancelledError:  # the server ends, and waits no longer
+            context.error = "cancelled"
+            message = "the server ended before it had answered. Send the request again."
+            with anyio.move_on_after(_LAST_S):
+                await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
+            raise
         except Exception as error:  # whatever no handler has taken
             context.error = "internal_error"
             logs.logger.exception("failed", extra={"request_id": request_id})
             await answer.refuse(api_error_of(error))
         finally:
-            context.release_body()
+            held.close()
+            context.body = b""
             self.running -= not watched
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
@@ -80,8 +94,13 @@ class Gate:
             raise ApiError(404, message, "unknown_url")
         await self._sockets(scope, receive, answer.send)
 
-    async def _admit(self, scope: Scope, receive: Receive, context: Context) -> None:
-        """Check key, rate and state, and read the body. Raises ApiError."""
+    async def _admit(
+        self, scope: Scope, receive: Receive, context: Context, held: ExitStack
+    ) -> None:
+        """Check key, rate and state, and read the body. Raises ApiError.
+
+        held: takes what the request has until it ends: its account, its place.
+        """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
             raise ApiError(
@@ -89,11 +108,13 @@ class Gate:
                 f"a request may have {MOST_HEADERS} headers, of {MOST_HEADER_BYTES} bytes in all.",
                 "headers_too_large",
             )
+        if context.path not in PROBES:
+            self._sites.check(raw)
         if context.path in OPEN_PATHS:
             return
         headers = dict(scope["headers"])
         address = scope["client"][0] if scope.get("client") else "unknown"
-        context.owner = self._keys.owner(_authorization(scope, headers), address)
+        context.owner = self._keys.owner(_authorization(headers), address)
         if context.path == "/metrics":
             return
         if self._service.model.ending:
@@ -102,7 +123,11 @@ class Gate:
         if context.method == "POST":
             # Once a request, as it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
+            context.account = self._service.account_of_request(context.owner)
+            held.callback(context.account.close)
             await self._read_body(headers, receive, context)
+            # After the body: who sends it slowly would keep others away from the model.
+            context.place = held.enter_context(self._service.requests.place(context.owner))
 
     async def _read_body(
         self, headers: dict[bytes, bytes], receive: Receive, context: Context
@@ -110,32 +135,18 @@ class Gate:
         settings, parts = self._service.settings, list[bytes]()
         length = headers.get(b"content-length", b"0")
         self._check_size(int(length) if length.isdigit() else 0)
-        reserved = 0
-
-        def release(_: int) -> None:
-            self._held_bytes -= reserved
-
-        context.on_release = release
 
         async def read() -> None:
-            nonlocal reserved
-            more = True
+            size, more = 0, True
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ApiError(400, "the client left.", "client_left")
                 part = message.get("body", b"")
+                size += len(part)
+                self._check_size(size)
+                context.account.hold(BODY_COPIES * len(part))
                 parts.append(part)
-                reserved += len(part)
-                self._held_bytes += len(part)
-                self._check_size(reserved)
-                if self._held_bytes > settings.max_bodies_bytes:
-                    raise ApiError(
-                        503,
-                        "the server holds as many bytes of requests as it may. Try again soon.",
-                        "too_many_bytes",
-                        retry_after_s=RETRY_S,
-                    )
                 more = message.get("more_body", False)
 
         try:
@@ -198,7 +209,11 @@ class Gate:
 
 
 class _Answer:
-    """Sender of one answer, which adds the request id and sees its status."""
+    """Sender of one answer, which adds the request id and sees its status.
+
+    A large body is sent in pieces, each once the connection's buffer has space: until its client
+    has taken all but the last, the answer is in progress, and ends with its request.
+    """
 
     def __init__(self, send: Send, context: Context, kind: str):
         self._send, self._context = send, context
@@ -212,6 +227,13 @@ class _Answer:
             headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
             request_id = (b"x-request-id", self._context.request_id.encode())
             message = {**message, "headers": [*headers, request_id]}
+        body = message.get("body", b"")
+        if len(body) > PIECE_BYTES:
+            whole, last = memoryview(body), (len(body) - 1) // PIECE_BYTES * PIECE_BYTES
+            for start in range(0, last, PIECE_BYTES):
+                piece = bytes(whole[start : start + PIECE_BYTES])
+                await self._send({**message, "body": piece, "more_body": True})
+            message = {**message, "body": bytes(whole[last:])}
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
@@ -230,14 +252,14 @@ class _Answer:
         await self.send({"type": end, "body": body, "more_body": False})
 
 
-def _authorization(scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
     """Return the header with the key, or what stands for it where a browser opens a socket."""
     given = headers.get(b"authorization")
     if given is not None:
-        return given.decode("latin-1")
-    for name in scope.get("subprotocols", ()):
-        if name.startswith(_KEY_PROTOCOL):
-            return f"Bearer {name.removeprefix(_KEY_PROTOCOL)}"
+        return given
+    for name in headers.get(b"sec-websocket-protocol", b"").split(b","):
+        if name.strip().startswith(_KEY_PROTOCOL):
+            return b"Bearer " + name.strip().removeprefix(_KEY_PROTOCOL)
     return None
 
 

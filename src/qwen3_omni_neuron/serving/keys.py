@@ -36,18 +36,18 @@ class Keys:
     def __init__(self, keys: Iterable[str]):
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
-    def owner(self, authorization: str | None, address: str) -> str:
+    def owner(self, authorization: bytes | None, address: str) -> str:
         """Return a name for whoever sends a request: of the key, or of the address without keys.
 
-        authorization: the header. The time that it takes does not depend on how much of a key is
-        right. Raises ApiError 401.
+        authorization: the header; a key beyond ASCII is in UTF-8. The time that it takes does not
+        depend on how much of a key is right. Raises ApiError 401.
         """
         if not self._digests:
             return f"address {address}"
-        scheme, _, key = (authorization or "").partition(" ")
-        given = hashlib.sha256(key.strip().encode("utf-8", "surrogateescape")).digest()
+        scheme, _, key = (authorization or b"").partition(b" ")
+        given = hashlib.sha256(key.strip()).digest()
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if scheme.lower() != "bearer" or not any(matches):
+        if scheme.lower() != b"bearer" or not any(matches):
             raise ApiError(
                 401,
                 "no valid API key. Send one in the header `Authorization: Bearer KEY`.",

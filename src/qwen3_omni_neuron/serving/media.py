@@ -1,36 +1,180 @@
-"""Media of a request -> bytes, checked for their size before anything is decoded.
+"""Media of a request -> items of the API, decoded apart and within limits.
 
-What the model gets is bytes, never a string that could be a path or a URL.
+What the model gets is numbers, never a string that could be a path or a URL, nor a file.
 """
 
 import binascii
-import io
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pybase64
+from numpy.typing import NDArray
 
+from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.decoding.job import Admit, Decoded, Job, Kind, Measured
+from qwen3_omni_neuron.decoding.pcm import decode_inline
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.service import Service
 
 SOUND_INPUTS = ("wav", "mp3", "flac", "ogg", "opus")
 _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w.+-]+=[\w.+-]+)*);base64,", re.ASCII)
+Json = dict[str, Any]
+Hold = Callable[[int], None]
+"""Function that counts bytes before they are held, or raises ApiError."""
+# As it was decoded, as the prompt has it, and as what is computed of it, such as mel features.
+_COPIES = 3
+
+
+def sound_bytes(samples: NDArray[np.float32]) -> int:
+    """Return the bytes that sound takes in memory with its features. samples: at 16 kHz."""
+    return _COPIES * samples.nbytes
+
+
+@dataclass
+class _Pending:
+    """Item that is not decoded yet. content: of the file; or the URL that has it."""
+
+    item: Json
+    kind: Kind
+    content: bytes | str
+    where: str
 
 
 class MediaReader:
-    """Reader of the media items of one request."""
+    """Reader of the media items of one request, or of one realtime item.
 
-    def __init__(self, settings: ServerSettings, fetcher: Fetcher):
-        self._settings, self._fetcher = settings, fetcher
-        self._count = 0
+    `read` takes the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
+    others, each in a process apart.
+    """
 
-    def read(self, part: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return a content part as an item of the API. Raises ApiError.
+    def __init__(
+        self,
+        service: Service,
+        omni: Qwen3Omni,
+        owner: str,
+        hears_videos: bool = False,
+        param: str = "messages",
+        in_windows: bool = False,
+    ):
+        """hears_videos: the sound of videos is wanted, too. param: field that has the media.
 
-        part: of type input_audio, audio_url, image_url or video_url.
+        in_windows: audio may be longer than the context.
         """
+        self._service, self._settings, self._owner = service, service.settings, owner
+        self._hears_videos, self._param = hears_videos, param
+        self._omni, self._in_windows = omni, in_windows
+        self._count, self._tokens = 0, 0
+        self._items: list[_Pending] = []
+
+    @property
+    def pending(self) -> bool:
+        """True where an item is not decoded yet."""
+        return bool(self._items)
+
+    def read(self, part: Mapping[str, Any], where: str) -> Json:
+        """Return a content part as an item of the API, whose content is there once it is decoded.
+
+        part: of type input_audio, audio_url, image_url or video_url. Raises ApiError.
+        """
+        kind: Kind = part["type"].removeprefix("input_").removesuffix("_url")
+        if part["type"] == "input_audio":
+            content: bytes | str = self._decoded(part["input_audio"]["data"], where)
+        else:
+            content = self._of_url(part[part["type"]]["url"], kind, where)
+        return self._add(kind, content, where)
+
+    def sound_file(self, content: bytes, where: str) -> Json:
+        """Return a sound file as an audio item of the API; see `read`."""
+        return self._add("audio", content, where)
+
+    def finish_inline(self, hold: Hold) -> bool:
+        """Decode the items that need no codec, where that takes no time. Returns whether all did.
+
+        hold: is asked before memory is used. Raises ApiError and the API's errors.
+        """
+        while self._items:
+            found = self._items[0]
+            if isinstance(found.content, str):
+                return False
+            decoded = decode_inline(self._job(found, found.content), self._admit(found, hold))
+            if decoded is None:
+                return False
+            self._take(decoded)
+        return True
+
+    async def finish(self, hold: Hold) -> None:
+        """Fetch and decode the items that are left, in their order; see `finish_inline`."""
+        while self._items:
+            found = self._items[0]
+            content = found.content
+            if isinstance(content, str):
+                content, media_type = await self._service.fetcher.fetch(content, found.where)
+                self._check_type(media_type, found.kind, found.where)
+                hold(len(content))
+            job = self._job(found, content)
+            decode = self._service.decoder.decode
+            self._take(await decode(self._owner, job, self._admit(found, hold)))
+
+    def _job(self, found: _Pending, content: bytes) -> Job:
+        # What the items before this one need of the context, it can't have.
+        left = max(0, self._omni.info.context_length - 1 - self._tokens)
+        return Job(
+            found.kind,
+            content,
+            found.where,
+            self._omni.media_settings,
+            most_tokens=None if self._in_windows else left,
+            use_audio_in_video=self._hears_videos,
+        )
+
+    def _admit(self, found: _Pending, hold: Hold) -> Admit:
+        """Return what refuses an item by its sizes, and counts its bytes."""
+        held = 0
+
+        def admit(measured: Measured) -> None:
+            nonlocal held
+            most_s, most_pixels = self._settings.max_media_s, self._settings.max_pixels
+            if measured.seconds > most_s:
+                raise ApiError(
+                    400,
+                    f"{found.where} lasts {measured.seconds:.1f} s, and {most_s:g} s is the most. "
+                    "Send a part of it.",
+                    "media_too_long",
+                    self._param,
+                )
+            if measured.pixels > most_pixels:
+                raise ApiError(
+                    400,
+                    f"{found.where} has {measured.pixels} pixels, and {most_pixels} is the most. "
+                    "Shrink it.",
+                    "media_too_large",
+                    self._param,
+                )
+            more = max(0, _COPIES * measured.size - held)
+            hold(more)
+            held += more
+
+        return admit
+
+    def _take(self, decoded: Decoded) -> None:
+        """Fill the first item."""
+        item = decoded.item
+        self._items.pop(0).item.update(item)
+        media = self._omni.media_settings
+        if item["type"] == "audio":
+            seconds = len(item["audio"]) / media.audio_rate
+            self._tokens += int(seconds * media.audio_tokens_per_s)
+        else:
+            sizes, shape = media.sizes, item[item["type"]].shape
+            frames = 1 if item["type"] == "image" else shape[0] // sizes.temporal_patch_size
+            area = (sizes.patch_size * sizes.merge_size) ** 2
+            self._tokens += frames * math.prod(shape[-3:-1]) // area
+
+    def _add(self, kind: Kind, content: bytes | str, where: str) -> Json:
         self._count += 1
         if self._count > self._settings.max_media:
             raise ApiError(
@@ -38,29 +182,31 @@ class MediaReader:
                 f"the request has more than {self._settings.max_media} media items. Leave some "
                 "out, or send them in several requests.",
                 "too_many_media",
-                "messages",
+                self._param,
             )
-        kind = part["type"].removeprefix("input_").removesuffix("_url")
-        if part["type"] == "input_audio":
-            content = self._decoded(part["input_audio"]["data"], where)
-        else:
-            content = self._of_url(part[part["type"]]["url"], kind, where)
-        self._check(kind, content, where)
-        return {"type": kind, kind: content}
+        if isinstance(content, bytes) and len(content) > self._settings.max_media_bytes:
+            raise self._too_large(where)
+        item: Json = {"type": kind}
+        self._items.append(_Pending(item, kind, content, where))
+        return item
 
-    def _of_url(self, url: str, kind: str, where: str) -> bytes:
+    def _of_url(self, url: str, kind: str, where: str) -> bytes | str:
+        """Return the content of a data URL, and another URL as it is."""
         if url[:5].lower() != "data:":
-            content, media_type = self._fetcher.fetch(url, where)
-        else:
-            head = _DATA_URL.match(url)
-            if head is None:
-                raise ApiError(
-                    400,
-                    f"{where} has a data URL that is not of the form data:TYPE;base64,CONTENT.",
-                    "invalid_media_url",
-                    "messages",
-                )
-            content, media_type = self._decoded(url[head.end() :], where), head[1].lower()
+            self._service.fetcher.check(url, where)
+            return url
+        head = _DATA_URL.match(url)
+        if head is None:
+            raise ApiError(
+                400,
+                f"{where} has a data URL that is not of the form data:TYPE;base64,CONTENT.",
+                "invalid_media_url",
+                self._param,
+            )
+        self._check_type(head[1].lower(), kind, where)
+        return self._decoded(url[head.end() :], where)
+
+    def _check_type(self, media_type: str, kind: str, where: str) -> None:
         allowed = (f"{kind}/", "application/octet-stream", "application/ogg")
         if not media_type.startswith(allowed):
             raise ApiError(
@@ -68,14 +214,14 @@ class MediaReader:
                 f"{where} is {kind}, and its content says that it is {media_type[:80]}. Give it "
                 f"the type {kind}/..., or send it as what it is.",
                 "invalid_media_type",
-                "messages",
+                self._param,
             )
-        return content
 
     def _decoded(self, text: str, where: str) -> bytes:
+        """Return the bytes that are in base64."""
         most = self._settings.max_media_bytes
         if len(text) > (most + 2) // 3 * 4:
-            raise _too_large(where, most, "messages")
+            raise self._too_large(where)
         try:
             return pybase64.b64decode(text, validate=True)
         except (binascii.Error, ValueError) as error:
@@ -83,92 +229,14 @@ class MediaReader:
                 400,
                 f"{where} is not base64 ({error}). Encode the file's bytes in one piece.",
                 "invalid_base64",
-                "messages",
+                self._param,
             ) from error
 
-    def _check(self, kind: str, content: bytes, where: str) -> None:
-        """Refuse what is too long or too large by its header; the rest is the model's to refuse."""
-        if kind == "audio":
-            check_sound(content, self._settings, where, "messages")
-        elif kind == "image":
-            _check_pixels(_image_pixels(content), self._settings.max_pixels, where)
-        else:
-            seconds, pixels = _video_size(content)
-            _check_seconds(seconds, self._settings.max_media_s, where, "messages")
-            _check_pixels(pixels, self._settings.max_pixels, where)
-
-
-def check_sound(content: bytes, settings: ServerSettings, where: str, param: str) -> None:
-    """Refuse a sound file that has too many bytes, or lasts too long by its header."""
-    if len(content) > settings.max_media_bytes:
-        raise _too_large(where, settings.max_media_bytes, param)
-    _check_seconds(_audio_seconds(content), settings.max_media_s, where, param)
-
-
-def _too_large(where: str, most: int, param: str) -> ApiError:
-    return ApiError(
-        413,
-        f"{where} has more than {most} bytes, the most for one item. Send less.",
-        "media_too_large",
-        param,
-    )
-
-
-def _check_seconds(seconds: float, most_s: float, where: str, param: str) -> None:
-    if seconds > most_s:
-        raise ApiError(
-            400,
-            f"{where} lasts {seconds:.1f} s, and {most_s:g} s is the most. Send a part of it.",
-            "media_too_long",
-            param,
-        )
-
-
-def _check_pixels(pixels: int, most: int, where: str) -> None:
-    if pixels > most:
-        raise ApiError(
-            400,
-            f"{where} has {pixels} pixels, and {most} is the most. Shrink it.",
+    def _too_large(self, where: str) -> ApiError:
+        return ApiError(
+            413,
+            f"{where} has more than {self._settings.max_media_bytes} bytes, the most for one item. "
+            "Send less.",
             "media_too_large",
-            "messages",
+            self._param,
         )
-
-
-def _audio_seconds(content: bytes) -> float:
-    import soundfile
-
-    try:
-        info = soundfile.info(io.BytesIO(content))
-    except (soundfile.SoundFileError, OSError, TypeError):
-        return 0.0
-    return info.frames / info.samplerate if info.samplerate else 0.0
-
-
-def _image_pixels(content: bytes) -> int:
-    from PIL import Image
-
-    try:
-        with Image.open(io.BytesIO(content)) as picture:
-            return picture.width * picture.height
-    except Image.DecompressionBombError:
-        return 1 << 62
-    except (
-        Exception
-    ):  # the decoders' exceptions have no common class; it is read again, and refused
-        return 0
-
-
-def _video_size(content: bytes) -> tuple[float, int]:
-    """Return seconds and pixels of a frame, zeros where they can't be read."""
-    try:
-        import av
-    except ImportError:
-        return 0.0, 0
-    try:
-        # Without a protocol FFmpeg can't open what a playlist names.
-        with av.open(io.BytesIO(content), "r", options={"protocol_whitelist": ""}) as container:
-            seconds = (container.duration or 0) / av.time_base
-            sizes = [s.width * s.height for s in container.streams.video]
-            return seconds, max(sizes, default=0)
-    except (av.FFmpegError, ValueError, OverflowError):
-        return 0.0, 0

@@ -43,6 +43,7 @@ class ServedModel:
     def __init__(self, name: str, threads: int, stall_timeout_s: float):
         self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
+        self.most_requests = 0  # that run or wait at a time
         self.on_failure: Callable[[], None] | None = None
         self._state: State = "loading"
         self._stall_timeout_s = stall_timeout_s
@@ -98,6 +99,8 @@ class ServedModel:
 
     def loaded(self, omni: Qwen3Omni) -> None:
         """Take the model, and requests from now on."""
+        info = omni.info
+        self.most_requests = info.slots + info.max_queued
         self.omni = omni
         if self._state == "loading":
             self._state = "ready"

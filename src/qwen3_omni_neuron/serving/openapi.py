@@ -8,18 +8,19 @@ from pydantic import BaseModel
 from qwen3_omni_neuron.options import Option
 
 _STATUSES = {
-    400: "The model can't take a value: a medium that can't be read, a prompt that is too long",
+    400: "The body is no JSON, a field has a value that is not taken, a medium can't be read, or a "
+    "prompt is too long",
     401: "No valid API key",
+    403: "Another name of the server, or a page of another host",
     404: "No such model",
     408: "The body took too long",
     413: "The body or a medium is too large",
-    422: "The body is no JSON, or a field has a value that is not taken",
     429: "Too many requests; Retry-After says when",
     500: "The server failed",
     503: "Loading, draining or restarting; Retry-After says when",
     504: "The request took longer than the server allows",
 }
-_WITHOUT_BODY = (401, 429, 500, 503)
+_WITHOUT_BODY = (401, 403, 429, 500, 503)
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error"],

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 and WebSockets, with deadlines for clients that send or read too slowly."""
+"""uvicorn's HTTP/1.1 and WebSockets, with bounds for clients that send or read too slowly."""
 
 import asyncio
 import json
@@ -6,9 +6,18 @@ import socket
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode, Frame
+from websockets.http11 import Request
 
+from qwen3_omni_neuron.serving.context import BODY_COPIES
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.quotas import Account
+from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch
+from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 # The system would let it grow to megabytes, which a client that does not read would fill.
@@ -16,6 +25,7 @@ SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
+MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
 MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
 
 
@@ -23,8 +33,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
     Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
-    reading has send_timeout_s to go on; then its connection is cut, which cancels its request. What
-    the parser keeps of bytes, headers and requests that wait for the one before is bounded.
+    reading is cut, which cancels its request. What the parser keeps of bytes, headers and requests
+    that wait for the one before is bounded.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):
@@ -33,7 +43,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_request = False  # from a request's headers to the end of its body
         self._kept_bytes = 0  # since the last headers or part of a body, at most
         self._head_timer: asyncio.TimerHandle | None = None
-        self._send_timer: asyncio.TimerHandle | None = None
+        self._watch: SendWatch
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin a connection, or refuse it where there are too many."""
@@ -41,6 +51,7 @@ class GuardedProtocol(HttpToolsProtocol):
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        self._watch = SendWatch(transport, self.loop, self._settings, lambda: self._answering)
         if len(self.connections) > self._settings.max_connections:
             most = self._settings.max_connections
             message = f"{most} connections are open, the most that are taken. Try again soon."
@@ -51,7 +62,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
         self._stop(self._head_timer)
-        self._stop(self._send_timer)
+        self._watch.stop()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -90,22 +101,16 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Leave the connection to GuardedSocket."""
+        """Leave the connection to GuardedSocket, or refuse what that can't read."""
         self._in_request = True  # to its end: no other headers are waited for
-        super().handle_websocket_upgrade()
-
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read, for a time."""
-        super().pause_writing()
-        if self._send_timer is None:
-            timeout_s = self._settings.send_timeout_s
-            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        self._stop(self._send_timer)
-        self._send_timer = None
-        super().resume_writing()
+        readable = self.url.isascii()
+        if readable:
+            self._watch.stop()
+            super().handle_websocket_upgrade()
+            made = self.transport.get_protocol()
+            readable = isinstance(made, GuardedSocket) and made.handshake_initiated
+        if not readable:  # else it would wait for other headers, for ever
+            self._refuse(ApiError(400, "its headers open no WebSocket.", "invalid_http"))
 
     def on_response_complete(self) -> None:
         """Go on to the next request; where this one's body is still coming, only for a moment.
@@ -124,6 +129,11 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
 
     @property
+    def unsent(self) -> bool:
+        """True while its client has not taken all that was sent."""
+        return self._watch.unsent
+
+    @property
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
@@ -140,11 +150,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        body = json.dumps(error.body).encode()
-        lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
-        lines += [f"{name}: {value}" for name, value in error.headers.items()]
-        lines += [f"content-length: {len(body)}", "connection: close", "", ""]
-        self.transport.write("\r\n".join(lines).encode() + body)
+        self.transport.write(_refusal(error))
         self.transport.close()
 
     def _stop(self, timer: asyncio.TimerHandle | None) -> None:
@@ -153,34 +159,132 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class GuardedSocket(WebSocketsSansIOProtocol):
-    """One WebSocket. A client that stops reading has send_timeout_s to go on, as over HTTP.
+    """One WebSocket. A client that stops reading is cut, as over HTTP.
 
-    What it sends is read one message at a time, when the one before was taken.
+    What it sends is read one message at a time, when the one before was taken, and counts as held
+    from its first byte on. A large message to it goes out in frames, each once the connection's
+    buffer has space.
     """
 
-    def __init__(self, *, settings: ServerSettings, **others: Any):
+    def __init__(self, *, settings: ServerSettings, service: Service, **others: Any):
         super().__init__(**others)
-        self._settings = settings
-        self._send_timer: asyncio.TimerHandle | None = None
+        self._settings, self._service = settings, service
+        self._account: Account
+        self._coming = self._taken = 0  # bytes of messages that come, and that were handed over
+        self._refused = False
+        self._sending = asyncio.Lock()
+        self._ends = False
+        self._watch: SendWatch
+
+    @property
+    def unsent(self) -> bool:
+        """True while its client has not taken all that was sent."""
+        return self._watch.unsent
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin a connection."""
+        super().connection_made(transport)
+        self._watch = SendWatch(self.transport, self.loop, self._settings, lambda: not self._ends)
+        address = self.client[0] if self.client else "unknown"
+        self._account = self._service.account_of_request(f"sockets of {address}")
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes from the client."""
+        if self._refused:
+            return
+        try:
+            self._account.hold(BODY_COPIES * len(data))
+        except ApiError as error:
+            self._refuse(CloseCode.TRY_AGAIN_LATER, error.code)
+            return
+        self._coming += len(data)
+        super().data_received(data)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Take a further frame of a message."""
+        if len(self.frames) >= MOST_FRAMES:
+            self._refuse(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES} frames")
+        elif not self._refused:
+            super().handle_cont(event)
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over."""
+        self._taken, self._coming = self._taken + self._coming, 0
+        super().send_receive_event_to_app()
+
+    async def receive(self) -> Any:
+        """Return the next message: those before it were read."""
+        self._account.release(BODY_COPIES * self._taken)
+        self._taken = 0
+        return await super().receive()
+
+    def _refuse(self, code: int, reason: str) -> None:
+        """Close the socket, and read no more of what its client still sends."""
+        self._refused = self._ends = self.close_sent = True
+        self.frames = []
+        self.conn.send_close(code, reason)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
+        self.loop.call_later(self.close_timeout, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End a connection."""
-        self.resume_writing()
+        self._account.close()
+        self._watch.stop()
         super().connection_lost(exc)
         # It is in a cycle with what it reads for, and would hold the client's last message until
         # the garbage collector comes.
         self.conn.parser.close()
 
-    def pause_writing(self) -> None:
-        """Wait for a client that does not read, for a time."""
-        super().pause_writing()
-        if self._send_timer is None:
-            timeout_s = self._settings.send_timeout_s
-            self._send_timer = self.loop.call_later(timeout_s, self.transport.abort)
+    def handle_connect(self, event: Request) -> None:
+        """Answer the headers."""
+        answer = self.conn.accept(event)
+        if answer.status_code == 101:
+            return super().handle_connect(event)
+        self.handshake_initiated = self.handshake_complete = self.close_sent = self._ends = True
+        message = (answer.body or b"its headers open no WebSocket.").decode().strip()
+        self.transport.write(_refusal(ApiError(answer.status_code, message, "invalid_http")))
+        self.transport.close()
+        return None
 
-    def resume_writing(self) -> None:
-        """Go on: the client has read."""
-        if self._send_timer is not None:
-            self._send_timer.cancel()
-            self._send_timer = None
-        super().resume_writing()
+    async def send(self, message: Any) -> None:
+        """Send a message after those before it. One that has begun is sent whole."""
+        self._ends = self._ends or message["type"] == "websocket.close"
+        await self._sending.acquire()
+        text = message.get("text") if message["type"] == "websocket.send" else None
+        if not isinstance(text, str) or len(text) <= PIECE_BYTES:
+            try:
+                return await super().send(message)
+            finally:
+                self._sending.release()
+        # A task, as another frame can't follow the first ones of a message whose sender has ended.
+        task = self.loop.create_task(self._send_frames(text.encode()))
+        task.add_done_callback(lambda _: self._sending.release())
+        self.tasks.add(task)  # type: ignore[arg-type]
+        task.add_done_callback(self.tasks.discard)
+        if not await asyncio.shield(task):
+            raise ClientDisconnected
+        return None
+
+    async def _send_frames(self, text: bytes) -> bool:
+        """Send a message. Returns whether the socket was open to its end."""
+        send: Any = self.conn.send_text
+        for start in range(0, len(text), PIECE_BYTES):
+            await self.writable.wait()
+            end = start + PIECE_BYTES
+            try:
+                send(text[start:end], fin=end >= len(text))
+            except InvalidState:  # the client has closed it
+                return False
+            self.transport.write(b"".join(self.conn.data_to_send()))
+            send = self.conn.send_continuation
+        return True
+
+
+def _refusal(error: ApiError) -> bytes:
+    """Return the whole answer to what is no request."""
+    body = json.dumps(error.body).encode()
+    lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
+    lines += [f"{name}: {value}" for name, value in error.headers.items()]
+    lines += [f"x-request-id: {new_id('req_')}", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "connection: close", "", ""]).encode() + body

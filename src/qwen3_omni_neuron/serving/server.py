@@ -16,6 +16,7 @@ import uvicorn
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import OutputError
 from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, resident_mb
@@ -58,7 +59,7 @@ class Server:
             host=settings.host,
             port=settings.port,
             http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
-            ws=partial(GuardedSocket, settings=settings),  # type: ignore[arg-type]
+            ws=partial(GuardedSocket, settings=settings, service=self.service),  # type: ignore[arg-type]
             ws_max_size=MOST_EVENT_BYTES,
             ws_per_message_deflate=False,  # a small message could become any size
             lifespan="off",
@@ -71,7 +72,8 @@ class Server:
             ssl_keyfile=settings.tls_key,
         )
         beside = (self._load_model, self._drained, self.service.model.watch)
-        self._uvicorn = _Uvicorn(config, beside, self._on_signal)
+        at_end = self.service.decoder.close
+        self._uvicorn = _Uvicorn(config, settings, beside, self._on_signal, at_end)
 
     @property
     def port(self) -> int:
@@ -86,11 +88,6 @@ class Server:
         """
         try:
             self._uvicorn.run()  # in uvloop's event loop where that is installed
-        except SystemExit as error:  # uvicorn's, where it could not listen
-            raise OutputError(
-                f"{self.settings.host}:{self.settings.port} can't be listened on. Take another "
-                "--host or --port."
-            ) from error
         finally:
             self.service.model.close()
         if self._load_error is not None:
@@ -103,6 +100,7 @@ class Server:
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log how far it is."""
+        self.service.decoder.start()
         done, made = threading.Event(), list[Any]()
 
         def load() -> None:
@@ -138,11 +136,19 @@ class Server:
         )
 
     async def _drained(self) -> None:
-        """Wait for a drain to begin and the requests to end, then end the server."""
+        """Wait for a drain to begin and the requests to end, then end the server.
+
+        Answers that wait for their clients would be cut: also those that the system has, where
+        this process is the only one of a container.
+        """
         while True:
             await asyncio.sleep(_TICK_S)
             until_s = self._drain_until_s
-            if until_s is not None and (not self._gate.running or time.monotonic() > until_s):
+            if until_s is None:
+                continue
+            connections: Any = self._uvicorn.server_state.connections
+            unsent = any(connection.unsent for connection in connections)
+            if not (self._gate.running or unsent) or time.monotonic() > until_s:
                 self._uvicorn.should_exit = True
                 return
 
@@ -170,16 +176,20 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server, with other tasks beside it, and whose signals go to ours."""
+    """uvicorn's server with our acceptor, other tasks beside it, and whose signals go to ours."""
 
     def __init__(
         self,
         config: uvicorn.Config,
+        settings: ServerSettings,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]],
         on_signal: Callable[[], None],
+        at_end: Callable[[], Coroutine[Any, Any, None]],
     ):
+        """beside: run until the server ends. at_end: runs then."""
         super().__init__(config)
-        self._beside, self._on_signal = beside, on_signal
+        self._settings, self._beside = settings, beside
+        self._on_signal, self._at_end = on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until it is told to end."""
@@ -189,6 +199,28 @@ class _Uvicorn(uvicorn.Server):
         finally:
             for task in tasks:
                 task.cancel()
+            await self._at_end()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. Raises OutputError where the address can't be had."""
+        config, host, port = self.config, self._settings.host, self._settings.port
+        try:
+            sockets = await listening_sockets(host, port, config.backlog)
+        except OSError as error:
+            raise OutputError(
+                f"{host}:{port} can't be listened on: {error}. Take another --host or --port."
+            ) from error
+        make: Any = config.http_protocol_class
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        acceptor = Acceptor(
+            sockets,
+            partial(make, config=config, **state),
+            self.server_state.connections,
+            self._settings,
+            config.ssl,
+        )
+        self.servers = [acceptor]  # type: ignore[list-item]
+        self.started = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Take a signal."""

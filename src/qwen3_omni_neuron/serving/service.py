@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 
+from qwen3_omni_neuron.decoding.pool import DecodingPool
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.keys import Rates
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.model import ServedModel
+from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
@@ -13,19 +16,28 @@ from qwen3_omni_neuron.serving.turnstile import Turnstile
 
 @dataclass(frozen=True)
 class Service:
-    """Model, settings, figures, rates, turns, and the replies that later turns may name."""
+    """Model, settings, figures, limits, turns, and the replies that later turns may name.
+
+    decoder: of media, in processes apart. held: bytes of all requests and sessions. requests:
+    those that the model works on or that wait for it. sessions: realtime sessions.
+    """
 
     settings: ServerSettings
     model: ServedModel
     metrics: Metrics
     replies: SpokenReplies
     fetcher: Fetcher
+    decoder: DecodingPool
     rates: Rates
     turnstile: Turnstile
+    held: Quota
+    requests: Quota
+    sessions: Quota
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
         """Make the parts. fetcher: by default one that asks the system for addresses."""
+        share = settings.share_of_owner
         model = ServedModel(settings.model_name, settings.threads, settings.stall_timeout_s)
         return Service(
             settings,
@@ -33,6 +45,38 @@ class Service:
             Metrics(model),
             SpokenReplies(settings.kept_replies, settings.kept_reply_s),
             fetcher or Fetcher(settings),
+            DecodingPool(settings.decoding),
             Rates(settings.requests_per_minute),
             Turnstile(),
+            Quota("bytes", settings.max_held_bytes, share, "too_many_bytes"),
+            Quota("requests", lambda: model.most_requests, share, "queue_full", 429),
+            Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )
+
+    def account_of_request(self, owner: str) -> Account:
+        """Open the account of one request."""
+        most = self.settings.max_request_bytes
+
+        def refusal(size: int) -> ApiError:
+            return ApiError(
+                413,
+                f"the request takes {size} bytes in memory, with its media decoded, and {most} is "
+                "the most. Send fewer or smaller media.",
+                "request_too_large",
+            )
+
+        return Account(self.held, owner, most, refusal)
+
+    def account_of_session(self, owner: str) -> Account:
+        """Open the account of one realtime session."""
+        most = self.settings.max_realtime_bytes
+
+        def refusal(size: int) -> ApiError:
+            return ApiError(
+                400,
+                f"the session would hold {size} bytes of items, sound and text, and {most} are the "
+                "most. Delete items, clear the buffer, or begin another session.",
+                "session_too_large",
+            )
+
+        return Account(self.held, owner, most, refusal)

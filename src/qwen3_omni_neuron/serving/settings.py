@@ -3,9 +3,12 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from qwen3_omni_neuron.decoding.job import PoolSettings
 from qwen3_omni_neuron.errors import OptionError
 
 MIB = 1 << 20
+LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
+"""Hosts that only this machine can reach."""
 
 
 def name_of_model(model: str) -> str:
@@ -22,14 +25,20 @@ class ServerSettings:
     max_connections: open at a time, one more gets a 503. header_timeout_s, body_timeout_s: time for
     a request's headers, and for its body. send_timeout_s: time for a client that has stopped
     reading to go on. request_timeout_s: time for a whole request.
-    max_body_bytes: of one request; max_bodies_bytes: of all requests that are held at a time.
+    max_body_bytes: of one request. max_request_bytes: that one request holds, counted as it takes
+    them in memory: its body, decoded media, mel features. max_held_bytes: that all requests and
+    sessions hold. owner_share: part of all bytes, requests and sessions that one owner may have, a
+    key or an address; None: half where there can be several owners, else all.
     max_media, max_media_bytes, max_media_s, max_pixels: number of media items in a request; and of
-    one item its bytes, duration, and pixels of an image or a frame. media_hosts: hosts whose URLs
+    one item its bytes, duration, and pixels of an image or a frame. decoders: processes that
+    decode media at a time; decoder_bytes, decode_timeout_s: of one. media_hosts: hosts whose URLs
     may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
     kept_replies, kept_reply_s: how many spoken replies a later turn may name, and for how long.
     max_realtime_sessions: open at a time. max_realtime_s: duration of one. max_realtime_bytes: of
-    one session's items, with the sound that has not become one. allowed_origins: pages of other
-    hosts that may open one, such as "https://example.org".
+    one session's items, with the sound that has not become one.
+    allowed_hosts: names under which a server without keys may be asked, beside localhost, its
+    addresses, and host. allowed_origins: pages of other hosts that may use the server, such as
+    "https://example.org".
     drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: of one call of
     an engine; after it the model counts as stalled. threads: that read requests and their media.
     log_content: write texts of requests and replies into the log.
@@ -48,11 +57,16 @@ class ServerSettings:
     send_timeout_s: float = 30.0
     request_timeout_s: float = 900.0
     max_body_bytes: int = 32 * MIB
-    max_bodies_bytes: int = 256 * MIB
+    max_request_bytes: int = 512 * MIB
+    max_held_bytes: int = 1024 * MIB
+    owner_share: float | None = None
     max_media: int = 32
     max_media_bytes: int = 24 * MIB
     max_media_s: float = 1800.0
     max_pixels: int = 4096 * 4096
+    decoders: int = 2
+    decoder_bytes: int = 1024 * MIB
+    decode_timeout_s: float = 30.0
     media_hosts: tuple[str, ...] = ()
     media_timeout_s: float = 10.0
     media_redirects: int = 3
@@ -60,7 +74,8 @@ class ServerSettings:
     kept_reply_s: float = 3600.0
     max_realtime_sessions: int = 64
     max_realtime_s: float = 3600.0
-    max_realtime_bytes: int = 64 * MIB
+    max_realtime_bytes: int = 128 * MIB
+    allowed_hosts: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
     drain_timeout_s: float = 300.0
     stall_timeout_s: float = 300.0
@@ -74,9 +89,9 @@ class ServerSettings:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise OptionError("TLS needs both --tls-cert and --tls-key.")
         for name in (
-            *("max_connections", "max_body_bytes", "max_bodies_bytes", "max_media_bytes"),
-            *("max_pixels", "threads", "kept_replies", "max_realtime_sessions"),
-            "max_realtime_bytes",
+            *("max_connections", "max_body_bytes", "max_request_bytes", "max_held_bytes"),
+            *("max_media_bytes", "max_pixels", "threads", "kept_replies"),
+            *("max_realtime_sessions", "max_realtime_bytes"),
         ):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is 1 or more, got {getattr(self, name)}.")
@@ -89,5 +104,27 @@ class ServerSettings:
                 raise OptionError(f"{name} is above 0, got {getattr(self, name)}.")
         if self.requests_per_minute is not None and self.requests_per_minute < 1:
             raise OptionError(f"requests_per_minute is 1 or more, got {self.requests_per_minute}.")
+        if self.owner_share is not None and not 0 < self.owner_share <= 1:
+            raise OptionError(f"owner_share is above 0 and at most 1, got {self.owner_share}.")
+        assert self.decoding  # it checks its values
+        for name in self.allowed_hosts:
+            if not name or any(mark in name for mark in "/:@ "):
+                raise OptionError(
+                    f"allowed_hosts has names alone, such as example.org, without scheme and port; "
+                    f"got {name!r}."
+                )
         if any(not key for key in self.api_keys):
             raise OptionError("an API key is empty.")
+
+    @property
+    def decoding(self) -> PoolSettings:
+        """Limits of the processes that decode media. Raises OptionError."""
+        return PoolSettings(self.decoders, self.decoder_bytes, self.decode_timeout_s)
+
+    @property
+    def share_of_owner(self) -> float:
+        """Part of all bytes, requests and sessions that one owner may have."""
+        if self.owner_share is not None:
+            return self.owner_share
+        one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)
+        return 1.0 if one else 0.5

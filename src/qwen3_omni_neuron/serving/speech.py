@@ -17,7 +17,6 @@ from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import (
     LARGEST_SEED,
-    SMALL_BODY_BYTES,
     bounded_options,
     check_model,
     parse_json,
@@ -38,6 +37,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
+SMALL_TEXT_BYTES = 1 << 10  # of a body whose text is cut into pieces at once: 2 ms at most
 _OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed"}
 FURTHER_FIELDS: Mapping[str, Any] = {
     option.name: schema_of_option(option)
@@ -98,7 +98,7 @@ async def speech(request: Request) -> Response:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
     context.param = "input"
-    if len(context.body) <= SMALL_BODY_BYTES:
+    if len(context.body) <= SMALL_TEXT_BYTES:
         spoken = _start(service, context)
     else:
         spoken = await service.model.start(_start, service, context)
@@ -181,6 +181,7 @@ class SpokenText:
         assert result is not None, "a stream that has ended"
         yield await self._service.model.in_thread(self._file.finish)
         self._context.finished(result, None)
+        self._context.place.leave()
         self._service.metrics.finished(result, player, 0)
         tokens, frames = result.timings.text_tokens, result.timings.frames
         self._usage = {

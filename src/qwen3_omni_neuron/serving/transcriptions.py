@@ -1,6 +1,5 @@
 """POST /v1/audio/transcriptions: a sound file in, its words out, whole or as they are found."""
 
-import asyncio
 import html
 import zlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -14,7 +13,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from qwen3_omni_neuron.errors import BusyError
 from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.stream import SpeechStream
@@ -25,10 +23,9 @@ from qwen3_omni_neuron.serving.bodies import (
     wrong_value,
 )
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import RETRY_S
 from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.forms import read_form
-from qwen3_omni_neuron.serving.media import check_sound
+from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.service import Service
@@ -82,8 +79,11 @@ async def transcriptions(request: Request) -> Response:
     context: Context = request.scope["context"]
     context.param = "file"
     content_type = request.headers.get("content-type", "")
-    wanted, windows = await service.model.in_thread(_read, service, context, content_type)
+    wanted, media, item = await service.model.in_thread(_read, service, context, content_type)
+    await media.finish(context.account.hold)
     context.release_body()
+    windows = await service.model.in_thread(read_windows, item, wanted.in_windows)
+    del item, media
     context.wanted(wanted.stream, False)
     transcription = Transcription(wanted, windows, service, context)
     if wanted.stream:
@@ -96,8 +96,11 @@ async def transcriptions(request: Request) -> Response:
 
 def _read(
     service: Service, context: Context, content_type: str
-) -> tuple[TranscriptionRequest, list[Window]]:
-    """Return what a request wants, and the windows of its audio. Raises ApiError."""
+) -> tuple[TranscriptionRequest, MediaReader, Json]:
+    """Read a request, and its file where that needs no codec. Raises ApiError.
+
+    Returns what it wants, what reads its file, and the audio item that this makes.
+    """
     form = read_form(context.body, content_type)
     try:
         wanted = TranscriptionRequest.model_validate(form.fields)
@@ -122,9 +125,12 @@ def _read(
     content = form.files.pop("file", None)
     if content is None or form.files:
         raise wrong_value("the form needs one file, under the name file.", "file")
-    check_sound(content, service.settings, "file", "file")
-    longest_s = service.settings.max_media_s
-    return wanted, read_windows({"audio": content}, wanted.in_windows, longest_s)
+    media = MediaReader(
+        service, context.omni, context.owner, param="file", in_windows=wanted.in_windows
+    )
+    item = media.sound_file(content, "file")
+    media.finish_inline(context.account.hold)
+    return wanted, media, item
 
 
 class Transcription:
@@ -171,6 +177,7 @@ class Transcription:
                     elif isinstance(event, Finished):
                         self._count(event.result)
             self._segments.append(segment)
+        self._context.place.leave()
         self._context.fields |= {
             "windows": len(self._windows),
             "prompt_tokens": self._usage["input_tokens"],
@@ -211,26 +218,17 @@ class Transcription:
         return to_json(answer)
 
     async def _start(self, window: Window) -> SpeechStream:
-        """Start the request of a window.
-
-        A later one waits where the queue is full: what has been done would be lost.
-        """
+        """Start the request of a window. There is room for it: it has the place of this one."""
         wanted = self._wanted
-        while True:
-            start = partial(
-                stream_transcript,
-                self._context.omni,
-                window.audio,
-                wanted.instruction,
-                wanted.max_new_tokens,
-                **self._options,
-            )
-            try:
-                return await self._service.model.start(start)
-            except BusyError:
-                if not self._segments:
-                    raise
-            await asyncio.sleep(RETRY_S)
+        start = partial(
+            stream_transcript,
+            self._context.omni,
+            window.audio,
+            wanted.instruction,
+            wanted.max_new_tokens,
+            **self._options,
+        )
+        return await self._service.model.start(start)
 
     def _count(self, result: SpeechResult) -> None:
         timings = result.timings

@@ -37,7 +37,7 @@ def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
         or not isinstance(processor, Mapping)
     ):
         raise ApiError(
-            422,
+            400,
             "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
             "invalid_value",
             "sampling_params_list",

@@ -6,7 +6,7 @@ a clip that is still being recorded.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_me
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
 
 Waveform = NDArray[np.float32]
+Check = Callable[[float], object]
+"""Function of the length in seconds of a file's or an array's audio; may raise."""
 BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
 MOST_SAMPLE = 2.0**31  # 32-bit integers as they are; the mel spectrum of 1e17 is infinite
@@ -38,23 +40,34 @@ class AudioSource:
     blocks: Iterator[Waveform]
 
 
+def accept_all(seconds: float) -> None:
+    """Accept every audio: the default check."""
+
+
 def load_waveform(
-    item: Mapping[str, Any], rate: int, where: str, limit_s: float = math.inf
+    item: Mapping[str, Any],
+    rate: int,
+    where: str,
+    limit_s: float = math.inf,
+    check: Check = accept_all,
 ) -> Waveform:
     """Read an audio item of a message as mono float32 [samples] at `rate` Hz.
 
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
-    where: names the item in errors, e.g. "messages[0].content[1]".
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the length
+    of an array, or the one in a file's header, before anything is decoded.
     Besides the result one block is in memory, whatever the length, rate and channels.
     Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
     anything is decoded, for an iterator as soon as it gave more. Raises AudioError when the audio
     can't be read, is empty, too short, or holds NaN or infinity.
     """
     source = open_audio(item, where)
-    if source.seconds is not None and source.seconds > limit_s:
-        raise _too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
+    if source.seconds is not None:
+        check(source.seconds)
+        if source.seconds > limit_s:
+            raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
     stream = _Resampled(source.rate, rate, where, limit_s)
     collected = bytearray()  # grows in place; a list of blocks would be in memory twice when joined
     for block in source.blocks:
@@ -130,7 +143,7 @@ class _Resampled:
         samples = self._samples + len(block)
         if samples > self._limit_s * self._rate:
             lasts = f"lasts {samples / self._rate:.3f} s or more"
-            raise _too_long(self._where, lasts, self._limit_s)
+            raise too_long(self._where, lasts, self._limit_s)
         self._samples = samples
         return block if self._stream is None else self._stream.resample_chunk(block)
 
@@ -152,7 +165,8 @@ def _resampler(from_rate: float, to_rate: float) -> Any:
     return soxr.ResampleStream(from_rate, to_rate, 1)
 
 
-def _too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
+def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
+    """Return the error of audio that the context can't hold. lasts: such as "lasts 3.2 s"."""
     return PromptTooLongError(
         f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
         "Shorten it, or load with a larger context_length."

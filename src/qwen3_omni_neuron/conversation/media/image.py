@@ -1,12 +1,12 @@
 """Image of a message item -> an upright RGB image, checked."""
 
 import contextlib
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media
@@ -16,10 +16,25 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
+    *("AVIF", "JPEG2000", "PCX", "PPM", "TGA"),
+)
+"""Pillow's formats that are read: those of which `open` reads the header alone.
+
+ICO and ICNS decode the picture inside before its size can be looked at, EPS is a program that
+Ghostscript would run, and IPTC holds a picture of any format.
+"""
+Check = Callable[[int, int], object]
+"""Function of the height and width of a file's image; may raise."""
 _CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
 
 
-def load_image(item: Mapping[str, Any], where: str) -> "Image":
+def accept_all(height: int, width: int) -> None:
+    """Accept every image: the default check."""
+
+
+def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -> "Image":
     """Read an image item of a message, in RGB.
 
     item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
@@ -28,7 +43,8 @@ def load_image(item: Mapping[str, Any], where: str) -> "Image":
 
     A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
     mix with white, an animation its first frame, and 16-bit grey its high byte.
-    where: names the item in errors, e.g. "messages[0].content[1]".
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the height
+    and width of a file's image before it is decoded, and rotated.
     Raises ImageError when it can't be read, has no pixels, NaN or numbers out of range, or has one
     side more than MAX_ASPECT times the other.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
@@ -39,7 +55,7 @@ def load_image(item: Mapping[str, Any], where: str) -> "Image":
     if source is None:
         raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
     if isinstance(source, str | Path | bytes | bytearray):
-        picture = _read_file(source, where)
+        picture = _read_file(source, where, check)
     elif isinstance(source, Image):
         picture = _from_pil(source, where)
     else:
@@ -47,28 +63,38 @@ def load_image(item: Mapping[str, Any], where: str) -> "Image":
     return _checked(picture, where)
 
 
-def _read_file(source: Source, where: str) -> "Image":
+def _read_file(source: Source, where: str, check: Check) -> "Image":
     from PIL import Image
 
     Image.init()
-    # Not EPS: it is a program, which Pillow has Ghostscript run.
-    formats = [name for name in Image.ID if name != "EPS"]
+    formats = [name for name in FORMATS if name in Image.OPEN]  # an older Pillow has no AVIF
     name = name_of(source)
     with open_media(source, where, ImageError) as file:
-        try:
-            with Image.open(file, formats=formats) as picture:
+        with _image_errors(where, name):
+            opened = Image.open(file, formats=formats)
+        with opened as picture:
+            check(picture.height, picture.width)
+            with _image_errors(where, name):
                 return _upright_rgb(picture)
-        except Image.UnidentifiedImageError as error:
-            raise ImageError(
-                f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
-            ) from error
-        # The second is a warning: raised only where Python runs with warnings as errors.
-        except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-            raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
-        except Exception as error:  # a broken file: the decoders' exceptions have no common class
-            raise ImageError(
-                f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
-            ) from error
+
+
+@contextlib.contextmanager
+def _image_errors(where: str, name: str) -> Iterator[None]:
+    from PIL import Image
+
+    try:
+        yield
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(
+            f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
+        ) from error
+    # The second is a warning: raised only where Python runs with warnings as errors.
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
+    except Exception as error:  # a broken file: the decoders' exceptions have no common class
+        raise ImageError(
+            f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
+        ) from error
 
 
 def _from_pil(source: "Image", where: str) -> "Image":
@@ -107,7 +133,8 @@ def _from_array(source: Any, where: str) -> "Image":
     from PIL import Image
 
     try:
-        if isinstance(source, torch.Tensor):
+        torch = sys.modules.get("torch")  # where nothing has imported it, nothing is a tensor
+        if torch is not None and isinstance(source, torch.Tensor):
             source = source.detach().cpu()
             source = source.float() if source.is_floating_point() else source
         values = np.asarray(source)

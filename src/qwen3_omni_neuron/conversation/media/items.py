@@ -9,9 +9,11 @@ from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.conversation.media.image import load_image
 from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
-from qwen3_omni_neuron.conversation.media.patches import PatchMaker, SizeLimits
-from qwen3_omni_neuron.conversation.media.video import load_video
-from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.conversation.media.patches import PatchMaker
+from qwen3_omni_neuron.conversation.media.pixels import Visual
+from qwen3_omni_neuron.conversation.media.settings import MediaSettings
+from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
+from qwen3_omni_neuron.conversation.media.video import VideoHeader, load_video
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,9 @@ class AudioItem:
 
 @dataclass(frozen=True)
 class ImageItem:
-    """Image, cut into patches."""
+    """Image, resized."""
 
-    patches: Patches
+    visual: Visual
     kind = "image"
     clip = None
     seconds_per_frame = 0.0  # it has one frame
@@ -34,13 +36,13 @@ class ImageItem:
 
 @dataclass(frozen=True)
 class VideoItem:
-    """Video, cut into patches.
+    """Video, resized.
 
-    seconds_per_frame: from one frame of its patches to the next. clip: its audio, None where it
+    seconds_per_frame: from one frame of its grid to the next. clip: its audio, None where it
     has none or none is wanted.
     """
 
-    patches: Patches
+    visual: Visual
     seconds_per_frame: float
     clip: Clip | None
     kind = "video"
@@ -52,22 +54,22 @@ Media = AudioItem | ImageItem | VideoItem
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    mel: settings of the features of audio. use_audio_in_video: whether a video's audio is wanted.
-    most_tokens: maximum of one item; a longer one is refused before it is decoded.
-    audio_tokens_per_s: tokens that a second of audio becomes.
+    mel: settings of the features of audio. settings: those of the checkpoint. use_audio_in_video:
+    whether a video's audio is wanted. most_tokens: maximum of one item; a longer one is refused
+    before it is decoded.
     """
 
     def __init__(
         self,
         patches: PatchMaker,
         mel: MelSettings,
+        settings: MediaSettings,
         use_audio_in_video: bool,
         most_tokens: int | None,
-        audio_tokens_per_s: float,
     ):
         self._patches, self._mel, self._most_tokens = patches, mel, most_tokens
         self._audio_rate = mel.rate if use_audio_in_video else None
-        self._limit_s = float("inf") if most_tokens is None else most_tokens / audio_tokens_per_s
+        self._limit_s = settings.longest_audio_s(most_tokens)
 
     def __call__(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
         """Read an item of `kind`: "audio", "image" or "video". where: names it in errors.
@@ -79,12 +81,19 @@ class MediaLoader:
             return AudioItem(Clip(waveform, self._mel))
         asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
         if kind == "image":
-            return ImageItem(self._patches.image(load_image(item, where), where, asked))
-        check = partial(self._patches.video_grid, where=where, asked=asked)
-        video = load_video(item, where, audio_rate=self._audio_rate, check=check)
-        patches = self._patches.video(video.frames, where, asked)
+            check = partial(self._patches.sizes.image_grid, where=where, asked=asked)
+            return ImageItem(self._patches.image(load_image(item, where, check), where, asked))
+
+        def check_video(header: VideoHeader) -> None:
+            size = (header.frames, header.height, header.width)
+            self._patches.sizes.video_grid(*size, where, asked)
+
+        video = load_video(
+            item, where, audio_rate=self._audio_rate, limit_s=self._limit_s, check=check_video
+        )
+        visual = self._patches.video(video.frames, where, asked)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(patches, self._patches.temporal_patch_size / video.fps, clip)
+        return VideoItem(visual, self._patches.sizes.temporal_patch_size / video.fps, clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip that arrives in pieces of this rate. Raises AudioError for the rate."""

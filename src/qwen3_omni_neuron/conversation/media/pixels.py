@@ -1,18 +1,18 @@
-"""Pixels of an image -> numbers for the vision encoder, by the checkpoint's settings."""
+"""Pixels of images and videos as a prompt keeps them, and the patches that the encoder takes."""
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.conversation.media.image import MAX_ASPECT
-from qwen3_omni_neuron.conversation.preprocessor import check_served, whole_setting
+from qwen3_omni_neuron.conversation.media.sizes import Grid, Sizes
+from qwen3_omni_neuron.conversation.preprocessor import check_served
 from qwen3_omni_neuron.errors import CheckpointError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 CHANNELS = 3
 _BICUBIC = 3  # Pillow's number of the filter
@@ -21,20 +21,25 @@ _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
 
+def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Resize an RGB image to (height, width), uint8 [height, width, 3].
+
+    An image that has the size already stays as it is, to the bit.
+    """
+    height, width = size
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), resample=_BICUBIC)
+    return np.asarray(picture)
+
+
 @dataclass(frozen=True, eq=False)
 class PixelSettings:
     """Settings of a checkpoint's image processor.
 
-    patch_size: pixels. merge_size: patches to a side of what becomes one token.
-    temporal_patch_size: frames in a patch. min_pixels, max_pixels: after resizing.
     levels: float32 [256, 3], the number for each level of each channel.
     """
 
-    patch_size: int
-    merge_size: int
-    temporal_patch_size: int
-    min_pixels: int
-    max_pixels: int
+    sizes: Sizes
     levels: NDArray[np.float32]
 
     @classmethod
@@ -45,64 +50,53 @@ class PixelSettings:
         """
         served = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
         check_served(settings, {**served, "resample": _BICUBIC})
-        size = settings.get("size") or {}
-        if not isinstance(size, dict):
-            raise CheckpointError(f"preprocessor_config.json has size {size!r}, not an object.")
-        limits = {
-            "min_pixels": size.get("shortest_edge", 56 * 56),
-            "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
-        } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
-        return cls(
-            whole_setting(settings, "patch_size", 14),
-            whole_setting(settings, "merge_size", 2),
-            whole_setting(settings, "temporal_patch_size", 2),
-            whole_setting(limits, "min_pixels", 0),
-            whole_setting(limits, "max_pixels", 0),
-            _levels(settings),
-        )
+        return cls(Sizes.of(settings), _levels(settings))
 
-    def resized(self, height: int, width: int, limits: tuple[int, int]) -> tuple[int, int]:
-        """Return the height and width that an image is resized to.
 
-        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
-        is within the limits, except where one such multiple a side is already more.
-        Raises ValueError where one side is more than MAX_ASPECT times the other.
-        Source: transformers smart_resize.
+@dataclass(frozen=True, eq=False)
+class Visual:
+    """Image or video in the size that the vision encoder takes, kept as pixels.
+
+    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures for each frame of the
+    grid, or the one of an image, which fills a frame alone. They never change.
+    """
+
+    pixels: NDArray[np.uint8]
+    settings: PixelSettings
+
+    @property
+    def grid(self) -> Grid:
+        """Frames, and rows and columns of patches in a frame."""
+        pictures, height, width, _ = self.pixels.shape
+        together, patch = self.settings.sizes.temporal_patch_size, self.settings.sizes.patch_size
+        return -(-pictures // together), height // patch, width // patch
+
+    def part(self, first: int, stop: int) -> "Visual":
+        """Return the frames from `first` up to `stop`, without a copy."""
+        together = self.settings.sizes.temporal_patch_size
+        return Visual(self.pixels[first * together : stop * together], self.settings)
+
+    def patches(self) -> "Tensor":
+        """Return the patches, float32 [frames, patches in a frame, patch_values].
+
+        They take four times the bytes of the pixels, of an image eight times: ask for a `part` at
+        a time. A patch is [channel, picture, y, x]; those that become one token are neighbours.
         """
-        aspect = max(height, width) / min(height, width)
-        if aspect > MAX_ASPECT:
-            raise ValueError(
-                f"one side is {aspect:.1f} times the other, and {MAX_ASPECT} times is the most"
-            )
-        unit = self.patch_size * self.merge_size
-        low, high = limits
-        nearest = round(height / unit) * round(width / unit) * unit**2
-        if nearest > high:
-            shrink = math.sqrt((height * width) / high)
-            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
-        elif nearest < low:
-            grow = math.sqrt(low / (height * width))
-            sides = [math.ceil(side * grow / unit) for side in (height, width)]
-        else:
-            sides = [round(side / unit) for side in (height, width)]
-        return sides[0] * unit, sides[1] * unit
+        import torch  # the process that decodes and resizes does without
 
-    def patches(self, picture: "Image", size: tuple[int, int]) -> NDArray[np.float32]:
-        """Resize an RGB image to (height, width) and cut it into patches.
-
-        Returns float32 [patches, 3, patch_size**2]; the patches that become one token are
-        neighbours.
-        """
-        height, width = size
-        resized = np.asarray(picture.resize((width, height), resample=_BICUBIC))
-        values = np.take_along_axis(self.levels, resized.reshape(-1, CHANNELS), axis=0)
-        merge, patch = self.merge_size, self.patch_size
-        unit = merge * patch
-        # [H, W, channel] -> [token row, token column, patch row, patch column, channel, y, x]
-        cut = values.reshape(
-            height // unit, merge, patch, width // unit, merge, patch, CHANNELS
-        ).transpose(0, 3, 1, 4, 6, 2, 5)
-        return cut.reshape(-1, CHANNELS, patch**2)
+        frames, rows, columns = self.grid
+        merge, patch = self.settings.sizes.merge_size, self.settings.sizes.patch_size
+        # [frame, picture, token row, patch row, y, token column, patch column, x, channel] ->
+        # [frame, token row, token column, patch row, patch column, channel, picture, y, x]
+        cut = self.pixels.reshape(
+            frames, -1, rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS
+        ).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        cut = cut.reshape(frames, rows * columns, CHANNELS, -1, patch**2)
+        shape = (*cut.shape[:3], self.settings.sizes.temporal_patch_size, patch**2)
+        patches = torch.empty(shape, dtype=torch.float32)  # aligned, as in process.mailbox
+        for channel, levels in enumerate(self.settings.levels.T):
+            patches.numpy()[:, :, channel] = levels.take(cut[:, :, channel])
+        return patches.flatten(2)
 
 
 def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:

@@ -1,5 +1,6 @@
 """Video of a message item -> frames, their rate, and audio, checked."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ from qwen3_omni_neuron.conversation.media.fields import real_number, whole_numbe
 from qwen3_omni_neuron.conversation.media.image import load_image
 from qwen3_omni_neuron.conversation.media.video_file import (
     Check,
+    Fit,
     Frames,
     Video,
+    VideoHeader,
     accept_all,
+    keep_whole,
     read_video_file,
 )
 from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
 
-__all__ = ["Video", "load_video"]
+__all__ = ["Video", "VideoHeader", "load_video"]
 
 _FPS = 2.0
 _MAX_FRAMES = 768
@@ -31,7 +35,10 @@ def load_video(
     where: str,
     *,
     audio_rate: int | None,
+    limit_s: float = math.inf,
     check: Check = accept_all,
+    fit: Fit = keep_whole,
+    threads: int = 0,
 ) -> Video:
     """Read a video item of a message.
 
@@ -41,15 +48,15 @@ def load_video(
     a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for which.
     item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
     audio_rate: sampling rate of the result's audio in Hz; None where it isn't wanted.
-    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the number,
-    height and width of a file's frames before they are decoded; may raise.
-    Raises VideoError, or AudioError for its audio.
+    where: names the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit, threads: as
+    `read_video_file` has them; the last three are for files alone.
+    Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
     """
     source = item.get("video")
     if source is None:
         raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
-    audio = _given_audio(item, where, audio_rate)
+    audio = _given_audio(item, where, audio_rate, limit_s)
     if isinstance(source, str | Path | bytes | bytearray):
         return _with_audio(
             read_video_file(
@@ -58,7 +65,10 @@ def load_video(
                 fps=_rate(item.get("fps"), _FPS, where),
                 max_frames=_max_frames(item.get("max_frames"), where),
                 audio_rate=audio_rate if audio is None else None,
+                limit_s=limit_s,
                 check=check,
+                fit=fit,
+                threads=threads,
             ),
             audio,
         )
@@ -66,10 +76,12 @@ def load_video(
     return Video(_frames(source, where), fps, audio)
 
 
-def _given_audio(item: Mapping[str, Any], where: str, audio_rate: int | None) -> Waveform | None:
+def _given_audio(
+    item: Mapping[str, Any], where: str, audio_rate: int | None, limit_s: float
+) -> Waveform | None:
     if audio_rate is None or item.get("audio") is None:
         return None
-    return load_waveform(item, audio_rate, where)
+    return load_waveform(item, audio_rate, where, limit_s)
 
 
 def _with_audio(video: Video, audio: Waveform | None) -> Video:

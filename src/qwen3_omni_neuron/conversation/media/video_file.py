@@ -4,6 +4,7 @@ PyAV decodes. A file is read twice: first its packets, without decoding, for the
 timestamps; then its frames, of which the chosen ones are kept. Its audio takes a third reading.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,20 +14,41 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.conversation.media.audio import Waveform, load_waveform, too_long
 from qwen3_omni_neuron.conversation.media.fields import Source, name_of, open_media
 from qwen3_omni_neuron.conversation.media.video_times import Timeline, choose_frames, read_timeline
-from qwen3_omni_neuron.errors import VideoError
+from qwen3_omni_neuron.errors import InputError, VideoError
 
 if TYPE_CHECKING:
     from av import VideoFrame
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
     from av.video.stream import VideoStream
 
 Frames = NDArray[np.uint8]
-Check = Callable[[int, int, int], object]
-"""Function of the number, height and width of a video's frames; may raise."""
+Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+"""Function of an upright frame, [height, width, 3], that returns what is kept of it; may raise."""
 _COMPLETE = Fraction(9, 10)  # of the length in the header, which is not exact to a frame
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """Sizes of a file's video and audio, known before anything is decoded.
+
+    frames: how many the model sees. height, width: of one, before it is rotated. seconds: length of
+    the video. audio_s: that of the audio, as far as the file says; 0 where there is or is wanted
+    none.
+    """
+
+    frames: int
+    height: int
+    width: int
+    seconds: float
+    audio_s: float
+
+
+Check = Callable[[VideoHeader], object]
+"""Function of what is known of a video before it is decoded; may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,8 +72,13 @@ class _DisorderError(Exception):
     """
 
 
-def accept_all(frames: int, height: int, width: int) -> None:
+def accept_all(header: VideoHeader) -> None:
     """Accept every video: the default check."""
+
+
+def keep_whole(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Keep a frame as it is: the default fit."""
+    return frame
 
 
 def read_video_file(
@@ -61,7 +88,10 @@ def read_video_file(
     fps: float,
     max_frames: int,
     audio_rate: int | None,
+    limit_s: float = math.inf,
     check: Check = accept_all,
+    fit: Fit = keep_whole,
+    threads: int = 0,
 ) -> Video:
     """Read a file's frames, evenly spread over its length, and its audio where audio_rate is given.
 
@@ -72,11 +102,13 @@ def read_video_file(
     rotation.
     Video.audio is None where the file has no audio. It is delayed, or cut at its beginning, to
     begin with the first frame.
-    check: called with the number, height and width of the frames before any is decoded.
-    Raises VideoError when the file can't be decoded, or AudioError when its audio is too short.
+    limit_s: longest audio. check: called before anything is decoded. fit: called with each of the
+    frames, to keep a smaller one. threads: of the video's decoder; 0: as many as there are cores.
+    Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
+    PromptTooLongError when it is too long.
     """
     with _opened(source, where) as container:
-        stream = _video_stream(container, source, where)
+        stream = _video_stream(container, source, where, threads)
         timeline = read_timeline(container, stream, fps)
         if not len(timeline.ticks):
             raise VideoError(
@@ -91,15 +123,20 @@ def read_video_file(
                     f"{float(timeline.seconds):.2f} s are there. Copy or export it again."
                 )
         chosen = choose_frames(timeline, fps, max_frames)
-        check(len(chosen), stream.height, stream.width)
+        audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline)
+        seconds = float(timeline.seconds)
+        check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
     try:
-        frames = _read_frames(source, where, timeline, chosen)
+        frames = _read_frames(source, where, timeline, chosen, fit, threads)
     except _DisorderError:
         timeline = timeline.by_count()
-        frames = _read_frames(source, where, timeline, choose_frames(timeline, fps, max_frames))
+        chosen = choose_frames(timeline, fps, max_frames)
+        frames = _read_frames(source, where, timeline, chosen, fit, threads)
     if frames is None:
         raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded. Export it again.")
-    audio = None if audio_rate is None else _read_audio(source, where, audio_rate, timeline)
+    audio = None
+    if audio_rate is not None:
+        audio = _read_audio(source, where, audio_rate, timeline, limit_s)
     return Video(frames, float(len(frames) / timeline.seconds), audio)
 
 
@@ -128,21 +165,29 @@ def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
                 _Nameless(file), "r", options=options, metadata_errors="replace"
             ) as container:
                 yield container
-        except av.FFmpegError as error:
+        except InputError:
+            raise
+        # Those that are none of FFmpeg's come from PyAV, and from sums over numbers in the file.
+        except (av.FFmpegError, ValueError, ArithmeticError) as error:
             raise VideoError(
                 f"{where}: {name_of(source)} can't be decoded as video; it is something else, "
                 f"broken or cut short ({error}). Export it again."
             ) from error
 
 
-def _video_stream(container: "InputContainer", source: Source, where: str) -> "VideoStream":
+def _video_stream(
+    container: "InputContainer", source: Source, where: str, threads: int
+) -> "VideoStream":
     from av.stream import Disposition
 
-    for stream in container.streams.video:
-        # The cover image of a song is a video stream of one frame, but not a video.
-        if not stream.disposition & Disposition.attached_pic and stream.codec_context is not None:
-            stream.thread_type = "AUTO"
+    # The cover image of a song is a video stream of one frame, but not a video.
+    videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    for stream in videos:
+        if stream.codec_context is not None:
+            stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
             return stream
+    if videos:
+        raise _no_decoder(where, source, "video")
     others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
     raise VideoError(
         f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}. Give "
@@ -150,20 +195,40 @@ def _video_stream(container: "InputContainer", source: Source, where: str) -> "V
     )
 
 
+def _no_decoder(where: str, source: Source, kind: str) -> VideoError:
+    return VideoError(
+        f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
+        "here. Export it with another one, such as H.264 and AAC."
+    )
+
+
+def _audio_seconds(container: "InputContainer", timeline: Timeline) -> float:
+    """Return how long a file says that its audio is, and where it does not, its video."""
+    if not container.streams.audio:
+        return 0.0
+    stream = container.streams.audio[0]
+    if stream.duration and stream.time_base:
+        return max(0.0, float(stream.duration * stream.time_base))
+    return float(timeline.seconds)
+
+
 def _read_frames(
-    source: Source, where: str, timeline: Timeline, chosen: list[int]
+    source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
 ) -> Frames | None:
     with _opened(source, where) as container:
-        stream = _video_stream(container, source, where)
-        return _decode(container, stream, chosen, timeline.counted)
+        stream = _video_stream(container, source, where, threads)
+        return _decode(container, stream, chosen, timeline.counted, fit)
 
 
 def _decode(
-    container: "InputContainer", stream: "VideoStream", chosen: list[int], counted: bool
+    container: "InputContainer",
+    stream: "VideoStream",
+    chosen: list[int],
+    counted: bool,
+    fit: Fit,
 ) -> Frames | None:
     """Decode the frame that is shown at each chosen tick, with no others in memory."""
-    kept: Frames | None = None
-    filled = 0
+    kept = _Kept(len(chosen), fit)
     previous: VideoFrame | None = None
     latest: int | None = None
     for index, frame in enumerate(container.decode(stream)):
@@ -171,31 +236,49 @@ def _decode(
         if now is not None and latest is not None and now < latest:
             raise _DisorderError
         latest = latest if now is None else now
-        while now is not None and filled < len(chosen) and now > chosen[filled]:
-            kept = _keep(previous or frame, kept, filled, len(chosen))
-            filled += 1
-        if filled == len(chosen):
-            return kept
+        while now is not None and kept.count < len(chosen) and now > chosen[kept.count]:
+            kept.add(previous or frame)
+        if kept.count == len(chosen):
+            return kept.frames
         previous = frame
-    while previous is not None and filled < len(chosen):
-        kept = _keep(previous, kept, filled, len(chosen))
-        filled += 1
-    return kept
+    while previous is not None and kept.count < len(chosen):
+        kept.add(previous)
+    return kept.frames
 
 
-def _keep(frame: "VideoFrame", kept: Frames | None, index: int, n: int) -> Frames:
-    quarters = round(frame.rotation / 90)  # counterclockwise
-    if kept is None:
-        pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
-        kept = np.empty((n, *pixels.shape), np.uint8)
-    else:  # a stream may change its size: later frames are scaled to the size of the first
-        height, width = kept.shape[1:3] if quarters % 2 == 0 else kept.shape[2:0:-1]
-        pixels = np.rot90(frame.to_ndarray(format="rgb24", width=width, height=height), quarters)
-    kept[index] = pixels
-    return kept
+class _Kept:
+    """Chosen frames, upright, fitted, and of one size.
+
+    n: how many there will be. count: how many there are. frames: None where there are none.
+    """
+
+    def __init__(self, n: int, fit: Fit):
+        self._n, self._fit = n, fit
+        self._size: tuple[int, ...] | None = None  # of the first frame, upright and not yet fitted
+        self.count = 0
+        self.frames: Frames | None = None
+
+    def add(self, frame: "VideoFrame") -> None:
+        """Take the next one."""
+        pixels: NDArray[Any]
+        quarters = round(frame.rotation / 90)  # counterclockwise
+        if self._size is None:
+            pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
+            self._size = pixels.shape[:2]
+        else:  # a stream may change its size: later frames are scaled to the size of the first
+            height, width = self._size if quarters % 2 == 0 else self._size[::-1]
+            scaled = frame.to_ndarray(format="rgb24", width=width, height=height)
+            pixels = np.rot90(scaled, quarters)
+        fitted = self._fit(pixels)
+        if self.frames is None:
+            self.frames = np.empty((self._n, *fitted.shape), np.uint8)
+        self.frames[self.count] = fitted
+        self.count += 1
 
 
-def _read_audio(source: Source, where: str, rate: int, timeline: Timeline) -> Waveform | None:
+def _read_audio(
+    source: Source, where: str, rate: int, timeline: Timeline, limit_s: float
+) -> Waveform | None:
     """Read the first audio stream, mono at `rate` Hz, from the first frame on.
 
     None where the file has no audio.
@@ -203,21 +286,27 @@ def _read_audio(source: Source, where: str, rate: int, timeline: Timeline) -> Wa
     import av
 
     pieces: list[NDArray[Any]] = []
-    begins = timeline.start
+    begins, count, place = timeline.start, 0, f"{where} (its audio)"
     with _opened(source, where) as container:
         if not container.streams.audio:
             return None
+        stream: AudioStream = container.streams.audio[0]
+        if stream.codec_context is None:
+            raise _no_decoder(where, source, "audio")
         resampler = av.AudioResampler(format="fltp")  # rate and channels stay as they are
-        for frame in container.decode(container.streams.audio[0]):
+        for frame in container.decode(stream):
             if not pieces and frame.pts is not None and frame.time_base is not None:
                 begins = frame.pts * frame.time_base
             file_rate = frame.sample_rate
             # [channels, samples] -> [samples]
-            pieces += [part.to_ndarray().mean(axis=0) for part in resampler.resample(frame)]
+            parts = [part.to_ndarray().mean(axis=0) for part in resampler.resample(frame)]
+            pieces += parts
+            count += sum(map(len, parts))
+            late = round((begins - timeline.start) * file_rate)
+            silence = min(max(late, 0), round(timeline.seconds * file_rate))
+            if silence - max(-late, 0) + count > limit_s * file_rate:
+                raise too_long(place, "lasts longer", limit_s)
     if not pieces:
         return None
-    late = round((begins - timeline.start) * file_rate)
-    silence = min(max(late, 0), round(timeline.seconds * file_rate))
     samples = np.concatenate([np.zeros(silence, np.float32), *pieces])[max(-late, 0) :]
-    item = {"audio": samples, "sampling_rate": file_rate}
-    return load_waveform(item, rate, f"{where} (its audio)")
+    return load_waveform({"audio": samples, "sampling_rate": file_rate}, rate, place, limit_s)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Patches
+from qwen3_omni_neuron.conversation.media.pixels import Visual
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, VisionEncoderConfig
@@ -53,20 +53,21 @@ class NeuronVision:
         self._labels = {patches: graph.label for (patches,), graph in graphs.items()}
         self._dtype = next(iter(graphs.values())).inputs[0].dtype
 
-    def encode(self, images: Iterable[Patches]) -> Tensor:
+    def encode(self, visuals: Iterable[Visual]) -> Tensor:
         """Encode images and videos frame by frame; see Vision.encode.
 
         Raises BucketError for a frame of more patches than any graph takes.
         """
-        return torch.cat([rows for image in images for rows in self._frames(image)], 1)
+        return torch.cat([rows for visual in visuals for rows in self._frames(visual)], 1)
 
-    def _frames(self, image: Patches) -> Iterator[Tensor]:
+    def _frames(self, visual: Visual) -> Iterator[Tensor]:
         """Encode each frame to [1 + deepstack, rows, hidden]."""
-        frames, height, width = image.grid
+        frames, height, width = visual.grid
         merge, size = self._config.merge_size, height * width
         bucket = bucket_of(size, list(self._labels), "patches in a frame")
         places, grid = patch_places(height, width, merge), torch.tensor((height, width))
-        for frame in image.values.view(frames, size, -1).to(self._dtype).split(1):
+        for index in range(frames):
+            frame = visual.part(index, index + 1).patches().to(self._dtype)
             patches, padded_places, valid = pad_patches(frame, places, bucket)
             (rows,) = self._part.call(self._labels[bucket], patches, padded_places, grid, valid)
             yield rows[:, 0, : size // merge**2]

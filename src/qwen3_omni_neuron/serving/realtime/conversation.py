@@ -1,5 +1,6 @@
 """Items of a conversation: what clients are told of it, over the turns that the model reads."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,7 +9,8 @@ import numpy as np
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.media import MediaReader
+from qwen3_omni_neuron.serving.media import MediaReader, sound_bytes
+from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     Codec,
     Resampler,
@@ -72,29 +74,59 @@ class Entry:
 
 
 @dataclass
-class Conversation:
-    """Items over a session, for one thread at a time. most_bytes: of all items and the buffer.
+class Draft:
+    """Item of a client's that is being read, for no turn yet.
 
-    buffered: bytes of the user's turn that has not ended; held: of all items.
+    message: what the session will read; its media may still have to be decoded. shown: what clients
+    are told. account: of the session. size: bytes that it holds there.
+    """
+
+    id: str
+    message: Json
+    shown: Json
+    account: Account
+    size: int = 0
+
+    def hold(self, size: int) -> None:
+        """Count bytes of it. Raises ApiError."""
+        self.account.hold(size)
+        self.size += size
+
+    def drop(self) -> None:
+        """Count nothing of it any more."""
+        self.account.release(self.size)
+        self.size = 0
+
+
+@dataclass
+class Conversation:
+    """Items over a session, for one thread at a time. account: bytes that all of it holds.
+
+    buffered: bytes of the user's turn that has not ended.
     """
 
     session: Session
-    most_bytes: int
+    account: Account
     id: str = field(default_factory=lambda: new_id("conv_"))
     buffered: int = 0
-    held: int = 0
     _items: dict[str, Entry] = field(default_factory=dict)
     _by_turn: dict[int, Entry] = field(default_factory=dict)
 
     def hear(self, samples: Samples) -> None:
         """Append sound to the user's turn. Raises ApiError where the session holds too much."""
-        self._check_size(samples.nbytes)
-        self.session.append_audio(samples, RATE)
-        self.buffered += samples.nbytes
+        size = sound_bytes(samples)
+        self.account.hold(size)
+        try:
+            self.session.append_audio(samples, RATE)
+        except BaseException:
+            self.account.release(size)
+            raise
+        self.buffered += size
 
     def drop(self) -> None:
         """Drop the user's turn that has not ended."""
         self.session.clear()
+        self.account.release(self.buffered)
         self.buffered = 0
 
     def commit(self, item_id: str) -> tuple[Entry, str | None]:
@@ -112,16 +144,15 @@ class Conversation:
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
+        self.account.add(ITEM_BYTES)
         entry = Entry(item_id, shown, turn, ITEM_BYTES + self.buffered)
         self.buffered = 0
         return entry, self._added(entry)
 
-    def create(
-        self, item: Item, after: str | None, media: MediaReader, codec: Codec
-    ) -> tuple[Entry, str | None]:
-        """Put a client's item into the conversation: at the end, or after another one, or "root".
+    def draft(self, item: Item, media: MediaReader, codec: Codec) -> Draft:
+        """Read a client's item, but for media that are to be decoded: see `MediaReader.finish`.
 
-        Returns it, and the id of the one before. Raises ApiError and the errors of the API.
+        Raises ApiError.
         """
         if item.id is not None and item.id in self._items:
             raise ApiError(
@@ -130,14 +161,28 @@ class Conversation:
                 "item_already_exists",
                 "item.id",
             )
+        draft = _draft_of(item, self.account)
+        try:
+            draft.hold(ITEM_BYTES + _text_bytes(item))
+            if isinstance(item, MessageItem):
+                _read_content(draft, item, media, codec)
+        except BaseException:
+            draft.drop()
+            raise
+        return draft
+
+    def create(self, draft: Draft, after: str | None) -> tuple[Entry, str | None]:
+        """Put an item into the conversation: at the end, or after another one, or "root".
+
+        Returns it, and the id of the one before. Raises ApiError and the errors of the API.
+        """
         before = None
         if after is not None:
             turns = self.session.turns
             at = 0 if after == "root" else turns.index(self._found(after, "previous_item_id").turn)
             later = turns[at + (after != "root") :]
             before = later[0] if later else None
-        entry = self._entry(item, media, codec)
-        self._check_size(entry.size)
+        entry = self._entry(draft)
         self.session.insert(entry.turn, before)
         return entry, self._added(entry)
 
@@ -189,14 +234,12 @@ class Conversation:
         else:
             self._replace_text(entry, entry.text, heard_s)
 
-    def input_of(
-        self, given: Sequence[Item | Reference], media: MediaReader, codec: Codec
-    ) -> list[Turn | Reply]:
+    def input_of(self, given: Sequence[Draft | Reference]) -> list[Turn | Reply]:
         """Return the turns of one response's own input. Raises ApiError."""
         return [
             self._found(item.id, "response.input").turn
             if isinstance(item, Reference)
-            else self._entry(item, media, codec).turn
+            else self._entry(item).turn
             for item in given
         ]
 
@@ -213,6 +256,7 @@ class Conversation:
         """
         shown = {"type": "message", "role": "assistant"}
         entry = Entry(new_id("item_"), shown, reply, spoken=spoken, status="in_progress")
+        self.account.add(entry.size)
         return entry, self._added(entry)
 
     def add_call(self, call: Call, after: Sequence[str]) -> tuple[Entry, str | None]:
@@ -223,7 +267,13 @@ class Conversation:
         turns = self.session.turns
         left = [self._items[item_id].turn for item_id in after if item_id in self._items]
         later = turns[turns.index(left[-1]) + 1 :] if left else []
-        entry = self._call_entry(new_id("item_"), call.id, call.name, call.arguments)
+        item = CallItem(
+            type="function_call", call_id=call.id, name=call.name, arguments=call.arguments
+        )
+        draft = _draft_of(item, self.account)
+        draft.size = ITEM_BYTES + _text_bytes(item)
+        self.account.add(draft.size)
+        entry = self._entry(draft)
         self.session.insert(entry.turn, later[0] if later else None)
         return entry, self._added(entry)
 
@@ -235,9 +285,9 @@ class Conversation:
         """
         if self._items.get(entry.id) is not entry:
             return
-        size = len(text.encode())
+        size = sys.getsizeof(text)
         entry.size += size
-        self.held += size
+        self.account.add(size)
         if not as_it_is:
             # Seconds that a client has said already, between the reply's last event and here.
             heard_s = entry.turn.heard_s if isinstance(entry.turn, Reply) else None
@@ -246,7 +296,7 @@ class Conversation:
     def forget(self, entry: Entry) -> None:
         """Take an item out, as if it had not been."""
         self.session.remove(entry.turn)
-        self.held -= entry.size
+        self.account.release(entry.size)
         del self._items[entry.id], self._by_turn[id(entry.turn)]
 
     def samples_of(self, entry: Entry) -> Samples:
@@ -255,45 +305,8 @@ class Conversation:
         sounds = [x["audio"] for x in entry.turn.message["content"] if x["type"] == "audio"]
         return np.concatenate(sounds)
 
-    def _entry(self, item: Item, media: MediaReader, codec: Codec) -> Entry:
-        item_id = item.id or new_id("item_")
-        if isinstance(item, CallItem):
-            return self._call_entry(
-                item_id, item.call_id or new_id("call_"), item.name, item.arguments
-            )
-        if isinstance(item, OutputItem):
-            shown = {"type": item.type, "call_id": item.call_id, "output": item.output}
-            turn = self.session.read({"role": "tool", "content": item.output})
-            return Entry(item_id, shown, turn, ITEM_BYTES + len(item.output.encode()))
-        return self._message_entry(item_id, item, media, codec)
-
-    def _message_entry(
-        self, item_id: str, item: MessageItem, media: MediaReader, codec: Codec
-    ) -> Entry:
-        content, parts, size = [], [], ITEM_BYTES
-        for index, part in enumerate(item.content):
-            made, told = _part(part, item.role, f"item.content.{index}", media, codec)
-            content.append(made)
-            parts.append(told)
-            size += made["audio"].nbytes if made["type"] == "audio" else len(made[made["type"]])
-        if item.role != "user":
-            turn = self._turn_of(item.role, "".join(x["text"] for x in content))
-        else:
-            turn = self.session.read({"role": "user", "content": content})
-        shown = {"type": "message", "role": item.role, "content": parts}
-        return Entry(item_id, shown, turn, size)
-
-    def _call_entry(self, item_id: str, call_id: str, name: str, arguments: str) -> Entry:
-        function = {"name": name, "arguments": arguments}
-        calls = [{"type": "function", "function": function}]
-        turn = self.session.read({"role": "assistant", "content": "", "tool_calls": calls})
-        shown = {
-            "type": "function_call",
-            "call_id": call_id,
-            "name": name,
-            "arguments": arguments,
-        }
-        return Entry(item_id, shown, turn, ITEM_BYTES + len(name) + len(arguments))
+    def _entry(self, draft: Draft) -> Entry:
+        return Entry(draft.id, draft.shown, self.session.read(draft.message), draft.size)
 
     def _turn_of(self, role: str, text: str) -> Turn:
         return self.session.read({"role": role, "content": text})
@@ -312,7 +325,6 @@ class Conversation:
     def _added(self, entry: Entry) -> str | None:
         """Take an item whose turn is in the history. Returns the id of the one before it."""
         self._items[entry.id] = self._by_turn[id(entry.turn)] = entry
-        self.held += entry.size
         before = None
         for turn in self.session.turns:
             if turn is entry.turn:
@@ -328,15 +340,44 @@ class Conversation:
             raise ApiError(400, message, "item_not_found", param)
         return entry
 
-    def _check_size(self, more: int) -> None:
-        held = self.buffered + self.held
-        if held + more > self.most_bytes:
-            raise ApiError(
-                400,
-                f"the session holds {held} bytes of items and sound, and {self.most_bytes} are "
-                "the most. Delete items, clear the buffer, or begin another session.",
-                "session_too_large",
-            )
+
+def _text_bytes(item: Item) -> int:
+    """Return the bytes of an item's text in memory, with what clients are told of its images."""
+    if isinstance(item, CallItem):
+        texts: list[str | None] = [item.name, item.arguments]
+    elif isinstance(item, OutputItem):
+        texts = [item.output]
+    else:
+        texts = [t for part in item.content for t in (part.text, part.transcript, part.image_url)]
+    return sum(sys.getsizeof(text) for text in texts if text is not None)
+
+
+def _draft_of(item: Item, account: Account) -> Draft:
+    item_id = item.id or new_id("item_")
+    if isinstance(item, OutputItem):
+        shown = {"type": item.type, "call_id": item.call_id, "output": item.output}
+        return Draft(item_id, {"role": "tool", "content": item.output}, shown, account)
+    if isinstance(item, CallItem):
+        function = {"name": item.name, "arguments": item.arguments}
+        calls = [{"type": "function", "function": function}]
+        message = {"role": "assistant", "content": "", "tool_calls": calls}
+        shown = {"type": item.type, "call_id": item.call_id or new_id("call_"), **function}
+        return Draft(item_id, message, shown, account)
+    message = {"role": item.role, "content": []}
+    return Draft(item_id, message, {"type": "message", "role": item.role, "content": []}, account)
+
+
+def _read_content(draft: Draft, item: MessageItem, media: MediaReader, codec: Codec) -> None:
+    """Read a message's parts into its draft. Raises ApiError."""
+    content: list[Json] = []
+    for index, part in enumerate(item.content):
+        made, told = _part(part, item.role, f"item.content.{index}", media, codec)
+        if made["type"] == "audio":
+            draft.hold(sound_bytes(made["audio"]))
+        content.append(made)
+        draft.shown["content"].append(told)
+    texts_alone = item.role != "user"
+    draft.message["content"] = "".join(x["text"] for x in content) if texts_alone else content
 
 
 def _part(part: Part, role: str, where: str, media: MediaReader, codec: Codec) -> tuple[Json, Json]:

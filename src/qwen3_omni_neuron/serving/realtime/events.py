@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.json_bounds import check_json
 
 Json = dict[str, Any]
 EventId = Annotated[str, Field(max_length=512)]
@@ -172,6 +173,8 @@ _EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(dis
 _ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
 )
+_LARGE = 1 << 18  # characters of strings
+_VALUE = 1 << 6  # characters that are written as soon as a list's or an object's value
 _KINDS = frozenset(
     get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientEvent)
 )
@@ -192,7 +195,10 @@ class EventError(Exception):
 def read_event(text: str) -> ClientEvent:
     """Read a client's event. Raises EventError."""
     try:
+        check_json(text.encode("utf-8", "surrogatepass"))
         given = json.loads(text)
+    except ApiError as error:
+        raise EventError(error, None) from error
     except (ValueError, RecursionError) as error:
         message = f"the event is no JSON ({str(error)[:200]}). Send one object a message."
         raise EventError(ApiError(400, message, "invalid_json"), None) from error
@@ -245,6 +251,20 @@ _TAGS = frozenset(
         "literal['inf']",
     )
 )
+
+
+def is_large(fields: Json) -> bool:
+    """Return whether it may take more than a millisecond or two to write an event's fields."""
+    left, found = _LARGE, list[Any](fields.values())
+    while found and left >= 0:
+        value = found.pop()
+        if isinstance(value, str):
+            left -= len(value)
+        elif isinstance(value, dict | list):
+            left -= _VALUE * len(value)
+            found += value
+            found += value.values() if isinstance(value, dict) else ()
+    return left < 0
 
 
 def server_event(kind: str, **fields: Any) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import (
     codec_of,
     decoded_sound,
 )
-from qwen3_omni_neuron.serving.realtime.conversation import RATE, Conversation, Entry
+from qwen3_omni_neuron.serving.realtime.conversation import RATE, Conversation, Draft, Entry
 from qwen3_omni_neuron.serving.realtime.events import Json
 from qwen3_omni_neuron.serving.realtime.response import Asked, CancelReason, Line, Response
 from qwen3_omni_neuron.serving.realtime.session_config import (
@@ -56,6 +56,7 @@ from qwen3_omni_neuron.session import Reply, ReplyStream, Turn
 
 TOO_LONG, RESTART = 1000, 1012  # codes of a close
 _TICK_S = 0.1
+_CONFIG_COPIES = 4  # of a configuration's JSON: its objects, and those of the options and turn
 
 
 class LiveSession:
@@ -70,20 +71,23 @@ class LiveSession:
         receive: Receive,
         send: Send,
     ):
-        self._service, self._context, self._pool = service, context, pool
+        self._service, self._context, self._pool, self._omni = service, context, pool, omni
         self._receive = receive
         self._voices = Voices(omni.info.speakers)
         session = omni.session(literal_text=True)
-        self._conversation = Conversation(session, service.settings.max_realtime_bytes)
+        self._account = service.account_of_session(context.owner)
+        self._conversation = Conversation(session, self._account)
         self._config = first_config(service.model.name, self._voices)
+        self._config_bytes = 0  # that the account holds for it
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._line = Line(send, pool, self._conversation, service, context)
         self._send, self._in_thread = self._line.send, self._line.in_thread
         self._response: Response | None = None  # the last one
+        self._held = ExitStack()  # what the last response has until it ends: place, own input
         self._spoken: Response | None = None  # the last one with sound, which may still play
-        self._transcriber = Transcriber(self._line)
+        self._transcriber = Transcriber(self._line, self._account)
         self._detector: TurnDetector | None = None
         self._codec = _codec(self._config.audio.input.format)
         self._resampler = Resampler(self._codec.rate, RATE)
@@ -100,6 +104,8 @@ class LiveSession:
                 task.cancel()
             await asyncio.wait(tasks)
             self._pool.submit(self._conversation.session.close)
+            self._held.close()
+            self._account.close()
             self._transcriber.close()
             if self._response is not None:
                 await self._response.end()
@@ -183,10 +189,18 @@ class LiveSession:
 
     async def _update(self, event: events.SessionUpdate) -> None:
         before, session = self._config, self._conversation.session
-        config = updated(before, event.session, self._voices)
-        if config.instructions != before.instructions:
-            await self._in_thread(setattr, session, "system", config.instructions or None)
-        await self._in_thread(session.set_options, **self._options(config))
+        config = await self._in_thread(updated, before, event.session, self._voices)
+        size = _CONFIG_COPIES * len(await self._in_thread(config.model_dump_json))
+        self._account.hold(size)
+        try:
+            if config.instructions != before.instructions:
+                await self._in_thread(setattr, session, "system", config.instructions or None)
+            await self._in_thread(session.set_options, **self._options(config))
+        except BaseException:
+            self._account.release(size)
+            raise
+        self._account.release(self._config_bytes)
+        self._config_bytes = size
         self._config = config
         if config.audio.input.format != before.audio.input.format:
             await self._hear_rest()
@@ -194,7 +208,7 @@ class LiveSession:
             self._resampler = Resampler(self._codec.rate, RATE)
         if config.audio.input.turn_detection != before.audio.input.turn_detection:
             await self._in_thread(self._detect)
-        await self._send("session.updated", session=self._shown())
+        await self._send("session.updated", session=await self._in_thread(self._shown))
 
     def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
         """Return the options of replies. asked: what they are to be; none: what the session is."""
@@ -312,10 +326,25 @@ class LiveSession:
             await self._send(f"conversation.item.{kind}", item=entry.json, previous_item_id=before)
 
     async def _create(self, event: events.ItemCreate) -> None:
-        create = self._conversation.create
-        place = event.previous_item_id, self._media(), self._codec
-        entry, before = await self._in_thread(create, event.item, *place)
+        draft = await self._draft(event.item)
+        try:
+            create = self._conversation.create
+            entry, before = await self._in_thread(create, draft, event.previous_item_id)
+        except BaseException:
+            draft.drop()
+            raise
         await self._told(entry, before)
+
+    async def _draft(self, item: events.Item) -> Draft:
+        """Read an item of the client's with its media. Raises ApiError and the API's errors."""
+        media = self._media()
+        draft = await self._in_thread(self._conversation.draft, item, media, self._codec)
+        try:
+            await media.finish(draft.hold)
+        except BaseException:
+            draft.drop()
+            raise
+        return draft
 
     async def _retrieve(self, event: events.ItemRetrieve) -> None:
         item = await self._in_thread(self._conversation.retrieve, event.item_id, self._codec)
@@ -355,31 +384,53 @@ class LiveSession:
         self._voices.check(None, spoken, "session")
         options = self._options(self._config, asked)
         takes_calls = bool(options.get("tools"))
-        response = Response(self._asked(asked, spoken, takes_calls), self._line, self._answered)
-        self._response = response
-        try:
-            stream, message, before = await self._started(
-                partial(self._begin, asked, spoken, options)
-            )
-        except InputError as error:
-            raise api_error_of(error) from error
-        except Qwen3OmniError as error:
-            self._service.model.noticed(error)
-            return await response.refuse(api_error_of(error))
+        with ExitStack() as held:
+            held.enter_context(self._service.requests.place(self._context.owner))
+            given = await self._input(asked, held)
+            response = Response(self._asked(asked, spoken, takes_calls), self._line, self._answered)
+            self._response = response
+            try:
+                stream, message, before = await self._started(
+                    partial(self._begin, asked, given, spoken, options)
+                )
+            except InputError as error:
+                raise api_error_of(error) from error
+            except Qwen3OmniError as error:
+                self._service.model.noticed(error)
+                return await response.refuse(api_error_of(error))
+            self._held = held.pop_all()
         if spoken:
             self._spoken = response
         response.begin(stream, message, before)
         return None
 
+    async def _input(
+        self, asked: ResponseConfig, held: ExitStack
+    ) -> list[Draft | events.Reference] | None:
+        """Read a response's own input, None where it has none. held: takes what it holds."""
+        if asked.input is None:
+            return None
+        given: list[Draft | events.Reference] = []
+        for item in await self._in_thread(events.read_items, asked.input):
+            if isinstance(item, events.Reference):
+                given.append(item)
+            else:
+                given.append(draft := await self._draft(item))
+                held.callback(draft.drop)
+        return given
+
     def _begin(
-        self, asked: ResponseConfig, spoken: bool, options: dict[str, Any]
+        self,
+        asked: ResponseConfig,
+        given: list[Draft | events.Reference] | None,
+        spoken: bool,
+        options: dict[str, Any],
     ) -> tuple[ReplyStream, Entry | None, str | None]:
         """Start a reply, in the session's thread."""
         conversation, session = self._conversation, self._conversation.session
         turns: list[Turn | Reply] = session.turns
-        if asked.input is not None:
-            given = events.read_items(asked.input)
-            turns = conversation.input_of(given, self._media(), self._codec)
+        if given is not None:
+            turns = conversation.input_of(given)
         kept = asked.conversation == "auto"
         system = self._config.instructions if asked.instructions is None else asked.instructions
         stream = session.respond(
@@ -451,11 +502,12 @@ class LiveSession:
                 logs.logger.debug("nothing to cut", exc_info=True)
 
     def _answered(self) -> None:
+        self._held.close()
         if self._detector is not None:
             self._detector.wait(self._spoken.playback.left_s if self._spoken else 0.0)
 
     def _media(self) -> MediaReader:
-        return MediaReader(self._service.settings, self._service.fetcher)
+        return MediaReader(self._service, self._omni, self._context.owner)
 
 
 _HANDLERS: dict[type, Callable[[LiveSession, Any], Awaitable[None]]] = {

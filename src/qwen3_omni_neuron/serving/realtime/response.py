@@ -18,7 +18,12 @@ from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json, server_event
+from qwen3_omni_neuron.serving.realtime.events import (
+    ClientGoneError,
+    Json,
+    is_large,
+    server_event,
+)
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
@@ -83,7 +88,8 @@ class Line:
     async def send(self, kind: str, **fields: Any) -> None:
         """Send an event. Raises ClientGoneError."""
         try:
-            text = server_event(kind, **fields)
+            write = partial(server_event, kind, **fields)
+            text = await self.in_thread(write) if is_large(fields) else write()
             await self.raw_send({"type": "websocket.send", "text": text})
         except OSError as error:  # as ASGI has it
             raise ClientGoneError from error

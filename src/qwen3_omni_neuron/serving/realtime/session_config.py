@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, RequestOptions
+from qwen3_omni_neuron.serving.bodies import MOST_MESSAGES, MOST_TOOLS
 from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime import vad
@@ -23,6 +24,8 @@ _OPTIONS = {
 _SILENCE_MS = {"low": 1000, "high": 300}  # that ends a turn, by the eagerness of semantic_vad
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
+MetadataName = Annotated[str, Field(max_length=64)]  # as OpenAI has them
+MetadataValue = Annotated[str, Field(max_length=512)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
 
@@ -119,7 +122,7 @@ class _Asked(BaseModel):
     instructions: str | None = None
     output_modalities: Modalities | None = None
     max_output_tokens: MostTokens | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: Literal["auto", "none"] | None = None
     parallel_tool_calls: bool | None = None
     prompt: None = None
@@ -155,8 +158,8 @@ class ResponseConfig(_Asked):
 
     audio: ResponseAudio = ResponseAudio()
     conversation: Literal["auto", "none"] = "auto"
-    input: list[Any] | None = None
-    metadata: dict[str, str] | None = Field(None, max_length=16)
+    input: list[Any] | None = Field(None, max_length=MOST_MESSAGES)
+    metadata: dict[MetadataName, MetadataValue] | None = Field(None, max_length=16)
 
 
 class Voices:
@@ -258,10 +261,14 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
         output = getattr(one, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
-    functions = [tool.model_dump(exclude={"type"}, exclude_none=True) for tool in tools]
-    if choice == "none":
-        functions = []
+    functions = [] if choice == "none" else [_function(tool) for tool in tools]
     return {**options, "tools": [{"type": "function", "function": one} for one in functions]}
+
+
+def _function(tool: Tool) -> Json:
+    """Return a tool as the API takes it, its parameters as they are: a copy could take long."""
+    fields = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown(config: SessionConfig) -> Json:

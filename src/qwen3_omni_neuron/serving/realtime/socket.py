@@ -1,7 +1,7 @@
-"""Sockets at /v1/realtime: which clients may open one, and how many."""
+"""Sockets at /v1/realtime: when one may be opened, and how many."""
 
 from concurrent.futures import ThreadPoolExecutor
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
@@ -10,7 +10,6 @@ from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.service import Service
 
 PATH = "/v1/realtime"
-LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 class RealtimeSockets:
@@ -18,12 +17,10 @@ class RealtimeSockets:
 
     def __init__(self, service: Service):
         self._service = service
-        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one session. Raises ApiError before it has begun."""
         service, context = self._service, scope["context"]
-        check_origin(scope, service)
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
         if asked is not None and asked[0] != service.model.name:
             raise ApiError(
@@ -36,15 +33,7 @@ class RealtimeSockets:
         if service.model.sessions_end_in_s is not None:
             message = "the server ends: open the session again."
             raise ApiError(503, message, "model_draining", retry_after_s=RETRY_S)
-        most = service.settings.max_realtime_sessions
-        if self._open >= most:
-            raise ApiError(
-                503,
-                f"{most} realtime sessions are open, the most that are taken. Try again soon.",
-                "too_many_sessions",
-                retry_after_s=RETRY_S,
-            )
-        self._open += 1
+        place = service.sessions.place(context.owner)
         service.metrics.realtime_sessions.inc()
         pool = ThreadPoolExecutor(1, "realtime")
         try:
@@ -55,25 +44,5 @@ class RealtimeSockets:
             await LiveSession(service, context, omni, pool, receive, send).serve()
         finally:
             pool.shutdown(wait=False)
-            self._open -= 1
+            place.leave()
             service.metrics.realtime_sessions.dec()
-
-
-def check_origin(scope: Scope, service: Service) -> None:
-    """Refuse a page of another host: a browser would let it use what only this machine may.
-
-    Raises ApiError 403.
-    """
-    headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
-    origin, settings = headers.get(b"origin"), service.settings
-    if origin is None or origin.lower() in settings.allowed_origins:
-        return
-    host = headers.get(b"host", "").lower()
-    # Else a page whose name was made to mean this machine would be of the same host.
-    local = settings.host not in LOOPBACK or urlsplit(f"//{host}").hostname in LOOPBACK
-    if not local or urlsplit(origin.lower()).netloc != host:
-        raise ApiError(
-            403,
-            f"a page of {origin[:100]!r} may not use this server. Allow it with --allow-origin.",
-            "origin_not_allowed",
-        )

@@ -6,6 +6,8 @@ from typing import Any
 from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.media import sound_bytes
+from qwen3_omni_neuron.serving.quotas import Account
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
 from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
@@ -16,20 +18,24 @@ MOST_WAITING = 16
 
 
 class Transcriber:
-    """Maker of one session's transcripts, beside its answers."""
+    """Maker of one session's transcripts, beside its answers.
 
-    def __init__(self, line: Line):
-        self._line = line
+    account: of the session; the sound of turns that wait is in memory once more.
+    """
+
+    def __init__(self, line: Line, account: Account):
+        self._line, self._account = line, account
         self._waiting: asyncio.Queue[tuple[Entry, Samples]] = asyncio.Queue(MOST_WAITING)
         self._task: asyncio.Task[None] | None = None
 
     def add(self, entry: Entry, samples: Samples) -> None:
-        """Transcribe a turn when those before it are done."""
+        """Transcribe a turn when those before it are done. Raises ApiError."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         if self._waiting.full():
             message = f"{MOST_WAITING} turns wait to be transcribed already."
             raise ApiError(429, message, "too_many_transcriptions")
+        self._account.hold(sound_bytes(samples))
         self._waiting.put_nowait((entry, samples))
 
     def close(self) -> None:
@@ -51,13 +57,19 @@ class Transcriber:
                 self._line.service.model.noticed(failure)
                 error = api_error_of(failure).body["error"]
                 await self._line.send(f"{kind}.failed", **fields, error=error)
+            finally:
+                self._account.release(sound_bytes(samples))
+                del entry, samples
 
     async def _transcribe(
         self, kind: str, entry: Entry, samples: Samples, fields: dict[str, Any]
     ) -> None:
-        service, texts = self._line.service, []
-        stream = await service.model.start(lambda: self._stream(samples))
-        with stream:
+        service, texts, owner = self._line.service, [], self._line.context.owner
+        service.rates.count(owner)
+        with (
+            service.requests.place(owner),
+            await service.model.start(self._stream, samples) as stream,
+        ):
             async for event in stream:
                 if isinstance(event, TextDelta):
                     texts.append(event.text)

@@ -1,0 +1,55 @@
+"""Kinds of attacks, and how their outcomes are judged."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bench.attacks.outcomes import CHECKED, LEFT, REFUSED, Outcome
+from bench.attacks.target import ServerSpec, Target
+
+SHARED = ServerSpec()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of attack.
+
+    sends: what it does, in a few words. attack: does it, and returns what came back to each of its
+    clients. allowed: how that may go, words of `bench.attacks.outcomes`. server: what it needs.
+    good: whether a good client can stream meanwhile. most_mb: memory that the server may take more
+    than before, at the most; None: any.
+    """
+
+    name: str
+    sends: str
+    attack: Callable[[Target], Sequence[Outcome]]
+    allowed: frozenset[str]
+    server: ServerSpec = SHARED
+    good: bool = True
+    most_mb: float | None = None
+
+
+def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None) -> list[str]:
+    """Return what the outcomes do wrong, each once.
+
+    stall_s: how long an idle process stalled meanwhile; None: times are not looked at.
+    """
+    found: dict[str, None] = {}
+    late: dict[str, float] = {}
+    for one in outcomes:
+        name = f"{one.label}: " if one.label else ""
+        if one.wrong:
+            found[name + one.wrong] = None
+        elif one.how not in kind.allowed | {LEFT, CHECKED}:
+            found[f"{name}{one.how} {one.status or ''} {one.code}".strip()] = None
+        elif one.how == REFUSED and stall_s is not None and one.late_s > one.limit_s + stall_s:
+            late[name] = max(one.late_s, late.get(name, 0.0))
+    return [*found, *(f"{k}refused {s:.1f} s after its last byte" for k, s in late.items())]
+
+
+def restarted(target: Target, stages: Sequence[int]) -> list[str]:
+    """Return which processes are not those from before. stages: those that ran then."""
+    status, wanted = target.process.poll(), target.spec.ends_with
+    if status is not None:
+        return [] if status == wanted else [f"the server ended with status {status}"]
+    gone = [pid for pid in stages if pid not in target.stages()]
+    return [f"{len(gone)} stages ended"] if gone and wanted is None else []

@@ -1,0 +1,89 @@
+"""The gate before each thing that a client does: for pauses, and while a server starts anew."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+IDLE_S = 300.0  # for all that clients do to end
+
+Address = tuple[str, int]
+
+
+@dataclass(eq=False)
+class Visit:
+    """One thing that a client does, with a server that may be killed meanwhile."""
+
+    address: Address
+    killed: bool = False
+
+
+@dataclass
+class Gate:
+    """Clients wait here while there is no server, or while it is to be idle.
+
+    counts: what became of all they did, by kind and outcome. wrong: kinds and outcomes that no
+    client may see, but those of a server that was killed. The condition guards all fields.
+    """
+
+    counts: "Counter[str]" = field(default_factory=Counter)
+    wrong: "Counter[str]" = field(default_factory=Counter)
+    _address: Address | None = None
+    _dying: bool = False
+    _ended: bool = False
+    _visits: list[Visit] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def open(self, address: Address) -> None:
+        """Let clients in, to the server at an address."""
+        with self._changed:
+            self._address, self._dying = address, False
+            self._changed.notify_all()
+
+    def killed(self) -> None:
+        """Note that the server dies: errors of those who are inside, or come, are none of its."""
+        with self._changed:
+            self._dying = True
+            for visit in self._visits:
+                visit.killed = True
+
+    def close(self) -> bool:
+        """Let nobody in, and wait until all have left. Returns whether they have."""
+        with self._changed:
+            self._address = None
+            return self._changed.wait_for(lambda: not self._visits, IDLE_S)
+
+    def end(self) -> None:
+        """Let the clients go home."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def visit(self, kind: str, do: Callable[[Address], str], good: Callable[[str], bool]) -> bool:
+        """Do one thing when the gate is open. Returns False where it never will be again.
+
+        good: whether an outcome is one that a client may see.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._address is not None)
+            if self._ended or self._address is None:
+                return False
+            visit = Visit(self._address, self._dying)
+            self._visits.append(visit)
+        try:
+            outcome = do(visit.address)
+            right = good(outcome)
+        except Exception as error:  # of any library: it is counted, by its kind
+            outcome, right = f"{type(error).__name__}: {str(error)[:80]}", False
+        with self._changed:
+            self._visits.remove(visit)
+            if not right and visit.killed:
+                outcome = "cut by a killed stage"
+            elif not right:
+                self.wrong[f"{kind}: {outcome}"] += 1
+            self.counts[f"{kind}: {outcome}"] += 1
+            self._changed.notify_all()
+        if visit.killed:
+            time.sleep(0.5)  # as one does who tries again
+        return True

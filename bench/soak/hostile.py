@@ -1,0 +1,191 @@
+"""A handful of cheap requests that ask for much: bombs, long texts, deep JSON, slow connections."""
+
+import base64
+import io
+import json
+import random
+import socket
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+import soundfile
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from bench.realtime import send
+from bench.soak.gate import Address
+from bench.soak.requests import Reply, connected, form, post
+
+MIB = 1 << 20
+PNG_SIDES = (4000, 12_000)  # within --max-pixels, and above it
+SILENCE_S = 600
+SLOW_S = 8.0  # that a slow client stays
+CLOSED_S = 30.0  # a server's time to close a silent connection
+
+Hostile = Callable[[Address, str, random.Random], str]
+
+
+def head_of(length: int) -> bytes:
+    """Return the head of a chat request with a body of so many bytes."""
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+    return f"{head}content-length: {length}\r\n\r\n".encode()
+
+
+def status_of(reply: Reply) -> str:
+    return str(reply.status)
+
+
+def picture(address: Address, source: str, draw: random.Random) -> str:
+    """Send one to eight PNGs of a few kilobytes and millions of pixels."""
+    url = "data:image/png;base64," + base64.b64encode(png(draw.choice(PNG_SIDES))).decode()
+    part = {"type": "image_url", "image_url": {"url": url}}
+    return status_of(chat(address, source, [part] * draw.randrange(1, 9)))
+
+
+def silence(address: Address, source: str, draw: random.Random) -> str:
+    """Have ten minutes of silence transcribed, a file of 14 kB; leave after a while."""
+    head, body = form({"model": "load"}, "a.flac", flac())
+    try:
+        wait_s = draw.uniform(1, 10)
+        path = "/v1/audio/transcriptions"
+        return status_of(post(address, path, body, head, source, timeout_s=wait_s))
+    except TimeoutError:
+        return "left"
+
+
+def long_text(address: Address, source: str, draw: random.Random) -> str:
+    words = "word " * (8 * MIB // 5)
+    return status_of(chat(address, source, words))
+
+
+def deep_json(address: Address, source: str, draw: random.Random) -> str:
+    depth = draw.choice((200, 10_000, 100_000))
+    body = b'{"messages": ' + b"[" * depth + b"]" * depth + b"}"
+    return status_of(post(address, "/v1/chat/completions", body, source=source))
+
+
+def wide_json(address: Address, source: str, draw: random.Random) -> str:
+    body = b'{"messages": [], "metadata": [' + b"[]," * MIB + b"[]]}"
+    return status_of(post(address, "/v1/chat/completions", body, source=source))
+
+
+def long_speech(address: Address, source: str, draw: random.Random) -> str:
+    body = json.dumps({"model": "load", "voice": "Ethan", "input": "one " * 100_000}).encode()
+    return status_of(post(address, "/v1/audio/speech", body, source=source))
+
+
+def half_open(address: Address, source: str, draw: random.Random) -> str:
+    """Send nothing, or half of a request's head, until the server closes the connection."""
+    with connected(address, source, CLOSED_S) as sock:
+        sock.sendall(
+            draw.choice((b"", b"POST /v1/chat/comp", b"GET /health HTTP/1.1\r\nhost: 127.0.0.1"))
+        )
+        while sock.recv(4096):
+            pass
+    return "closed"
+
+
+def slow_body(address: Address, source: str, draw: random.Random) -> str:
+    """Send a body a byte at a time, and leave before its end."""
+    with connected(address, source) as sock, suppress(BrokenPipeError, ConnectionResetError):
+        sock.sendall(head_of(100_000))
+        end_s = time.monotonic() + SLOW_S
+        while time.monotonic() < end_s:
+            sock.sendall(b" ")
+            time.sleep(0.1)
+    return "left"
+
+
+def slow_reader(address: Address, source: str, draw: random.Random) -> str:
+    """Ask for a long spoken answer, read it slowly, and leave."""
+    asked = {
+        "model": "load",
+        "messages": [{"role": "user", "content": "say three five"}],
+        "modalities": ["text", "audio"],
+        "audio": {"voice": "Ethan", "format": "pcm16"},
+        "stream": True,
+        "thinker_eos_token_id": 10**6,
+        "thinker_max_new_tokens": 300,
+        "talker_max_new_tokens": 300,
+    }
+    body = json.dumps(asked).encode()
+    with connected(address, source) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.sendall(head_of(len(body)) + body)
+        end_s = time.monotonic() + SLOW_S
+        while time.monotonic() < end_s and sock.recv(1000):
+            time.sleep(0.1)
+    return "left"
+
+
+def realtime(address: Address, source: str, draw: random.Random) -> str:
+    """Open a session and send what is no event, too much of one, or a picture that is a bomb."""
+    url = "data:image/png;base64," + base64.b64encode(png(PNG_SIDES[0])).decode()
+    content = [{"type": "input_image", "image_url": url}]
+    item = {"type": "message", "role": "user", "content": content}
+    kind = draw.choice(("noise", "deep", "picture"))
+    where = f"ws://{address[0]}:{address[1]}/v1/realtime"
+    with connect(where, max_size=None, source_address=(source, 0)) as opened:
+        try:
+            opened.recv(timeout=60)
+            if kind == "noise":
+                opened.send(draw.randbytes(1000))
+            elif kind == "deep":
+                opened.send("[" * 10_000)
+            else:
+                send(opened, "conversation.item.create", item=item)
+            opened.recv(timeout=60)
+        except ConnectionClosed as closed:
+            return f"closed {closed.rcvd.code if closed.rcvd else 'without a code'}"
+    return "answered"
+
+
+def chat(address: Address, source: str, content: Any) -> Reply:
+    asked = {"model": "load", "messages": [{"role": "user", "content": content}]}
+    return post(address, "/v1/chat/completions", json.dumps(asked).encode(), source=source)
+
+
+@cache
+def png(side: int) -> bytes:
+    """Return a black PNG of one bit a pixel, a few kilobytes."""
+
+    def chunk(name: bytes, data: bytes) -> bytes:
+        size, end = len(data).to_bytes(4, "big"), zlib.crc32(name + data).to_bytes(4, "big")
+        return size + name + data + end
+
+    header = side.to_bytes(4, "big") * 2 + bytes((1, 0, 0, 0, 0))
+    rows = zlib.compress(bytes((1 + side // 8) * side), 9)
+    parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + parts
+
+
+@cache
+def flac() -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(SILENCE_S * 8000, np.int16), 8000, format="FLAC")
+    return file.getvalue()
+
+
+# How often each is sent, relative to the others.
+HOSTILE: dict[Hostile, int] = {
+    picture: 4,
+    silence: 2,
+    long_text: 1,
+    deep_json: 4,
+    wide_json: 1,
+    long_speech: 2,
+    half_open: 3,
+    slow_body: 2,
+    slow_reader: 2,
+    realtime: 3,
+}
+
+
+def is_answer(outcome: str) -> bool:
+    """Return whether a server may answer a hostile request so: not by an error of its own."""
+    return not outcome.isdecimal() or outcome == "503" or int(outcome) < 500

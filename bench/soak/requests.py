@@ -1,0 +1,71 @@
+"""Requests over HTTP, each over a connection of its own from an address of the loopback."""
+
+import http.client
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from bench.soak.gate import Address
+
+REPLY_S = 120.0
+JSON = {"content-type": "application/json"}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer."""
+
+    status: int
+    body: bytes
+
+
+def post(
+    address: Address,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str] = JSON,
+    source: str = "127.0.0.1",
+    timeout_s: float = REPLY_S,
+    most: int | None = None,
+) -> Reply:
+    """Send a request and read its answer. most: bytes of it, after which the client leaves.
+
+    A server may answer before it has read a body that is too much, and close the connection.
+    """
+    connection = http.client.HTTPConnection(*address, timeout_s, source_address=(source, 0))
+    try:
+        try:
+            connection.request("POST", path, body, dict(headers))
+        except (BrokenPipeError, ConnectionResetError):
+            if connection.sock is None:
+                raise
+        answer = connection.getresponse()
+        return Reply(answer.status, answer.read(most))
+    finally:
+        connection.close()
+
+
+def get(address: Address, path: str) -> bytes:
+    connection = http.client.HTTPConnection(*address, REPLY_S)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def connected(address: Address, source: str, timeout_s: float = REPLY_S) -> socket.socket:
+    return socket.create_connection(address, timeout_s, (source, 0))
+
+
+def form(fields: Mapping[str, str], name: str, file: bytes) -> tuple[dict[str, str], bytes]:
+    """Return headers and body of a form with a file."""
+    mark = secrets.token_hex(16)
+    parts = [
+        f'--{mark}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+        for key, value in fields.items()
+    ]
+    head = f'content-disposition: form-data; name="file"; filename="{name}"'
+    parts += [f"--{mark}\r\n{head}\r\n\r\n".encode(), file, f"\r\n--{mark}--\r\n".encode()]
+    return {"content-type": f"multipart/form-data; boundary={mark}"}, b"".join(parts)

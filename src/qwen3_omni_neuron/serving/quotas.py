@@ -1,0 +1,148 @@
+"""Quotas: how much of one thing all may have together and one owner alone, such as bytes in memory.
+
+An owner is an API key, or without keys an address: see `serving.keys.Keys.owner`.
+"""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+
+
+class Quota:
+    """Amount of one thing that is taken, by owner. A lock guards all fields.
+
+    what: its name in the plural. most: in all; a function where it is known later. share: part of
+    it that one owner may have. code, status: of the refusal where all is taken.
+    """
+
+    def __init__(
+        self, what: str, most: int | Callable[[], int], share: float, code: str, status: int = 503
+    ):
+        self._what, self._share, self._code, self._status = what, share, code, status
+        self._most = most if callable(most) else lambda: most
+        self._lock = threading.Lock()
+        self._by_owner: Counter[str] = Counter()
+        self.taken = 0
+
+    def take(self, owner: str, amount: int = 1) -> None:
+        """Take an amount. Raises ApiError, and takes nothing, where it is more than there is."""
+        with self._lock:
+            most, own = self._most(), self._by_owner[owner] + amount
+            most_of_owner = max(1, int(most * self._share))
+            if self.taken + amount <= most and own <= most_of_owner:
+                self._add(owner, amount)
+                return
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+            taken = self.taken
+        if taken + amount > most:
+            whose, status = "all requests together have", self._status
+        else:
+            whose, status, taken, most = "this key or address has", 429, own - amount, most_of_owner
+        raise ApiError(
+            status,
+            f"{whose} {taken} {self._what}, this needs {amount}, and {most} is the most. Try again "
+            "soon.",
+            self._code,
+            retry_after_s=RETRY_S,
+        )
+
+    def add(self, owner: str, amount: int) -> None:
+        """Take an amount, however much is taken: of what is there already and must stay."""
+        with self._lock:
+            self._add(owner, amount)
+
+    def give_back(self, owner: str, amount: int = 1) -> None:
+        """Give an amount back."""
+        with self._lock:
+            self._add(owner, -amount)
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
+
+    def place(self, owner: str) -> "Place":
+        """Take one. Raises ApiError."""
+        self.take(owner)
+        return Place(self, owner)
+
+    def _add(self, owner: str, amount: int) -> None:
+        self._by_owner[owner] += amount
+        self.taken += amount
+
+
+class Place:
+    """One of a quota, until it is left, or for the time of a `with` block. For one thread."""
+
+    def __init__(self, quota: Quota, owner: str):
+        """Use `Quota.place` instead."""
+        self._quota, self._owner, self._taken = quota, owner, True
+
+    def leave(self) -> None:
+        """Give it back. A second call does nothing."""
+        if self._taken:
+            self._taken = False
+            self._quota.give_back(self._owner)
+
+    def __enter__(self) -> "Place":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+
+class Account:
+    """Bytes that one request or session holds, of the quota of all bytes.
+
+    They are counted before they are held, in the size that they have decoded. After `close` nothing
+    can be held. A lock guards all fields.
+    """
+
+    def __init__(self, quota: Quota, owner: str, most: int, refusal: Callable[[int], ApiError]):
+        """most: bytes. refusal: makes the error where one request would hold so many bytes."""
+        self._quota, self._owner, self._most, self._refusal = quota, owner, most, refusal
+        self._lock = threading.Lock()
+        self._closed = False
+        self.held = 0
+
+    def hold(self, size: int) -> None:
+        """Count bytes that are going to be held. Raises ApiError, and counts nothing."""
+        with self._lock:
+            if self._closed:
+                raise ApiError(400, "the client left.", "client_left")
+            if self.held + size > self._most:
+                raise self._refusal(self.held + size)
+            self._quota.take(self._owner, size)
+            self.held += size
+
+    def add(self, size: int) -> None:
+        """Count bytes that are held already, such as the text of a reply."""
+        with self._lock:
+            if not self._closed:
+                self._quota.add(self._owner, size)
+                self.held += size
+
+    def release(self, size: int) -> None:
+        """Count bytes as not held any more."""
+        with self._lock:
+            if not self._closed:
+                self._quota.give_back(self._owner, size)
+                self.held -= size
+
+    @contextmanager
+    def holding(self, size: int) -> Iterator[None]:
+        """Count bytes that are held for the time of a `with` block. Raises ApiError."""
+        self.hold(size)
+        try:
+            yield
+        finally:
+            self.release(size)
+
+    def close(self) -> None:
+        """Release everything."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._quota.give_back(self._owner, self.held)
+                self.held = 0

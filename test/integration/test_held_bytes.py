@@ -1,0 +1,249 @@
+"""Bytes that requests and sessions hold: counted as they are in memory, refused before they are."""
+
+import base64
+import io
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import soundfile
+from PIL import Image
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_server import client_of, serving, wait_until
+from testing.realtime import PCM_16K, Caller, calling
+
+MODEL = "qwen3-omni"
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
+SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
+PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
+KEYS = ("one-key", "another-key")
+SIDE = 256  # pixels of an image that is small as a file
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> Iterator[Server]:
+    with serving(omni, max_request_bytes=4 << 20, max_realtime_bytes=2 << 20) as running:
+        yield running
+
+
+def picture() -> str:
+    """A data URL of one colour: some hundred bytes, and SIDE * SIDE pixels."""
+    file = io.BytesIO()
+    Image.new("RGB", (SIDE, SIDE), "red").save(file, "PNG")
+    assert len(file.getvalue()) < 5000
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def flac(seconds: int) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(seconds * 1000, np.float32), 1000, format="FLAC")
+    assert len(file.getvalue()) < 5000
+    return file.getvalue()
+
+
+def nothing_is_held(server: Server) -> None:
+    wait_until(lambda: server.service.held.taken == 0)
+
+
+def a_picture_item() -> dict[str, Any]:
+    part = {"type": "input_image", "image_url": picture()}
+    return {"type": "message", "role": "user", "content": [part]}
+
+
+def test_pictures_of_a_session_count_as_they_are_decoded(server: Server) -> None:
+    with calling(server) as caller:
+        for _ in range(20):
+            caller.send("conversation.item.create", item=a_picture_item())
+            event = caller.next()
+            if event.type == "error":
+                break
+            caller.until("conversation.item.done")
+        assert event.error.code == "session_too_large"
+        assert 1 << 20 < server.service.held.taken <= 2 << 20
+        held, items = server.service.held.taken, [e for e in caller.heard if "item.done" in e.type]
+        assert len(items) <= (2 << 20) // (3 * SIDE * SIDE)
+        caller.send("conversation.item.delete", item_id=items[0].item.id)
+        caller.until("conversation.item.deleted")
+        assert server.service.held.taken < held - 3 * SIDE * SIDE
+        caller.send("conversation.item.create", item=a_picture_item())
+        caller.until("conversation.item.done")
+    nothing_is_held(server)
+
+
+def test_pictures_of_a_request_are_refused_at_the_first_that_is_too_much(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: list[str] = []
+    decode = server.service.decoder.decode
+
+    async def counted(owner: str, job: Any, *others: Any, **named: Any) -> Any:
+        decoded.append(job.where)
+        return await decode(owner, job, *others, **named)
+
+    monkeypatch.setattr(server.service.decoder, "decode", counted)
+    content = [{"type": "image_url", "image_url": {"url": picture()}}] * 16
+    messages: Any = [{"role": "user", "content": content}]
+    with client_of(server) as client, pytest.raises(openai.APIStatusError) as refused:
+        client.chat.completions.create(**{**ASKED, "messages": messages})
+    assert (refused.value.status_code, refused.value.code) in (
+        (413, "request_too_large"),
+        (400, "context_length_exceeded"),
+    )
+    assert len(decoded) < 16
+    nothing_is_held(server)
+
+
+def test_sound_counts_before_it_is_decoded(server: Server) -> None:
+    """Ten minutes in a file of a kilobyte are 110 MB with their features."""
+    with client_of(server) as client, pytest.raises(openai.APIStatusError) as refused:
+        client.audio.transcriptions.create(model=MODEL, file=("a.flac", flac(600)))
+    assert (refused.value.status_code, refused.value.code) == (413, "request_too_large")
+    nothing_is_held(server)
+
+
+def test_bytes_of_all_are_bounded_and_who_comes_later_may_try_again(omni: Qwen3Omni) -> None:
+    with serving(omni, max_held_bytes=4 << 20) as server, client_of(server) as client:
+        with calling(server) as caller:
+            caller.send("conversation.item.create", item=a_picture_item())
+            caller.until("conversation.item.done")
+            with pytest.raises(openai.InternalServerError) as refused:
+                client.audio.transcriptions.create(model=MODEL, file=("a.flac", flac(30)))
+            assert (refused.value.status_code, refused.value.code) == (503, "too_many_bytes")
+            assert refused.value.response.headers["retry-after"]
+            client.chat.completions.create(**ASKED)
+        nothing_is_held(server)
+
+
+def test_instructions_and_tools_of_a_session_count(server: Server) -> None:
+    with calling(server) as caller:
+        caller.update(instructions="x" * 40_000)
+        held = server.service.held.taken
+        assert held >= 40_000
+        caller.send("session.update", session={"type": "realtime", "instructions": "x" * 600_000})
+        assert caller.until("error")[-1].error.code == "session_too_large"
+        assert server.service.held.taken == held
+        tool = {"type": "function", "name": "f", "description": "y" * 600_000}
+        caller.send("session.update", session={"type": "realtime", "tools": [tool]})
+        assert caller.until("error")[-1].error.code == "session_too_large"
+        caller.update(instructions="")
+        assert server.service.held.taken < held
+    nothing_is_held(server)
+
+
+def test_input_of_one_response_counts_while_it_is_made(server: Server) -> None:
+    with calling(server) as caller:
+        caller.update(output_modalities=["text"], **SHORT)
+        held = server.service.held.taken
+        own = [a_picture_item() for _ in range(20)]
+        caller.send("response.create", response={"input": own, "conversation": "none"})
+        assert caller.until("error")[-1].error.code == "session_too_large"
+        assert server.service.held.taken == held
+        caller.answer(input=own[:1], conversation="none")
+        wait_until(lambda: server.service.held.taken == held)
+
+
+def say_and_commit(caller: Caller) -> None:
+    caller.say(np.full(16000, 0.1, np.float32), 16000)
+    caller.send("input_audio_buffer.commit")
+
+
+def test_clips_that_wait_to_be_transcribed_count(server: Server) -> None:
+    sound = {"input": {**PUSH_TO_TALK["input"], "transcription": {}}}
+    with calling(server) as caller:
+        caller.update(audio=sound, **SHORT)
+        for _ in range(8):
+            say_and_commit(caller)
+        codes = set()
+        while "session_too_large" not in codes:
+            event = caller.next()
+            codes |= {event.error.code} if event.type == "error" else set()
+    nothing_is_held(server)
+
+
+def test_transcripts_in_realtime_count_towards_the_rate(omni: Qwen3Omni) -> None:
+    sound = {"input": {**PUSH_TO_TALK["input"], "transcription": {}}}
+    with serving(omni, requests_per_minute=3) as server, calling(server) as caller:
+        caller.update(audio=sound, **SHORT)  # the session is the first one
+        ends: list[Any] = []
+        for _ in range(4):
+            say_and_commit(caller)
+            while True:
+                event = caller.next()
+                assert event.type != "error", event
+                if event.type.endswith(("transcription.completed", "transcription.failed")):
+                    ends.append(event)
+                    break
+        kinds = [event.type.rsplit(".", 1)[1] for event in ends]
+        assert kinds == ["completed", "completed", "failed", "failed"]
+        assert ends[-1].error.code == "rate_limit_exceeded"
+
+
+def test_a_message_counts_while_it_comes(omni: Qwen3Omni) -> None:
+    """A socket of a client that never ends its message is closed when it holds too much."""
+    with serving(omni, max_held_bytes=3 << 20) as server:
+        url = f"ws://127.0.0.1:{server.port}/v1/realtime"
+        for parts, code in (
+            (("x" * 100_000 for _ in range(20)), 1013),
+            (("x" for _ in range(20_000)), 1009),
+        ):
+            with connect(url) as sock, pytest.raises(ConnectionClosed) as closed:
+                sock.send(parts)
+                while True:
+                    sock.recv(timeout=20)
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == code
+        with calling(server) as caller:
+            for _ in range(5):  # what was read is not held any more
+                caller.send("conversation.item.retrieve", item_id="x" * 200_000)
+                assert caller.until("error")[-1].error.code == "invalid_value"
+        nothing_is_held(server)
+
+
+def test_one_key_can_not_take_all_sessions(omni: Qwen3Omni) -> None:
+    with serving(omni, api_keys=KEYS, max_realtime_sessions=4) as server:
+        with calling(server, KEYS[0]), calling(server, KEYS[0]):
+            with pytest.raises(Exception, match="429"), calling(server, KEYS[0]):
+                pass
+            with calling(server, KEYS[1]) as other:
+                other.update(**SHORT)
+        wait_until(lambda: server.service.sessions.taken == 0)
+
+
+def test_one_key_can_not_take_the_whole_queue(checkpoint: Any) -> None:
+    with Qwen3Omni.load(checkpoint, max_concurrency=1, max_queued=3) as omni:
+        endless: dict[str, Any] = {**ASKED, "stream": True}
+        endless["extra_body"] = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000}
+        with (
+            serving(omni, api_keys=KEYS) as server,
+            client_of(server, KEYS[0]) as one,
+            client_of(server, KEYS[1]) as two,
+        ):
+            streams = [one.chat.completions.create(**{**endless, "max_tokens": 3000})]
+            first = next(iter(streams[0]))
+            assert first
+            server.service.requests.take(next(iter(server.service.requests._by_owner)))
+            with pytest.raises(openai.RateLimitError) as refused:
+                one.chat.completions.create(**ASKED)
+            assert refused.value.code == "queue_full"
+            streams[0].close()
+            assert two.chat.completions.create(**ASKED).choices[0].finish_reason == "length"
+
+
+def test_what_a_request_held_comes_back_however_it_ends(server: Server) -> None:
+    with client_of(server) as client:
+        client.chat.completions.create(**ASKED)
+        for body in (b"{", b"x" * 10_000, json.dumps({**ASKED, "model": "other"}).encode()):
+            answer = client._client.post(
+                f"http://127.0.0.1:{server.port}/v1/chat/completions", content=body
+            )
+            assert answer.status_code >= 400
+    nothing_is_held(server)
+    wait_until(lambda: server.service.requests.taken == 0)

@@ -1,0 +1,254 @@
+"""Long texts and complex JSON: refused soon, and nothing long on the event loop's thread."""
+
+import base64
+import json
+import logging
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.conversation.tokenizer import AT_ONCE, Tokenizer
+from qwen3_omni_neuron.serving import logs, speech
+from qwen3_omni_neuron.serving.realtime import events, response
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.settings import ServerSettings
+from testing.http_server import serving, url_of, wait_until
+from testing.realtime import Caller, calling
+
+MODEL = "qwen3-omni"
+HUGE = "word and " * (1 << 20)
+TIMEOUT_S = 60
+ASKED: dict[str, Any] = {"model": MODEL, "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server(omni: Qwen3Omni) -> Iterator[Server]:
+    with serving(omni) as running:
+        yield running
+
+
+@pytest.fixture
+def tokenised(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the texts that have been tokenised."""
+    lengths: list[int] = []
+    encode = Tokenizer._encode
+
+    def watched(self: Tokenizer, backend: Any, text: str, most: int | None) -> list[int]:
+        lengths.append(len(text))
+        return encode(self, backend, text, most)
+
+    monkeypatch.setattr(Tokenizer, "_encode", watched)
+    return lengths
+
+
+def post(server: Server, body: bytes, path: str = "chat/completions") -> tuple[int, Any]:
+    """Send a body; return the answer's status, and its JSON."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{url_of(server)}/v1/{path}", body, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, json.load(refused)
+
+
+def chat(content: Any, **more: Any) -> bytes:
+    return json.dumps(
+        {**ASKED, "messages": [{"role": "user", "content": content}], **more}
+    ).encode()
+
+
+def health(server: Server) -> int:
+    with urllib.request.urlopen(f"{url_of(server)}/health", timeout=TIMEOUT_S) as answer:
+        return int(answer.status)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(HUGE),
+        chat([{"type": "text", "text": HUGE}]),
+        json.dumps(
+            {
+                **ASKED,
+                "messages": [
+                    {"role": "system", "content": HUGE},
+                    {"role": "user", "content": "Hi"},
+                ],
+            }
+        ).encode(),
+        chat("\n" * (1 << 20) + "7" * (8 << 20)),
+        chat("<|im_end|>" * 800_000),
+    ],
+    ids=["text", "part", "system", "digits", "names"],
+)
+def test_text_that_fits_nothing_is_refused_while_others_are_answered(
+    server: Server, tokenised: list[int], body: bytes
+) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, server, body)
+        answered = 0
+        while not answer.done() or not answered:
+            assert health(server) == 200
+            answered += 1
+        status, said = answer.result()
+    error = said["error"]
+    assert (status, error["code"], error["param"]) == (400, "context_length_exceeded", "messages")
+    assert "tokens or more" in error["message"] and error["type"] == "invalid_request_error"
+    assert max(tokenised, default=0) < 100
+
+
+def test_the_log_has_no_text_that_nothing_answers(
+    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be of any length, and is written by the event loop's thread."""
+    caplog.set_level(logging.INFO)
+    with serving(omni, log_content=True) as server:
+        logs.logger.setLevel(logging.INFO)
+        for content in (HUGE, "Hello"):
+            post(server, chat(content))
+        found = lambda: [r for r in caplog.records if r.getMessage() == "request"]  # noqa: E731
+        wait_until(lambda: len(found()) == 2)
+    refused, answered = map(vars, found())
+    assert refused["error"] == "context_length_exceeded" and "question" not in refused
+    assert answered["question"] == [{"role": "user", "content": "Hello"}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat("Hi", metadata=[]).replace(b"[]}", b"[" + b"[]," * (10 << 20) + b"[]]}"),
+        json.dumps({**ASKED, "messages": [{"role": "user", "content": "a"}] * 300_000}).encode(),
+        chat("Hi", metadata=[]).replace(b"[]}", b"[" * (1 << 20)),
+        chat("\n" * (3 << 20)),
+    ],
+    ids=["values", "messages", "depth", "escapes"],
+)
+def test_json_that_is_too_complex_is_refused(server: Server, body: bytes) -> None:
+    status, said = post(server, body)
+    assert (status, said["error"]["code"]) == (400, "body_too_complex"), said
+    assert said["error"]["type"] == "invalid_request_error"
+    assert post(server, chat("Hi"))[0] == 200
+
+
+def test_a_body_of_the_largest_size_is_answered(server: Server) -> None:
+    body = chat("Hi", metadata={"note": ""})
+    size = ServerSettings().max_body_bytes
+    note = ("one, [two] and {three}; " * (size // 24 + 1))[: size - len(body)]
+    body = chat("Hi", metadata={"note": note})
+    assert len(body) == size
+    assert post(server, body)[0] == 200
+
+
+@pytest.mark.parametrize("count", [1, 600])
+def test_text_that_fills_the_context_is_answered(
+    server: Server, omni: Qwen3Omni, count: int
+) -> None:
+    """In one message, and in many."""
+
+    def asked(word: str, times: int) -> list[dict[str, str]]:
+        messages = [{"role": "user", "content": "a"} for _ in range(count)]
+        return [*messages, {"role": "user", "content": word * times}]
+
+    room = omni.info.context_length - 1 - len(omni.conversation.prompt(asked("z", 0)))
+    for times, wanted in ((room, 200), (room + 1, 400)):
+        body = json.dumps({**ASKED, "messages": asked("z", times)}).encode()
+        status, said = post(server, body)
+        assert status == wanted, said
+    assert said["error"]["code"] == "context_length_exceeded"
+
+
+def test_only_a_short_text_to_be_spoken_is_cut_on_the_event_loops_thread(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    start = speech._start
+
+    def watched(*given: Any) -> Any:
+        threads.append(threading.current_thread().name.split("_")[0])
+        return start(*given)
+
+    monkeypatch.setattr(speech, "_start", watched)
+    limit = {"talker_max_new_tokens": 2, "response_format": "wav"}
+    for text in ("Hi.", "Yes, no. " * 400):
+        body = {"model": MODEL, "voice": "Ethan", "input": text, **limit}
+        request = urllib.request.Request(
+            f"{url_of(server)}/v1/audio/speech", json.dumps(body).encode()
+        )
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+            assert answer.status == 200
+            assert answer.read(4) == b"RIFF"
+    assert threads == ["server", "serving"]
+
+
+def refused(caller: Caller, kind: str, **fields: Any) -> Any:
+    caller.send(kind, **fields)
+    return caller.until("error")[-1].error
+
+
+def item(*content: Any) -> dict[str, Any]:
+    return {"type": "message", "role": "user", "content": list(content)}
+
+
+def test_text_that_fits_nothing_is_refused_in_a_session_that_goes_on(
+    server: Server, tokenised: list[int]
+) -> None:
+    with calling(server) as caller:
+        caller.update(instructions="Be brief.", max_output_tokens=2, output_modalities=["text"])
+        tool = {"type": "function", "name": "f", "description": HUGE, "parameters": {}}
+        text = {"type": "input_text", "text": HUGE}
+        for error in (
+            refused(caller, "session.update", session={"type": "realtime", "instructions": HUGE}),
+            refused(caller, "session.update", session={"type": "realtime", "tools": [tool]}),
+            refused(caller, "conversation.item.create", item=item(text)),
+            refused(caller, "response.create", response={"instructions": HUGE}),
+        ):
+            assert error.code == "context_length_exceeded"
+        wide = {"type": "realtime", "tracing": [[]] * 100_000}
+        assert refused(caller, "session.update", session=wide).code == "body_too_complex"
+        assert max(tokenised, default=0) <= AT_ONCE
+        session = caller.update()
+        assert (session.instructions, session.tools) == ("Be brief.", [])
+        caller.write("Hello")
+        caller.answer()
+
+
+def test_large_events_are_read_and_written_in_the_sessions_thread(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[str, int, str]] = []
+    write, read = response.server_event, events.read_event
+
+    def written(kind: str, **fields: Any) -> str:
+        text = write(kind, **fields)
+        made.append((kind, len(text), threading.current_thread().name.split("_")[0]))
+        return text
+
+    def parsed(text: str) -> Any:
+        made.append(("read", len(text), threading.current_thread().name.split("_")[0]))
+        return read(text)
+
+    monkeypatch.setattr(response, "server_event", written)
+    monkeypatch.setattr(events, "read_event", parsed)
+    sound = base64.b64encode(bytes(4_000_000)).decode()
+    instructions = "a" + " " * 500_000  # which are measured as what is left of them without blanks
+    with calling(server) as caller:
+        caller.send("conversation.item.create", item=item({"type": "input_audio", "audio": sound}))
+        created = caller.until("conversation.item.done")[-1].item
+        caller.send("conversation.item.retrieve", item_id=created.id)
+        kept = caller.until("conversation.item.retrieved")[-1].item
+        assert len(kept.content[0].audio) > 5_000_000
+        assert caller.update(instructions=instructions).instructions == instructions
+    large = {kind: thread for kind, length, thread in made if length > 400_000}
+    names = {"read", "conversation.item.retrieved", "session.updated"}
+    assert large == dict.fromkeys(names, "realtime")
+    small = {kind: thread for kind, length, thread in made if length < 4_000}
+    assert {"read", "session.created", "conversation.item.done"} <= small.keys()
+    assert set(small.values()) == {"server"}

@@ -1,0 +1,632 @@
+"""Connections of a server: clients that read slowly or not at all, TLS, other names and pages."""
+
+import asyncio
+import json
+import logging
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import Response
+from websockets.client import ClientProtocol
+from websockets.frames import Frame, Opcode
+from websockets.uri import parse_uri
+
+from qwen3_omni_neuron.serving import acceptor as acceptor_module
+from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.sites import Sites
+from testing.http_server import made_certificate, serving, wait_until
+from testing.scripted_model import ScriptedModel
+
+BIG = bytes(range(256)) * (1 << 14)  # 4 MiB
+LOOPS = ["asyncio", "uvloop"]
+SECONDS = 20
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return made_certificate(tmp_path_factory.mktemp("certificate"))
+
+
+@contextmanager
+def scripted(tls: tuple[Path, Path] | None = None, **settings: Any) -> Iterator[Server]:
+    """Serve a model that says nothing, with large answers at /big, and errors at /fails."""
+    if tls is not None:
+        settings |= {"tls_cert": tls[0], "tls_key": tls[1]}
+    model: Any = ScriptedModel(["hello"])
+    with serving(model, **settings) as server:
+        app: Any = server._gate._app
+
+        async def big() -> Response:
+            return Response(BIG)
+
+        async def fails() -> None:
+            raise ZeroDivisionError("as no handler expects it")
+
+        app.add_api_route("/big", big)
+        app.add_api_route("/fails", fails)
+        yield server
+
+
+@contextmanager
+def connected(server: Server, tls: bool = False) -> Iterator[socket.socket]:
+    """A connection with small buffers."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+    sock.settimeout(SECONDS)
+    sock.connect(("127.0.0.1", server.port))
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        sock = context.wrap_socket(sock)
+    with closing(sock):
+        yield sock
+
+
+def ask(sock: socket.socket, path: str = "/big") -> None:
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n".encode())
+
+
+def rest_of(sock: socket.socket, pause_s: float = 0.0) -> bytes:
+    """Return what comes until the connection ends."""
+    data = bytearray()
+    with suppress(OSError):
+        while part := sock.recv(1 << 14):
+            data += part
+            time.sleep(pause_s)
+    return bytes(data)
+
+
+def body_of(sock: socket.socket, pause_s: float = 0.0) -> bytes:
+    """Return what comes after the headers until the connection ends."""
+    return rest_of(sock, pause_s).partition(b"\r\n\r\n")[2]
+
+
+def connections(server: Server) -> int:
+    return len(server._uvicorn.server_state.connections)
+
+
+# Clients that read slowly, or have stopped.
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_reads_slowly_without_a_pause_gets_all(
+    certificate: tuple[Path, Path], tls: bool
+) -> None:
+    with scripted(certificate if tls else None, send_timeout_s=2.0) as server:
+        with connected(server, tls) as sock:
+            ask(sock)
+            start_s = time.monotonic()
+            assert body_of(sock, pause_s=0.015) == BIG
+        assert time.monotonic() - start_s > 3  # more than one that has stopped would have
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_has_stopped_reading_is_cut_also_after_the_answer_has_ended(
+    certificate: tuple[Path, Path], tls: bool
+) -> None:
+    files = certificate if tls else None
+    with scripted(files, send_timeout_s=1.0) as server, connected(server, tls) as sock:
+        ask(sock)
+        sock.recv(1000)
+        wait_until(lambda: server._gate.running == 1)
+        wait_until(lambda: not server._gate.running and not connections(server))
+        with connected(server, tls) as other:
+            ask(other)
+            read = 0
+            while server._gate.running or read < len(BIG) // 2:
+                read += len(other.recv(1 << 14))
+            assert read < len(BIG)
+            wait_until(lambda: not connections(server))
+
+
+def test_an_answer_is_in_progress_until_its_client_has_taken_it() -> None:
+    with scripted() as server:
+        with connected(server) as sock:
+            ask(sock)
+            sock.recv(1000)
+            time.sleep(0.3)
+            assert server._gate.running == 1
+        wait_until(lambda: not server._gate.running and not connections(server))
+
+
+def test_who_takes_a_little_now_and_then_has_the_time_of_a_request() -> None:
+    """Also for what the connection's buffer holds when that is over."""
+    with scripted(request_timeout_s=1.0, send_timeout_s=4.0) as server, connected(server) as sock:
+        ask(sock)
+        ended = threading.Event()
+
+        def take() -> None:
+            with suppress(OSError):
+                while not ended.is_set() and sock.recv(500):
+                    time.sleep(0.1)
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        wait_until(lambda: server._gate.running == 1)
+        wait_until(lambda: not server._gate.running)
+        wait_until(lambda: not connections(server))
+        ended.set()
+        thread.join(SECONDS)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_server_that_ends_waits_until_its_answers_were_taken(
+    certificate: tuple[Path, Path], tls: bool
+) -> None:
+    with scripted(certificate if tls else None) as server, connected(server, tls) as sock:
+        ask(sock)
+        data = sock.recv(1)
+        server.stop()
+        while server._gate.running:
+            data += sock.recv(1 << 14)
+        time.sleep(2)  # buffers alone hold the rest
+        assert not server._uvicorn.should_exit
+        data += rest_of(sock)
+        assert data.partition(b"\r\n\r\n")[2] == BIG
+
+
+def test_a_server_that_ends_waits_no_longer_than_it_may() -> None:
+    with ExitStack() as stack:
+        with scripted(drain_timeout_s=1.0) as server:
+            sock = stack.enter_context(connected(server))
+            ask(sock)
+            wait_until(lambda: server._gate.running == 1)
+        assert len(body_of(sock)) < len(BIG)
+
+
+# Messages of a socket.
+
+UPGRADE = (
+    "GET /v1/realtime HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\n"
+    "connection: upgrade\r\nsec-websocket-version: 13\r\n"
+    "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
+)
+
+
+class Sockets:
+    """Stands for the realtime sockets: accepts, and does what a test wants."""
+
+    def __init__(self, serve: Callable[[Any], Any]):
+        self._serve = serve
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+
+        async def send_text(text: str) -> None:
+            await send({"type": "websocket.send", "text": text})
+
+        await self._serve(send_text)
+
+
+def frames_of(sock: socket.socket, pause_s: float = 0.0) -> list[Frame]:
+    protocol = ClientProtocol(parse_uri("ws://localhost/"), max_size=None)
+    protocol.state = protocol.state.OPEN
+    sock.sendall((UPGRADE + "\r\n").encode())
+    data = b""
+    while b"\r\n\r\n" not in data:
+        data += sock.recv(1)
+    protocol.reader.feed_data(b"")
+    protocol.parser = protocol.parse()
+    next(protocol.parser)
+    with suppress(OSError):
+        while part := sock.recv(1 << 14):
+            protocol.receive_data(part)
+            time.sleep(pause_s)
+    return [event for event in protocol.events_received() if isinstance(event, Frame)]
+
+
+def texts_of(frames: list[Frame]) -> list[str]:
+    """Return the messages that frames make."""
+    texts, parts = list[str](), list[bytes]()
+    for frame in frames:
+        if frame.opcode in (Opcode.TEXT, Opcode.CONT):
+            assert (frame.opcode is Opcode.CONT) == bool(parts)
+            parts.append(bytes(frame.data))
+            if frame.fin:
+                texts.append(b"".join(parts).decode())
+                parts = []
+    assert not parts
+    return texts
+
+
+LONG_TEXT = "a, ä, 語. " * 300_000
+
+
+def test_a_large_message_reaches_who_reads_slowly_without_a_pause() -> None:
+    async def serve(send: Any) -> None:
+        for text in ("first", LONG_TEXT, "last"):
+            await send(text)
+
+    with scripted(send_timeout_s=2.0) as server, connected(server) as sock:
+        server._gate._sockets = Sockets(serve)  # type: ignore[assignment]
+        start_s = time.monotonic()
+        assert texts_of(frames_of(sock, pause_s=0.02)) == ["first", LONG_TEXT, "last"]
+        assert time.monotonic() - start_s > 3
+
+
+def test_a_large_message_is_whole_where_its_sender_was_cancelled() -> None:
+    async def serve(send: Any) -> None:
+        large = asyncio.create_task(send(LONG_TEXT))
+        await asyncio.sleep(0.2)
+        assert not large.done()
+        large.cancel()
+        await send("last")
+
+    with scripted() as server, connected(server) as sock:
+        server._gate._sockets = Sockets(serve)  # type: ignore[assignment]
+        assert texts_of(frames_of(sock, pause_s=0.005)) == [LONG_TEXT, "last"]
+
+
+def test_a_socket_that_does_not_read_a_large_message_is_cut() -> None:
+    async def serve(send: Any) -> None:
+        await send(LONG_TEXT)
+
+    with scripted(send_timeout_s=1.0) as server, connected(server) as sock:
+        server._gate._sockets = Sockets(serve)  # type: ignore[assignment]
+        sock.sendall((UPGRADE + "\r\n").encode())
+        sock.recv(1000)
+        wait_until(lambda: server._gate.running == 1)
+        wait_until(lambda: not server._gate.running and not connections(server))
+
+
+# Errors.
+
+
+def answer_of(server: Server, path: str, method: str = "GET", **headers: str) -> HTTPResponse:
+    client = HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+    client.request(method, path, headers={name.replace("_", "-"): v for name, v in headers.items()})
+    answer = client.getresponse()
+    answer.content = json.loads(answer.read())  # type: ignore[attr-defined]
+    client.close()
+    return answer
+
+
+def error_of(raw: bytes) -> tuple[int, dict[str, Any], bytes]:
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"], head.lower()
+
+
+def test_an_error_that_nobody_expects_is_openais_and_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with scripted() as server:
+        answer: Any = answer_of(server, "/fails")
+    assert answer.status == 500
+    error = answer.content["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    [record] = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert vars(record)["request_id"] == answer.headers["x-request-id"]
+    assert record.exc_info is not None and record.exc_info[0] is ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/none", 404), ("DELETE", "/v1/models", 405), ("GET", "/v1/models/x", 404)],
+)
+def test_what_no_endpoint_has_is_refused_in_openais_shape(
+    method: str, path: str, status: int
+) -> None:
+    with scripted() as server:
+        answer: Any = answer_of(server, path, method)
+    assert answer.status == status
+    assert answer.headers["x-request-id"]
+    assert answer.content["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"GARBAGE\r\n\r\n",
+        b"GET / HTTP/1.1\r\nhost: \x00\r\n\r\n",
+        b"GET http:// HTTP/1.1\r\nhost: localhost\r\n\r\n",
+        UPGRADE.replace("version: 13", "version: 7").encode() + b"\r\n",
+        UPGRADE.replace("-key", "-kez").encode() + b"\r\n",
+        UPGRADE.replace("/v1/realtime", "/v1/realtime?\xff").encode("latin-1") + b"\r\n",
+        UPGRADE.encode() + b"x: " + b"y" * 20_000 + b"\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_is_refused_in_openais_shape(raw: bytes) -> None:
+    with scripted() as server:
+        with connected(server) as sock:
+            sock.sendall(raw)
+            status, error, head = error_of(rest_of(sock))
+        assert status in (400, 426, 431)
+        assert error["type"] == "invalid_request_error"
+        assert b"\r\nx-request-id: req_" in head
+        wait_until(lambda: not connections(server))
+
+
+# Names of the server, pages of others, and keys.
+
+PAGE = {"host": "evil.example", "origin": "http://evil.example", "content_type": "text/plain"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("GET", "/"), ("GET", "/metrics")],
+)
+def test_a_page_whose_name_was_made_to_mean_this_machine_is_refused(method: str, path: str) -> None:
+    with scripted() as server:
+        answer: Any = answer_of(server, path, method, **PAGE)
+        assert (answer.status, answer.content["error"]["code"]) == (403, "host_not_allowed")
+        assert "--allow-host" in answer.content["error"]["message"]
+        for probe in ("/health", "/ready"):
+            assert answer_of(server, probe, host="any.name", origin="null").status == 200
+
+
+def test_a_server_without_keys_is_asked_under_names_that_it_knows() -> None:
+    def refused(settings: ServerSettings, *headers: tuple[bytes, bytes]) -> str | None:
+        try:
+            Sites(settings).check(headers)
+        except ApiError as error:
+            assert error.status == 403
+            return error.code
+        return None
+
+    plain = ServerSettings(host="box", allowed_hosts=("Gpu.example",))
+    known = ["127.0.0.1:8000", "192.0.2.7", "[::1]:8000", "LOCALHOST:1", "localhost.", "box:80"]
+    for host in [*known, "gpu.example", "GPU.EXAMPLE:443"]:
+        assert refused(plain, (b"host", host.encode())) is None, host
+    others = ["evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "", "[", "a:b:c"]
+    for host in [*others, "gpu.example.evil.example", "localhost,evil.example", "\xff"]:
+        assert refused(plain, (b"host", host.encode("latin-1"))) == "host_not_allowed", host
+    assert refused(plain) is None  # as HTTP/1.0 has it, and no browser
+    two = (b"host", b"localhost"), (b"host", b"evil.example")
+    assert refused(plain, *two) == "host_not_allowed"
+    keyed = ServerSettings(api_keys=("key",), allowed_origins=("https://a.example",))
+    for host, origin, wanted in (
+        ("any.example", "https://any.example", None),
+        ("any.example:81", "http://ANY.example:81", None),
+        ("any.example", "https://a.example", None),
+        ("any.example", "https://b.example", "origin_not_allowed"),
+        ("any.example:81", "http://any.example", "origin_not_allowed"),
+        ("any.example", "null", "origin_not_allowed"),
+        ("", "null", "origin_not_allowed"),
+        ("any.example", "http://[", "origin_not_allowed"),
+    ):
+        headers = (b"host", host.encode()), (b"origin", origin.encode())
+        assert refused(keyed, *headers) == wanted, (host, origin)
+    assert refused(keyed, (b"origin", b"null")) == "origin_not_allowed"
+
+
+@pytest.mark.parametrize("keys", [(), ("key",)])
+def test_a_page_of_another_host_may_use_no_endpoint(keys: tuple[str, ...]) -> None:
+    with scripted(api_keys=keys, allowed_origins=("https://a.example",)) as server:
+        own = f"http://127.0.0.1:{server.port}"
+        for method, path in (("POST", "/v1/chat/completions"), ("GET", "/v1/models")):
+            for origin in ("http://evil.example", "null", f"http://localhost:{server.port}"):
+                answer: Any = answer_of(server, path, method, origin=origin)
+                code = answer.content["error"]["code"]
+                assert (answer.status, code) == (403, "origin_not_allowed")
+                assert "access-control-allow-origin" not in answer.headers
+            for origin in (own, "https://a.example"):
+                answer = answer_of(server, path, method, origin=origin, authorization="Bearer key")
+                assert answer.status == (400 if method == "POST" else 200)
+
+
+def test_a_key_beyond_ascii_opens_the_server() -> None:
+    key = "schlüssel-鍵"
+    with scripted(api_keys=(key, "other")) as server:
+        for given, status in ((key.encode(), 200), (key.encode()[:-1], 401), (b"\xff", 401)):
+            with connected(server) as sock:
+                head = b"GET /v1/models HTTP/1.1\r\nhost: here\r\nconnection: close\r\n"
+                sock.sendall(head + b"authorization: Bearer " + given + b"\r\n\r\n")
+                assert int(sock.recv(100).split()[1]) == status
+            with connected(server) as sock:
+                sock.sendall(UPGRADE.encode() + b"authorization: Bearer " + given + b"\r\n\r\n")
+                assert int(sock.recv(100).split()[1]) == (101 if status == 200 else 401)
+
+
+# Connections that are accepted.
+
+
+def open_sockets() -> int:
+    found = 0
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # that of the folder
+            found += str(file.readlink()).startswith("socket:")
+    return found
+
+
+def with_loop(kind: str, work: Callable[[], Any]) -> None:
+    """Run a coroutine in a loop of a kind."""
+    if kind == "uvloop":
+        loop = pytest.importorskip("uvloop").new_event_loop()
+    else:
+        loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(asyncio.wait_for(work(), 3 * SECONDS))
+    finally:
+        loop.close()
+
+
+class Echo(asyncio.Protocol):
+    """Protocol that sends back what it gets, and knows its connections."""
+
+    def __init__(self, made: set[Any]):
+        self._made = made
+
+    def connection_made(self, transport: Any) -> None:
+        self._made.add(self)
+        self._transport = transport
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._made.discard(self)
+
+    def data_received(self, data: bytes) -> None:
+        self._transport.write(data)
+
+
+async def holds(predicate: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + SECONDS
+    while not predicate():
+        assert time.monotonic() < end_s, "it did not come to hold"
+        await asyncio.sleep(0.01)
+
+
+@contextmanager
+def accepting(
+    sockets: list[socket.socket], context: ssl.SSLContext | None, **settings: Any
+) -> Iterator[tuple[Acceptor, set[Any]]]:
+    made = set[Any]()
+    limits = ServerSettings(**settings)
+    acceptor = Acceptor(sockets, lambda: Echo(made), made, limits, context)
+    try:
+        yield acceptor, made
+    finally:
+        acceptor.close()
+
+
+def context_of(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_handshakes_count_as_connections_and_leave_nothing(
+    certificate: tuple[Path, Path], kind: str
+) -> None:
+    async def work() -> None:
+        [listening] = await listening_sockets("127.0.0.1", 0, 200)
+        address = listening.getsockname()
+        trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+        limits = {"max_connections": 20, "header_timeout_s": 900.0}
+        with (
+            accepting([listening], context_of(certificate), **limits) as (acceptor, made),
+            ExitStack() as clients,
+        ):
+            reader, writer = await asyncio.open_connection(*address, ssl=trusting)
+            await holds(lambda: len(made) == acceptor.open == 1)
+
+            def connect() -> socket.socket:
+                return clients.enter_context(closing(socket.create_connection(address)))
+
+            silent = [connect() for _ in range(100)]
+            await holds(lambda: sum(map(has_ended, silent)) == 81)
+            assert acceptor.open == 20
+            writer.write(b"still here")
+            assert await reader.readexactly(10) == b"still here"
+            for sock in silent:
+                sock.close()
+            await holds(lambda: acceptor.open == 1)
+            garbage = connect()
+            garbage.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            await holds(lambda: has_ended(garbage))
+            half = connect()
+            await holds(lambda: acceptor.open == 2)
+            acceptor.close()
+            await acceptor.wait_closed()
+            await holds(lambda: has_ended(half))
+            with pytest.raises(OSError):
+                await asyncio.open_connection(*address)
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
+            await holds(lambda: not made)
+
+    before = open_sockets()
+    with_loop(kind, work)
+    assert open_sockets() == before
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_handshake_has_the_time_of_headers(certificate: tuple[Path, Path], kind: str) -> None:
+    async def work() -> None:
+        [listening] = await listening_sockets("127.0.0.1", 0, 200)
+        context = context_of(certificate)
+        with (
+            accepting([listening], context, header_timeout_s=1.0) as (acceptor, _),
+            ExitStack() as clients,
+        ):
+            connect = partial(socket.create_connection, listening.getsockname())
+            silent = [clients.enter_context(closing(connect())) for _ in range(30)]
+            await holds(lambda: acceptor.open > 0)
+            await holds(lambda: all(map(has_ended, silent)) and not acceptor.open)
+            acceptor.close()
+            await acceptor.wait_closed()
+
+    with_loop(kind, work)
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Return whether its other end has closed it."""
+    sock.setblocking(False)
+    try:
+        return len(sock.recv(1 << 10, socket.MSG_PEEK)) < 1 << 10
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize("kind", LOOPS)
+def test_a_system_without_files_accepts_again_when_it_has_some(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(acceptor_module, "PAUSE_S", 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def work() -> None:
+        [listening] = await listening_sockets("127.0.0.1", 0, 10)
+        with accepting([listening], None) as (acceptor, made), ExitStack() as stack:
+            clients = [stack.enter_context(closing(socket.socket())) for _ in range(3)]
+            most = max(int(file.name) for file in Path("/proc/self/fd").iterdir())
+            taken = 0
+            while taken <= most:  # those below it that are free
+                taken = stack.enter_context(closing(listening.dup())).fileno()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 1, hard))
+            try:
+                for sock in clients:
+                    sock.settimeout(SECONDS)
+                    sock.connect(listening.getsockname())
+                await asyncio.sleep(0.5)  # ten pauses
+                assert len(made) < 3
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await holds(lambda: len(made) == 3)
+            acceptor.close()
+            await acceptor.wait_closed()
+            for sock in clients:
+                sock.close()
+            await holds(lambda: not made)
+
+    with_loop(kind, work)
+    told = [record for record in caplog.records if record.getMessage() == "accepts_none"]
+    assert len(told) == 1
+
+
+def test_silent_connections_to_a_tls_server_end_and_hold_up_nobody(
+    certificate: tuple[Path, Path],
+) -> None:
+    limits = {"max_connections": 20, "header_timeout_s": 1.0}
+    with scripted(certificate, **limits) as server, ExitStack() as stack:
+        acceptor: Any = server._uvicorn.servers[0]
+        address = "127.0.0.1", server.port
+        silent = [
+            stack.enter_context(closing(socket.create_connection(address))) for _ in range(300)
+        ]
+        assert acceptor.open <= 20
+        wait_until(lambda: all(map(has_ended, silent)), SECONDS)
+        wait_until(lambda: not acceptor.open)
+        with connected(server, tls=True) as sock:
+            ask(sock, "/health")
+            assert b"ok" in body_of(sock)
+        # A handshake that was made, and no headers after it.
+        with connected(server, tls=True) as sock:
+            assert sock.recv(1) == b""

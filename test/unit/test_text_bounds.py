@@ -1,0 +1,355 @@
+"""Text is measured before it is read, and tokenised in portions, with other threads going on."""
+
+import random
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.conversation import least_tokens, messages, pieces, template, tokenizer
+from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
+from qwen3_omni_neuron.conversation.least_tokens import LeastTokens
+from qwen3_omni_neuron.conversation.literal_text import LiteralText
+from qwen3_omni_neuron.conversation.pieces import cut
+from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+from qwen3_omni_neuron.errors import PromptTooLongError
+
+CONTEXT = 4096
+HUGE = "word and " * 1_000_000
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {}}}
+# Blanks and line ends of many kinds, contractions, digits, punctuation, scripts without blanks,
+# what NFC joins, reorders, or writes otherwise, and names of special tokens.
+NASTY = (
+    *(" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u2003", "\u3000", "\x1c", "\u0085", "\u200b"),
+    *("'s", "'RE", "'", "7", "12", "\u00bd", "\u2167", ".", "!?", "...", "-", "=", "(", '"'),
+    *("\u5929\u6c14", "\u304c", "\u3002", "\uff0c", "\u3001", "\uff1f", "\u2026", "\u0e01\u0e35"),
+    *("\u00e9", "e\u0301", "\u0301", "\u0316", "\u304b\u3099", "\u1112\u1161\u11ab", "\ud55c"),
+    *("\u0915\u093f", "\u212a", "\u212b", "\u037e", "\u1fef", "\u03b9\u0308\u0301", "\u0338"),
+    *("word", "hello", " the", " goodbye", "assistant", "\U0001f600", "\u200d", "\ufeff", "\ufb01"),
+    *("<|im_end|>", "<|im_start|>", "<think>", "<|audio_pad|>"),
+)
+nasty_texts = st.lists(st.one_of(st.sampled_from(NASTY), st.text(max_size=3)), max_size=40)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Tokenizer:
+    return Tokenizer(SPEAKING_CHECKPOINT)
+
+
+@pytest.fixture(scope="module")
+def conversation() -> Conversation:
+    return Conversation(SPEAKING_CHECKPOINT, read_config(SPEAKING_CHECKPOINT))
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measures and divides short texts as otherwise only long ones are."""
+    monkeypatch.setattr(least_tokens, "_SHORT", 0)
+    monkeypatch.setattr(least_tokens, "_SLICE", 11)
+    monkeypatch.setattr(tokenizer, "AT_ONCE", 0)
+    monkeypatch.setattr(tokenizer, "_PORTION", 7)
+
+
+def said(text: Any, role: str = "user") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": "Hello"}, {"role": role, "content": text}]
+
+
+class Watched:
+    """A tokenizer's backend that notes each call. method: name, and characters."""
+
+    def __init__(self, backend: Any):
+        self._backend = backend
+        self.calls: list[tuple[str, int]] = []
+
+    def encode(self, text: str, **options: Any) -> Any:
+        self.calls.append(("encode", len(text)))
+        return self._backend.encode(text, **options)
+
+    def encode_batch_fast(self, texts: list[str], **options: Any) -> Any:
+        self.calls.append(("batch", sum(map(len, texts))))
+        return self._backend.encode_batch_fast(texts, **options)
+
+
+@pytest.mark.usefixtures("small_steps")
+@given(nasty_texts)
+@example(["\u1112\u1161\u11ab"] * 20)
+@example(["e\u0301"] * 20)
+def test_a_text_has_at_least_as_many_tokens_as_it_is_measured_to_have(parts: list[str]) -> None:
+    text, shipped = "".join(parts), Tokenizer(SPEAKING_CHECKPOINT)
+    for encode in (shipped.encode, shipped.encode_words):
+        assert shipped.least_tokens(text) <= len(encode(text))
+
+
+def test_the_measure_is_of_the_longest_token_with_each_byte() -> None:
+    measure = LeastTokens(("a", "b", "ab", "abba", "7"), ())
+    assert measure("abba" * 1000) == 1000
+    assert measure("7b" * 1000) == 1250
+    assert measure("abba" * 999 + "77") == 1001
+    assert measure("abba") == 0  # not worth it
+    assert measure("7" * (1 << 20), enough=10) == least_tokens._SLICE  # one slice
+
+
+def test_nfc_shortens_no_text_to_less_than_is_assumed() -> None:
+    """Each character, and each that is put together, from its longest spelling."""
+    characters = [chr(i) for i in range(0x110000) if not 0xD800 <= i < 0xE000]
+    spelled: dict[str, str] = {}  # canonical characters by their longest
+    for character in characters:
+        apart = normalize("NFD", character)
+        spelled[apart] = max(spelled.get(apart, apart), character, key=lambda c: len(c.encode()))
+    for apart, longest in list(spelled.items()):
+        parts = "".join(spelled.get(part, part) for part in apart)
+        most = max(len(parts.encode()), len(longest.encode()))
+        least = len(normalize("NFC", apart).encode())
+        assert most / least < least_tokens._NFC_SHORTENS, ascii(apart)
+
+
+def test_slices_end_where_nfc_joins_nothing() -> None:
+    characters = [chr(i) for i in range(0x110000) if least_tokens._STARTER.match(chr(i))]
+    assert len(characters) > 50_000
+    befores = ("e", "\u0301", "e\u0316", "\u1112\u1161", "\u304b", "\u0915", "\u03b9\u0308")
+    for before in befores:
+        apart = normalize("NFC", before)
+        joined = normalize("NFC", "\n".join(before + c for c in characters))
+        assert joined == "\n".join(apart + normalize("NFC", c) for c in characters), ascii(before)
+
+
+def test_a_token_that_takes_blanks_along_leaves_them_out_of_the_measure() -> None:
+    """\u0120 stands for a blank."""
+    plain = AddedToken("<xyz>", normalized=False)
+    strips = AddedToken("<xyz>", normalized=False, rstrip=True)
+    vocabulary = ["a", "b", "ab", "\u0120"]
+    for added, tokens in ((plain, 3000), (strips, 1000)):
+        measure = LeastTokens(vocabulary, (added,))
+        assert measure("ab" * 1000 + " " * 2000) == tokens
+    # An added token counts with its bytes, and a byte of no token has no part of any.
+    assert LeastTokens(vocabulary, (AddedToken("a" * 10),))("a" * 2000) == 200
+    assert LeastTokens(vocabulary, ())("z" * 2000) == 0
+
+
+@pytest.mark.usefixtures("small_steps")
+@given(nasty_texts)
+def test_a_text_in_portions_has_the_tokens_of_the_whole(parts: list[str]) -> None:
+    text, shipped = "".join(parts), Tokenizer(SPEAKING_CHECKPOINT)
+    assert "".join(tokenizer._portions(text)) == text
+    for backend, encode in (
+        (shipped._backend, shipped.encode),
+        (shipped._words, shipped.encode_words),
+    ):
+        assert encode(text) == backend.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("name", ["<a b>", "<a\nb>"])
+def test_a_text_is_not_divided_within_an_added_token(
+    name: str, tmp_path: Path, small_steps: None
+) -> None:
+    for file in ("vocab.json", "merges.txt"):
+        (tmp_path / file).write_bytes((SPEAKING_CHECKPOINT / file).read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    plain = Tokenizer(tmp_path)
+    assert plain._divides
+    number = plain._backend.get_vocab_size()
+    tokens = {str(number): {"content": name, "special": True, "normalized": False}}
+    text = ("{" + f'"added_tokens_decoder": {tokens}' + "}").replace("'", '"')
+    text = text.replace("True", "true").replace("False", "false")
+    (tmp_path / "tokenizer_config.json").write_text(text.replace("\n", "\\n"))
+    named = Tokenizer(tmp_path)
+    assert named.encode(f"hello {name} " * 5).count(number) == 5
+
+
+def test_a_long_text_is_tokenised_without_the_lock_and_no_further_than_it_fits(
+    monkeypatch: pytest.MonkeyPatch, conversation: Conversation
+) -> None:
+    """The library's methods for batches alone release the interpreter lock."""
+    watched = Watched(conversation._tokenizer._words)
+    monkeypatch.setattr(conversation._tokenizer, "_words", watched)
+    conversation.encode_words("word " * 3000)
+    assert watched.calls == [("encode", 15000)]
+    watched.calls.clear()
+    text = "hello " * 100_000
+    whole = conversation.encode_words(text)
+    assert len(watched.calls) == 10 and {name for name, _ in watched.calls} == {"batch"}
+    watched.calls.clear()
+    some = conversation.encode_words(text, most=1000)
+    assert some == whole[: len(some)] and len(some) > 1000
+    assert len(watched.calls) == 1
+
+
+@pytest.fixture
+def nothing_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Refuses every reading of a text whose cost is more than that of a measure."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a text that fits nothing is read")
+
+    for owner, name in (
+        (Tokenizer, "_encode"),
+        (ChatTemplate, "render"),
+        (LiteralText, "mark"),
+        (messages, "_SURROGATE"),
+    ):
+        monkeypatch.setattr(owner, name, refuse)
+    yield
+
+
+@pytest.mark.usefixtures("nothing_reads")
+@pytest.mark.parametrize("literal_text", [False, True])
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [
+        ([{"role": "user", "content": HUGE}], r"messages\[0\]"),
+        ([{"role": "system", "content": HUGE}, *said("Hi")], r"messages\[0\]"),
+        ([{"role": "user", "content": [{"type": "text", "text": HUGE}]}], r"messages\[0\].conten"),
+        ([{"role": "user", "content": "\n" + "7" * 5000 + "\n"}], r"messages\[0\]"),
+    ],
+)
+def test_a_text_that_fits_nothing_is_refused_before_it_is_read(
+    conversation: Conversation, asked: Any, where: str, literal_text: bool
+) -> None:
+    refused = rf"{where}\S* has \d+ characters, which are \d+ tokens or more, and {CONTEXT} fit"
+    with pytest.raises(PromptTooLongError, match=refused):
+        conversation.prompt(asked, most_tokens=CONTEXT, literal_text=literal_text)
+
+
+def test_a_tool_that_fits_nothing_is_refused_before_it_is_read(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ChatTemplate, "render", None)
+    tool = {**TOOL, "function": {"name": "find", "parameters": {"deep": [{"er": HUGE}]}}}
+    with pytest.raises(PromptTooLongError, match=r"tools\[0\].function.parameters.deep\[0\].er"):
+        conversation.prompt(said("Hi"), most_tokens=CONTEXT, tools=[tool])
+
+
+@pytest.mark.parametrize("literal_text", [False, True])
+def test_texts_that_fit_alone_and_not_together_are_refused_before_they_are_tokenised(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, literal_text: bool
+) -> None:
+    conversation.prompt(said("Hi"), literal_text=literal_text)  # special names are tokenised once
+    monkeypatch.setattr(Tokenizer, "_encode", None)
+    text = "assistant" * 9000
+    with pytest.raises(PromptTooLongError, match=r"the prompt has \d{6} characters, which are"):
+        conversation.prompt(said(text) * 4, most_tokens=CONTEXT, literal_text=literal_text)
+
+
+@pytest.mark.parametrize("literal_text", [False, True])
+@pytest.mark.parametrize(
+    "text", ["hello the " * 4000, "\u4f60\u597d\u3002" * 6000, "e\u0301" * 9000]
+)
+def test_a_text_that_just_fills_the_context_fits(
+    conversation: Conversation, text: str, literal_text: bool
+) -> None:
+    """Measured, tokenised in portions, and counted to the last token."""
+    whole = conversation.prompt(said(text), literal_text=literal_text)
+    most = len(whole)
+    fits = conversation.prompt(said(text), most_tokens=most, literal_text=literal_text)
+    assert fits.token_ids.equal(whole.token_ids)
+    with pytest.raises(PromptTooLongError, match=rf"are {most} tokens or more, and {most - 1} fit"):
+        conversation.prompt(said(text), most_tokens=most - 1, literal_text=literal_text)
+
+
+def test_blanks_around_a_text_do_not_count_where_the_template_leaves_them_out(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render = ChatTemplate.render
+
+    def trimmed(self: Any, given: Any, tools: Any = None) -> str:
+        made = [{**message, "content": message["content"].strip()} for message in given]
+        return render(self, made, tools)
+
+    monkeypatch.setattr(ChatTemplate, "render", trimmed)
+    blanks = " " * 200_000
+    assert conversation.prompt(said(f"{blanks}Hi{blanks}"), most_tokens=CONTEXT).token_ids.equal(
+        conversation.prompt(said("Hi")).token_ids
+    )
+
+
+def test_a_session_measures_what_it_is_given(omni: Qwen3Omni) -> None:
+    too_long = pytest.raises(PromptTooLongError, match="tokens or more")
+    with omni.session() as session:
+        with too_long:
+            session.append(HUGE)
+        with too_long:
+            session.system = HUGE
+        with too_long:
+            session.read({"role": "user", "content": HUGE})
+        tool = {**TOOL, "function": {"name": "find", "description": HUGE}}
+        with too_long:
+            session.set_options(tools=[tool])
+        assert not session.messages and session.system is None
+
+
+def test_turns_that_fit_alone_and_not_together_are_refused_when_they_are_answered(
+    checkpoint: Path,
+) -> None:
+    """Not when they are computed ahead, which a caller has not asked for."""
+    with Qwen3Omni.load(checkpoint, max_concurrency=1) as omni, omni.session() as session:
+        most = omni.info.context_length
+        for _ in range(3):
+            session.append("word " * most)
+            session.prepare()
+            session.append_audio([0.1] * 32000, 16000)
+        with pytest.raises(PromptTooLongError, match=r"the prompt has \d+ characters"):
+            session.respond()
+
+
+@pytest.mark.parametrize("text", ["\u3002", "word ", "word, ", "a", "Yes. No! ", ".\u201d ", "\n"])
+def test_cutting_a_text_takes_a_time_that_grows_with_its_length(text: str) -> None:
+    """Counted in the characters whose tokens are counted."""
+
+    def counted(length: int) -> int:
+        counts: list[int] = []
+
+        def count(piece: str) -> int:
+            counts.append(len(piece))
+            return len(piece)
+
+        assert "".join(cut(whole := text * (length // len(text)), 128, count)) == whole
+        return sum(counts)
+
+    assert counted(64_000) < 16 * 64_000
+
+
+def test_a_cut_is_where_trying_every_end_would_find_it() -> None:
+    def tried(text: str, most: int, places: Sequence[re.Pattern[str]]) -> list[str]:
+        if not places or len(text) <= most:
+            return [text]
+        found: list[str] = []
+        for part in pieces._split(text, places[0]):
+            if found and len(found[-1] + part) <= most:
+                found[-1] += part
+            else:
+                found += tried(part, most, places[1:])
+        return found
+
+    rng = random.Random(3)
+    atoms = ("a ", "word ", "four score and ", "years. ", "ago, ", "longer" * 5, "\n", "\u3002")
+    for _ in range(1000):
+        text = "".join(rng.choice(atoms) for _ in range(rng.randrange(1, 90)))
+        for most in (1, 12, 30, 100):
+            assert cut(text, most, len) == tried(text, most, pieces._PLACES)
+
+
+def test_what_is_never_spoken_in_one_piece_is_not_tokenised(
+    omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(omni.conversation._tokenizer._words)
+    monkeypatch.setattr(omni.conversation._tokenizer, "_words", watched)
+    with pytest.raises(PromptTooLongError, match=r"\d+ tokens or more without white space"):
+        omni.stream_speech("z" * 3_000_000)
+    assert sum(count for _, count in watched.calls) < 1000
+
+
+def test_only_a_long_prompt_is_refused_here(conversation: Conversation) -> None:
+    """The exact length of a shorter one is for whoever knows the cache to say."""
+    text = "7" * 1000
+    prompt = conversation.prompt(said(text), most_tokens=20 + 1000)
+    assert len(prompt) == len(conversation.prompt(said(text)))
+    assert template.AT_ONCE > CONTEXT

@@ -1,0 +1,30 @@
+"""Processes and open files, as Linux shows them."""
+
+from pathlib import Path
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, apart from those that have ended."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) == pid and state != "Z":
+                found.append(int(path.name))
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def open_files() -> set[str]:
+    """Return the numbers of this process's open files; one is of the look itself."""
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
