@@ -10,7 +10,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -39,6 +38,7 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.status import StageTime, Status
+from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
@@ -227,7 +227,9 @@ def test_an_idle_model_is_looked_after_and_a_busy_one_is_not(
         model = ServedModel("m", 1, 5.0)
         watching = asyncio.create_task(model.watch())
         await asyncio.sleep(0.05)  # it has not been loaded yet
-        model.loaded(SimpleNamespace(status=lambda: status[0]))  # type: ignore[arg-type]
+        omni = ScriptedModel([])
+        omni.status = lambda: status[0]  # type: ignore[method-assign]
+        model.loaded(omni)  # type: ignore[arg-type]
         for busy in (replace(idle, running=1), replace(idle, queued=1)):
             status[0] = busy
             await asyncio.sleep(0.05)
