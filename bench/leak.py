@@ -2,9 +2,10 @@
 
     python -m bench.leak --rounds 20 --json result.json
 
-All rounds are in one process. A row is a round: seconds of the load and of each reply to the same
-spoken question, then what the process holds when the model is closed. The first two rounds don't
-count: libraries allocate what they keep.
+All rounds are in one process, each in a thread of its own, as a server loads. A row is a round:
+seconds of the load and of each reply to the same spoken question, then what the process holds when
+the model is closed. The first two rounds don't count: libraries allocate what they keep. With
+--at-once, so many replies at a time follow those that are timed: malloc then has more to keep.
 """
 
 import argparse
@@ -13,12 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench.common.command_line import Figures, Row, parser_of, positive, run
 from bench.common.memory import allocated_mb, live_tensor_bytes, open_files, resident_mb
 from bench.common.models import load_chosen
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.cli.model_arguments import add_model_arguments, model_or_shipped
 
 QUESTION = Path(__file__).parents[1] / "examples" / "sum.wav"
@@ -34,12 +38,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--max-frames", type=positive, default=40, help="most frames of a reply; default: 40"
     )
+    parser.add_argument("--at-once", type=positive, default=1, help="replies at a time; default: 1")
     return run("leak", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
     """Run the rounds. Growth is from the end of the second round to the end of the last."""
-    rows = [one_round(options) for _ in range(options.rounds)]
+    rows: list[Row] = []
+    for _ in range(options.rounds):
+        with ThreadPoolExecutor(1) as thread:
+            rows.append(thread.submit(one_round, options).result())
     start = rows[min(WARM_UP, len(rows)) - 1]
     summary: dict[str, Any] = {
         f"grown_{name}": rows[-1][name] - start[name]
@@ -54,19 +62,17 @@ def measure(options: argparse.Namespace) -> Figures:
 
 def one_round(options: argparse.Namespace) -> Row:
     """Load, speak three times, close; return the times and what is left."""
-    content = [{"type": "audio", "audio": str(QUESTION)}]
     start = time.perf_counter()
     times: Row = {}
-    with load_chosen(model_or_shipped(options), options, slots=1) as omni:
+    with load_chosen(model_or_shipped(options), options, slots=options.at_once) as omni:
         times["load_s"] = time.perf_counter() - start
         for name in REPLIES:
             start = time.perf_counter()
-            omni.generate_audio(
-                [{"role": "user", "content": content}],
-                seed=0,
-                talker_max_new_tokens=options.max_frames + 1,
-            )
+            reply(omni, options)
             times[name] = time.perf_counter() - start
+        if options.at_once > 1:
+            with ThreadPoolExecutor(options.at_once) as threads:
+                list(threads.map(partial(reply, omni, options), range(options.at_once)))
     del omni
     tensors_mb = live_tensor_bytes() / 2**20  # collects garbage before the rest is counted
     return {
@@ -77,6 +83,13 @@ def one_round(options: argparse.Namespace) -> Row:
         "threads": threading.active_count(),
         "open_files": open_files(),
     }
+
+
+def reply(omni: Qwen3Omni, options: argparse.Namespace, seed: int = 0) -> None:
+    """Ask the question."""
+    content = [{"type": "audio", "audio": str(QUESTION)}]
+    messages = [{"role": "user", "content": content}]
+    omni.generate_audio(messages, seed=seed, talker_max_new_tokens=options.max_frames + 1)
 
 
 if __name__ == "__main__":

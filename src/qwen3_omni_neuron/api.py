@@ -28,6 +28,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, SpeechResult
+from qwen3_omni_neuron.heap import give_back
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
@@ -85,7 +86,7 @@ class Qwen3Omni:
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
         # Threads and processes end with the model, also where nobody closes it.
-        self._finalizer = weakref.finalize(self, self._pipeline.close, FINALIZER_TIMEOUT_S)
+        self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
 
     @staticmethod
     def load(
@@ -262,7 +263,7 @@ class Qwen3Omni:
     def close(self) -> None:
         """End what still runs with a ClosedError, the threads, and the engines."""
         self._finalizer.detach()
-        self._pipeline.close()
+        _close(self._pipeline)
 
     def __enter__(self) -> "Qwen3Omni":
         return self
@@ -420,6 +421,12 @@ def _plan(
             f"{plan.command(Path('compiled'))}"
         )
     return plan
+
+
+def _close(pipeline: Pipeline, join_timeout_s: float | None = None) -> None:
+    """Close a pipeline, and give back the memory that malloc keeps of what ran in it."""
+    pipeline.close(join_timeout_s)
+    give_back()
 
 
 def _collect(stream: SpeechStream) -> SpeechResult:

@@ -9,6 +9,26 @@ from bench.common.memory import allocated_mb
 from testing.peak_memory import needs_proc
 from testing.subprocesses import run_python
 
+FREED_MB = 48
+CLOSE = f"""
+from bench.common.memory import resident_mb
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+
+omni = Qwen3Omni.load(SPEAKING_CHECKPOINT)
+blocks = [b"x" * 2**16 for _ in range({FREED_MB} * 2**4)]
+pinned = blocks[::32]  # malloc would give back an end that is free, but not what is between these
+del blocks
+before = resident_mb()
+omni.close()
+print(before - resident_mb())
+"""
+
+
+@needs_proc
+@pytest.mark.skipif(allocated_mb() is None, reason="malloc is not glibc's of 2.33")
+def test_closing_a_model_gives_back_what_malloc_keeps() -> None:
+    assert float(run_python("-c", CLOSE)) > FREED_MB / 2
+
 
 @needs_proc
 @pytest.mark.skipif(allocated_mb() is None, reason="malloc is not glibc's of 2.33")

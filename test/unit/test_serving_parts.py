@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,23 @@ from starlette.types import Message, Receive, Scope, Send
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
+from qwen3_omni_neuron.serving.idle_memory import LOOK_S, IdleMemory
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
 from qwen3_omni_neuron.serving.metrics import Player
+from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.status import StageTime, Status
+from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'
 REPLIES: list[tuple[str, bool, bool, tuple[str, str, list[str]]]] = [
@@ -179,6 +185,67 @@ def test_a_player_waits_where_speech_is_late() -> None:
     for at_s, seconds in ((10.0, 1.0), (10.5, 1.0), (12.25, 1.0), (13.0, 0.5)):
         player.arrived(chunk(seconds), at_s)
     assert (player.underruns, player.silent_s) == (1, 0.25)
+
+
+def test_memory_of_an_idle_server_goes_back_once_it_has_grown() -> None:
+    """Looked at every few seconds; what is still in use after it was given back is not grown."""
+    now_s, freed = [0.0], list[float]()
+    held_mb: list[int | None] = [300]
+
+    def free() -> None:
+        freed.append(now_s[0])
+        held_mb[0] = None if held_mb[0] is None else held_mb[0] - 150
+
+    memory = IdleMemory(lambda: held_mb[0], free, lambda: now_s[0])
+
+    def look(at_s: float, holds_mb: int | None) -> None:
+        now_s[0], held_mb[0] = at_s, holds_mb
+        asyncio.run(memory.look())
+
+    look(0.0, 300)  # 150 are left
+    look(LOOK_S - 1, 999)
+    look(LOOK_S, 155)
+    assert freed == [0.0]
+    look(2 * LOOK_S, 400)  # 250 are left
+    look(3 * LOOK_S, 250)
+    look(4 * LOOK_S, None)
+    look(5 * LOOK_S, 90)  # a part of the model was freed
+    look(6 * LOOK_S, 110)
+    assert freed == [0.0, 2 * LOOK_S, 6 * LOOK_S]
+
+
+def test_an_idle_model_is_looked_after_and_a_busy_one_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    idle = Status(0, 0, {"thinker": StageTime(0, 0.0)})
+    status, looks = [replace(idle, running=1)], list[int]()
+
+    async def look(_: IdleMemory) -> None:
+        looks.append(status[0].running + status[0].queued)
+
+    async def watched() -> None:
+        model = ServedModel("m", 1, 5.0)
+        watching = asyncio.create_task(model.watch())
+        await asyncio.sleep(0.05)  # it has not been loaded yet
+        omni = ScriptedModel([])
+        omni.status = lambda: status[0]  # type: ignore[method-assign]
+        model.loaded(omni)  # type: ignore[arg-type]
+        for busy in (replace(idle, running=1), replace(idle, queued=1)):
+            status[0] = busy
+            await asyncio.sleep(0.05)
+        status[0] = idle
+        while len(looks) < 2:
+            await asyncio.sleep(0.01)
+        assert model.state == "ready"
+        status[0] = replace(idle, fault="its thread has ended")
+        while model.state != "failed":
+            await asyncio.sleep(0.01)
+        watching.cancel()
+
+    monkeypatch.setattr(model_module, "LOOK_S", 0.01)
+    monkeypatch.setattr(IdleMemory, "look", look)
+    asyncio.run(watched())
+    assert set(looks) == {0}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
+from qwen3_omni_neuron.serving.idle_memory import IdleMemory
 
 Result = TypeVar("Result")
 Request = TypeVar("Request", bound="Closing")
@@ -48,6 +49,7 @@ class ServedModel:
         self._stall_timeout_s = stall_timeout_s
         self._sessions_until_s: float | None = None
         self._pool = ThreadPoolExecutor(threads, "serving")
+        self._idle_memory = IdleMemory(resident_mb)
 
     @property
     def state(self) -> State:
@@ -132,12 +134,16 @@ class ServedModel:
             self._fail(str(error))
 
     async def watch(self) -> None:
-        """Look at the model for ever: it may also die while no request runs."""
+        """Look at the model for ever: it may die while no request runs, and its memory be freed."""
         while True:
             await asyncio.sleep(LOOK_S)
-            fault = None if self.omni is None else self.omni.status().fault
-            if fault is not None:
-                self._fail(fault)
+            if self.omni is None:
+                continue
+            status = self.omni.status()
+            if status.fault is not None:
+                self._fail(status.fault)
+            if not status.running and not status.queued:
+                await self._idle_memory.look()
 
     def _fail(self, reason: str) -> None:
         if self._state != "failed":
