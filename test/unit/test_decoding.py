@@ -197,7 +197,7 @@ def assert_equal(prompt: Prompt, expected: Prompt) -> None:
     assert all(map(np.array_equal, prompt.audio_mel, expected.audio_mel))
     for given, wanted in ((prompt.images, expected.images), (prompt.videos, expected.videos)):
         assert [p.grid for p in given] == [p.grid for p in wanted]
-        assert all(p.values.equal(w.values) for p, w in zip(given, wanted, strict=True))
+        assert all(np.array_equal(p.pixels, w.pixels) for p, w in zip(given, wanted, strict=True))
     assert (prompt.audio_tokens, prompt.image_tokens) == (
         expected.audio_tokens,
         expected.image_tokens,
@@ -466,7 +466,7 @@ def test_a_frame_larger_than_the_header_says_is_refused(monkeypatch: pytest.Monk
 
 
 def test_frames_are_made_small_while_they_are_decoded(shared: Shared) -> None:
-    """As they are, these would take 1.5 GB, of the 512 MiB that a decoder has here."""
+    """In their own size they would take 1.5 GB, of the 512 MiB that a decoder has here."""
     options = {"fps": 30.0, "max_pixels": 32 * 32}
     decoded = shared.decode(job_of("video", grey_video(240, 1920, 1080), options=options))
     assert decoded.item["video"].shape == (240, 32, 32, 3)
