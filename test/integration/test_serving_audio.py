@@ -4,10 +4,10 @@ import asyncio
 import base64
 import io
 import json
-import sys
 import random
 import re
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from itertools import pairwise
