@@ -23,7 +23,7 @@ from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
-from qwen3_omni_neuron.status import StageTime, Status
+from qwen3_omni_neuron.status import ModelInfo, StageTime, Status
 from testing.http_server import wait_until
 from testing.imports import ROOT
 
@@ -194,6 +194,8 @@ def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(
 
 class Stalling:
     """A model whose talker is in a call."""
+
+    info = ModelInfo(("Ethan",), False, False, slots=1, max_queued=0, context_length=16)
 
     def __init__(self) -> None:
         self.call_s = 0.0
