@@ -24,12 +24,12 @@ def fault(name: str, **fields: object) -> bytes:
     return FAULT + json.dumps({"fault": name, **fields}).encode()
 
 
-def says(*said: object, go_on: bool = True) -> bytes:
-    """Return the content of a job whose child says these things, and ends.
+def says(*said: object, go_on: bool = True, status: int = 0) -> bytes:
+    """Return the content of a job whose child says these things, and ends with a status.
 
     A string is sent as it is, anything else as a message; go_on: wait after each to be let go on.
     """
-    return fault("says", said=said, go_on=go_on)
+    return fault("says", said=said, go_on=go_on, status=status)
 
 
 def main(control: int, parent: int) -> None:
@@ -52,6 +52,7 @@ def run(connection: socket.socket, content: int, result: int) -> None:
             connection.sendall(said.encode() if isinstance(said, str) else wire.packed(said))
             if wanted["go_on"]:
                 connection.recv(1)
+        os._exit(wanted["status"])
     elif kind == "sleep":
         time.sleep(600)
     elif kind == "cut":  # the result, after it was made as long as it has to be

@@ -25,6 +25,6 @@ def lives(pid: int) -> bool:
         return False
 
 
-def open_files() -> set[str]:
-    """Return the numbers of this process's open files; one is of the look itself."""
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
+def open_files(pid: int | str | None = "self") -> set[str]:
+    """Return the numbers of a process's open files; of this one's, one is of the look itself."""
+    return {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}

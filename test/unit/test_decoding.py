@@ -310,6 +310,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
     "cut-flac": ("audio", lambda: sound("FLAC", "PCM_16")[:9000], {}),
     "infinite": ("audio", wav_of_infinity, {}),
     "no-image": ("image", lambda: b"hello", {}),
+    "ico": ("image", lambda: picture("ICO"), {}),
     "cut-png": ("image", lambda: picture("PNG")[:5000], {}),
     "too-narrow": ("image", lambda: picture("PNG", noise_image(201, 1)), {}),
     "no-such-limit": ("image", lambda: picture("PNG"), {"max_pixels": "many"}),
@@ -560,6 +561,12 @@ def test_answers_that_no_decoder_of_ours_gives_are_refused(
         shared.decode(job_of(kind, says(*said)))
 
 
+def test_a_result_of_a_process_that_crashes_while_it_writes_is_refused(shared: Shared) -> None:
+    content = says(MEASURED, {"holds": HOLDS}, status=7)
+    with pytest.raises(AudioError, match="its decoder ended with exit status 7"):
+        shared.decode(job_of("audio", content))
+
+
 def test_a_result_that_its_process_cuts_short_is_refused(shared: Shared) -> None:
     with pytest.raises(AudioError, match="its decoder gave no proper answer"):
         shared.decode(job_of("audio", fault("cut")))
@@ -598,6 +605,10 @@ def test_the_fork_server_is_small_and_has_one_thread(
         pool = DecodingPool()
         pool.start()
         await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        open_then = open_files(pool.pid)
+        for _ in range(3):
+            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        assert open_files(pool.pid) == open_then
         status = Path(f"/proc/{pool.pid}/status").read_text()
         mapped = Path(f"/proc/{pool.pid}/maps").read_text()
         await pool.close()
@@ -958,6 +969,7 @@ WAV = sound("WAV", "PCM_16")
         job_of("audio", WAV.replace(b"data", b"dat_")),
         job_of("audio", wav_header(16000) + bytes(64000)),
         job_of("audio", wav_header(1000, 64000) + bytes(64000)),
+        job_of("audio", WAV[:32] + b"\x03\x00" + WAV[34:]),  # bytes of a frame
         job_of("audio", sound("WAV", "PCM_U8")),
         job_of("audio", wav_header(16000, 2 * pcm.MOST_BYTES) + bytes(2 * pcm.MOST_BYTES)),
         job_of("audio", sound("WAV", "ULAW", 8000)),

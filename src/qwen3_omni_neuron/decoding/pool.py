@@ -85,7 +85,7 @@ class DecodingPool:
     async def close(self) -> None:
         """End every job with a ClosedError, and the processes."""
         self._closed = True
-        self._turns.refuse(_closed())
+        # Those that run end with it, and those that wait for a place when they get it.
         if self._server is not None:
             await self._server.close()
 

@@ -29,7 +29,7 @@ class Turns:
         except BaseException:
             if waiter.cancelled():
                 self._forget(owner, waiter)
-            elif waiter.exception() is None:  # it was given, and then the task was cancelled
+            else:  # it was given, and then the task was cancelled
                 self.give_back(owner)
             raise
 
@@ -39,14 +39,6 @@ class Turns:
         self._owners[owner].held -= 1
         self._give()
         self._drop_idle(owner)
-
-    def refuse(self, error: Exception) -> None:
-        """Make all that wait raise an error."""
-        for owner in self._owners.values():
-            while owner.waiting:
-                waiter = owner.waiting.popleft()
-                if not waiter.done():
-                    waiter.set_exception(error)
 
     def _give(self) -> None:
         """Give the places that are free to those whose turn it is."""

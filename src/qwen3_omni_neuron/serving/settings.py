@@ -106,7 +106,7 @@ class ServerSettings:
             raise OptionError(f"requests_per_minute is 1 or more, got {self.requests_per_minute}.")
         if self.owner_share is not None and not 0 < self.owner_share <= 1:
             raise OptionError(f"owner_share is above 0 and at most 1, got {self.owner_share}.")
-        assert self.decoding  # it checks its values
+        _ = self.decoding  # which checks its values
         for name in self.allowed_hosts:
             if not name or any(mark in name for mark in "/:@ "):
                 raise OptionError(
