@@ -35,6 +35,8 @@ from bench.attacks.table import KINDS
 from bench.attacks.target import Peak, Target, target_of, waited
 from bench.attacks.watching import Seen, Watcher, seen
 from bench.common.command_line import Figures, Row, parser_of, run
+from bench.common.slots import fill_slots
+from bench.serve_load import SLOTS
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.cli import model_arguments
 
@@ -75,6 +77,7 @@ def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
     """Send kinds to one server, one after the other, until it has ended."""
     rows: list[Row] = []
     target.says()
+    fill_slots(SLOTS, target.connection, target.key or "")
     with session(target):  # the first one loads what finds turns
         pass
     good = any(kind.good for kind in kinds)

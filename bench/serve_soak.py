@@ -12,8 +12,9 @@ by the ear.
 Every few minutes all of them pause: a row is such an idle point, with the memory, threads and open
 files of the server and its processes, and what clients got until then. With --kill-every-minutes
 the stages have processes of their own. One of them is killed; the server ends with status 70 and is
-started anew as deploy/systemd does it. A run is one server's life. Its growth is the slope of a
-line through its idle points after its first quarter.
+started anew as deploy/systemd does it. A run is one server's life, whose KV caches are filled at
+first. Its growth is the slope of a line through its idle points after its first quarter. The goal
+is for the slope of all runs' lines together, which is less uncertain.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
@@ -30,6 +32,7 @@ from typing import Any
 import numpy as np
 
 from bench.common.command_line import Figures, InputError, Row, natural, parser_of, positive, run
+from bench.common.slots import fill_slots
 from bench.serve_load import SLOTS, server_process
 from bench.soak.clients import Clients
 from bench.soak.gate import Address, Gate
@@ -50,9 +53,10 @@ HELD = ("threads", "open_files", "children")
 
 @dataclass
 class Run:
-    """One server's life. points: its idle points, of which at_minutes is since it was ready.
+    """One server's life.
 
-    ready_after_s: since it was started; ended_after_s: since its stage was killed, or SIGTERM.
+    points: its idle points, of which at_minutes is since its KV caches were filled. ready_after_s:
+    since it was started; ended_after_s: since its stage was killed, or SIGTERM.
     """
 
     number: int
@@ -71,9 +75,8 @@ class Run:
 
     def row(self) -> Row:
         """Return what is told of it: how much more it held at the last idle point counted."""
-        counted, growth, error = self.counted, None, None
-        if len(counted) >= 3:
-            growth, error = slope([(p["at_minutes"] / 60, p["memory_mb"]) for p in counted])
+        counted = self.counted
+        growth, error = growth_of([self])
         more = {f"more_{n}": counted[-1][n] - counted[0][n] for n in HELD} if counted else {}
         shown: Row = {"run": self.number, "minutes": self.minutes, "idle_points": len(counted)}
         shown |= {"killed": self.killed, "status": self.status}
@@ -142,8 +145,9 @@ def live(
         process,
     ):
         address = host, port
+        one.ready_after_s = time.monotonic() - asked_s
+        fill_slots(SLOTS, lambda: HTTPConnection(*address, timeout=FREE_S))
         start_s = time.monotonic()
-        one.ready_after_s = start_s - asked_s
         if one.number == 0:
             clients.start(address)
         dies = 0 < (options.kill_every_minutes or 0) < minutes - NEAR_MINUTES
@@ -209,15 +213,20 @@ def restart_s() -> float:
     return float(next(x.split("=")[1] for x in lines if x.startswith("RestartSec=")))
 
 
-def slope(points: Sequence[tuple[float, float]]) -> tuple[float, float | None]:
-    """Return a line's slope through points, and its standard error, by least squares."""
-    x, y = np.array(points).T
-    x = x - x.mean()
-    found = float((x * y).sum() / (x * x).sum())
-    if len(points) < 3:
-        return found, None
-    rest = y - y.mean() - found * x
-    return found, float(np.sqrt((rest**2).sum() / (len(points) - 2) / (x * x).sum()))
+def growth_of(runs: Sequence[Run]) -> tuple[float | None, float | None]:
+    """Return by how many MB an hour the memory of some runs grew, and its standard error.
+
+    It is the slope of lines through their idle points by least squares, one slope for all of them.
+    None where they have too few points.
+    """
+    runs = [one for one in runs if one.counted]
+    lines = [np.array([(p["at_minutes"] / 60, p["memory_mb"]) for p in r.counted]) for r in runs]
+    x, y = np.concatenate([np.empty((0, 2)), *(line - line.mean(0) for line in lines)]).T
+    free = len(x) - len(runs) - 1
+    if free < 1:
+        return None, None
+    slope = float((x * y).sum() / (x * x).sum())
+    return slope, float(np.sqrt(((y - slope * x) ** 2).sum() / free / (x * x).sum()))
 
 
 def misheard(clients: Clients) -> list[str]:
@@ -238,15 +247,12 @@ def summary(
     """Return what became of all, and which goals are met."""
     points = [point for one in runs for point in one.points]
     found = [one.row() for one in runs]
-    growths = [row["memory_mb_per_hour"] for row in found]
-    measured_ones = [growth for growth in growths if growth is not None]
+    growth, error = growth_of(runs)
     held = [row[f"more_{name}"] for row in found for name in HELD if f"more_{name}" in row]
     goals = {
-        f"memory grows by less than {GROWTH_MB_PER_HOUR:g} MB an hour": all(
-            growth < GROWTH_MB_PER_HOUR for growth in measured_ones
-        )
-        if measured_ones
-        else None,
+        f"memory grows by less than {GROWTH_MB_PER_HOUR:g} MB an hour": None
+        if growth is None
+        else growth < GROWTH_MB_PER_HOUR,
         "no slot, request or session is left at an idle point": not any(
             point["stuck"] or any(point[name] for name in LEFT) for point in points
         ),
@@ -262,6 +268,8 @@ def summary(
     return {
         "slots": SLOTS,
         "runs": found,
+        "memory_mb_per_hour": growth,
+        "standard_error": error,
         "counts": dict(sorted(gate.counts.items())),
         "wrong": dict(gate.wrong),
         "heard": heard,

@@ -79,6 +79,10 @@ class FakeThinker:
     def stall(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def use_memory(self, megabytes: int) -> None:
+        """Take memory and free all of it but the last piece, below which malloc keeps the rest."""
+        self._kept = [bytes(50_000) for _ in range(20 * megabytes)][-1]
+
     def die(self, how: str) -> None:
         sys.stderr.write("about to leave\n")
         if how == "exit":

@@ -78,6 +78,7 @@ class Simulation:
         first_token_timeout_s: float = 1e6,
         wait_timeout_s: float = 1e6,
         cache_key: str | None = None,
+        owner: str | None = None,
         stop: Sequence[str] = (),
         decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
     ) -> Request:
@@ -104,6 +105,7 @@ class Simulation:
             wait_timeout_s,
             prompt_keys(prompt, self.config),
             cache_key,
+            owner,
         )
 
     def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:

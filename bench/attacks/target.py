@@ -84,6 +84,10 @@ class Target:
         """The good client's key, where there are keys."""
         return GOOD_KEY if self.spec.keys else None
 
+    def connection(self, timeout_s: float = 60.0) -> http.client.HTTPConnection:
+        """Return a connection, not opened yet."""
+        return connection_of(self.host, self.port, self.tls, timeout_s)
+
     def stages(self) -> list[int]:
         """Return the processes of the stages, in the order in which they were started."""
         return sorted(pid for pid in family(self.process.pid)[1:] if _STAGE in _command_line(pid))
@@ -94,9 +98,8 @@ class Target:
 
     def get(self, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
         """Return status and body of a GET with the good client's key."""
-        connection = connection_of(self.host, self.port, self.tls, timeout_s)
         headers = {"authorization": f"Bearer {self.good_key}"} if self.good_key else {}
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connection(timeout_s)) as connection:
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read()
@@ -112,8 +115,7 @@ class Target:
         """Ask a good question. Returns the answer's text, or what came instead of it."""
         body = json.dumps(good_question(False))
         headers = {"authorization": f"Bearer {self.good_key}"} if self.good_key else {}
-        connection = connection_of(self.host, self.port, self.tls, timeout_s)
-        with contextlib.closing(connection):
+        with contextlib.closing(self.connection(timeout_s)) as connection:
             connection.request("POST", "/v1/chat/completions", body, headers)
             answer = connection.getresponse()
             given = json.loads(answer.read())

@@ -361,6 +361,7 @@ class Qwen3Omni:
             options.wait_timeout_s,
             prompt_keys(prompt, self._config) if self._pipeline.reuses else None,
             options.cache_key,
+            options.owner,
         )
 
     def _check_length(self, prompt: Prompt) -> None:

@@ -152,6 +152,12 @@ class SpeechArguments(TypedDict, total=False):
         str | None,
         OptionDoc("only requests with the same one reuse each other's rows", _NAME, "one for all"),
     ]
+    owner: Annotated[
+        str | None,
+        OptionDoc(
+            "whose request it is: those of different owners take turns", _NAME, "one for all"
+        ),
+    ]
     first_token_timeout_s: Annotated[
         float,
         OptionDoc("seconds from arrival to the first token, time in the queue included", _SECONDS),
@@ -253,11 +259,11 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key and
-    the two timeouts are ours. A field whose default is None takes the checkpoint's own value, where
-    `OptionDoc.default` names no other. Limits count tokens, the one that ends text or speech
-    included. As in the reference, the talker token that meets its limit is never decoded, so N
-    tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key,
+    owner and the two timeouts are ours. A field whose default is None takes the checkpoint's own
+    value, where `OptionDoc.default` names no other. Limits count tokens, the one that ends text or
+    speech included. As in the reference, the talker token that meets its limit is never decoded, so
+    N tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -284,6 +290,7 @@ class RequestOptions:
     predictor_top_p: float = 0.8
     chunk_frames: Sequence[int] | None = None
     cache_key: str | None = None
+    owner: str | None = None
     first_token_timeout_s: float = 600.0
     wait_timeout_s: float = 120.0
 

@@ -12,7 +12,7 @@ import pytest
 
 from bench import serve_soak
 from bench.common.results import load_results
-from bench.serve_soak import Run, restart_s, slope, summary
+from bench.serve_soak import Run, growth_of, restart_s, summary
 from bench.soak import hostile
 from bench.soak.clients import TALKS
 from bench.soak.gate import Address, Gate
@@ -139,17 +139,25 @@ def test_processes_are_seen_until_they_have_ended() -> None:
         parent.kill()
 
 
-def test_growth_is_a_lines_slope() -> None:
-    assert slope([(0, 5), (1, 15), (2, 25)]) == (10, 0)
-    found, error = slope([(0, 0), (1, 11), (2, 19), (3, 31), (4, 39)])
-    assert found == pytest.approx(9.8)
-    assert error == pytest.approx(0.2 * 2.0, rel=0.3)
-
-
 def points(*values: tuple[float, float], **more: float) -> list[dict[str, float]]:
     free = dict.fromkeys(serve_soak.LEFT, 0.0) | {"stuck": 0, "threads": 9, "open_files": 9}
     free["children"] = 3
     return [{"at_minutes": m, "memory_mb": mb, **free, **more} for m, mb in values]
+
+
+def test_growth_is_the_slope_of_all_runs_lines() -> None:
+    def run_of(*values: tuple[float, float]) -> Run:
+        return Run(0, points(*((60 * hours, mb) for hours, mb in values)), 4.0)
+
+    straight = run_of((1, 15), (2, 25), (3, 35))
+    assert growth_of([straight]) == (pytest.approx(10), pytest.approx(0, abs=1e-9))
+    found, error = growth_of([run_of((1, 0), (2, 11), (3, 19), (4, 31), (5, 39))])
+    assert found == pytest.approx(9.8)
+    assert error == pytest.approx(0.2 * 2.0, rel=0.3)
+    # Each run has its own beginning, and a short one counts less.
+    assert growth_of([straight, run_of((1, 900), (2, 910), (3, 920))])[0] == pytest.approx(10)
+    assert growth_of([straight, run_of((1, 900), (2, 915))])[0] == pytest.approx(11)
+    assert growth_of([run_of((1, 900), (2, 915))]) == growth_of([]) == (None, None)
 
 
 def test_goals_say_what_is_met() -> None:

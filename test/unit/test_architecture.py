@@ -65,7 +65,7 @@ def test_the_server_knows_the_public_api_alone(file: Path) -> None:
 
 @pytest.mark.parametrize("file", sorted((PACKAGE / "process").glob("*.py")), ids=lambda f: f.name)
 def test_a_process_knows_nothing_of_engines(file: Path) -> None:
-    known = ("errors", "process.")
+    known = ("errors", "heap", "process.")
     for name in imports(file):
         if name.startswith(NAME):
             assert name.removeprefix(f"{NAME}.").startswith(known)

@@ -354,6 +354,18 @@ def test_an_engine_whose_own_process_has_ended_ends_its_process(start: Process) 
     assert "EngineDiedError: The child of the thinker was ended" in str(fault)
 
 
+def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) -> None:
+    process = start()
+    process.wait_ready(START_S)
+    before_mb = resident_mb_of(process.pid)
+    process.call("use_memory", 200)
+    looks = iter(range(1000))
+    while resident_mb_of(process.pid) > before_mb + 50:
+        assert next(looks) < 999
+        time.sleep(0.02)
+    assert process.call("echo", 1) == 1
+
+
 def test_a_process_that_was_stopped_ends_its_call(start: Process) -> None:
     process = start()
     process.wait_ready(START_S)
@@ -516,6 +528,11 @@ def is_gone(pid: int) -> bool:
     except FileNotFoundError:  # no /proc here, or the process is gone by now
         return False
     return state == "Z"
+
+
+def resident_mb_of(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="utf-8").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def state_of(pid: int) -> str:

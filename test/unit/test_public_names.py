@@ -76,6 +76,7 @@ OPTIONS = [
     "predictor_top_p",
     "chunk_frames",
     "cache_key",
+    "owner",
     "first_token_timeout_s",
     "wait_timeout_s",
 ]

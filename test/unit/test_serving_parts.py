@@ -22,10 +22,10 @@ from starlette.types import Message, Receive, Scope, Send
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.events import AudioChunk
+from qwen3_omni_neuron.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
-from qwen3_omni_neuron.serving.idle_memory import LOOK_S, IdleMemory
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
@@ -200,7 +200,7 @@ def test_memory_of_an_idle_server_goes_back_once_it_has_grown() -> None:
 
     def look(at_s: float, holds_mb: int | None) -> None:
         now_s[0], held_mb[0] = at_s, holds_mb
-        asyncio.run(memory.look())
+        memory.look()
 
     look(0.0, 300)  # 150 are left
     look(LOOK_S - 1, 999)
@@ -220,7 +220,7 @@ def test_an_idle_model_is_looked_after_and_a_busy_one_is_not(
     idle = Status(0, 0, {"thinker": StageTime(0, 0.0)})
     status, looks = [replace(idle, running=1)], list[int]()
 
-    async def look(_: IdleMemory) -> None:
+    def look(_: IdleMemory) -> None:
         looks.append(status[0].running + status[0].queued)
 
     async def watched() -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 STDOUT = "-"
 # Options that need the tokenizer, a list or dicts, or serve several callers.
-_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key")
+_FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key", "owner")
 
 
 def add_speak(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from qwen3_omni_neuron.heap import IdleMemory
 from qwen3_omni_neuron.process.child import Failure, follow_parent
 from qwen3_omni_neuron.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
-LOOK_S = 0.25  # how often an engine that can die is looked at while nothing calls it
+LOOK_S = 0.25  # between two looks at an engine and its memory while nothing calls it
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
@@ -44,10 +45,9 @@ def _serve(mailbox: Mailbox) -> None:
         return
     try:
         mailbox.send((True, None))
-        fault = getattr(engine, "fault", None)
+        wait = _idle(mailbox.fileno(), getattr(engine, "fault", None))
         while True:
-            if fault is not None:
-                _wait_for_request(mailbox, fault)
+            wait()
             _serve_request(mailbox, engine)
     finally:
         engine.close()
@@ -63,17 +63,23 @@ def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
         ) from error
 
 
-def _wait_for_request(mailbox: Mailbox, fault: Callable[[], Exception | None]) -> None:
-    """Wait for a request, or for a fault of an engine with processes of its own, and raise it.
+def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Callable[[], None]:
+    """Return a function that waits for a request, and meanwhile gives freed memory back.
 
-    Its calls raise theirs themselves.
+    fault: of an engine with processes of its own, None of others: what it finds is raised. An
+    engine's calls raise theirs themselves.
     """
-    poll = select.poll()
-    poll.register(mailbox.fileno(), select.POLLIN)
-    while not poll.poll(1000 * LOOK_S):
-        error = fault()
-        if error is not None:
-            raise error
+    poll, memory = select.poll(), IdleMemory()
+    poll.register(descriptor, select.POLLIN)
+
+    def wait() -> None:
+        while not poll.poll(1000 * LOOK_S):
+            error = fault() if fault is not None else None
+            if error is not None:
+                raise error
+            memory.look()
+
+    return wait
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:

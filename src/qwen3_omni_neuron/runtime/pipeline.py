@@ -24,6 +24,7 @@ from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, 
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
+from qwen3_omni_neuron.runtime.turns import Turns
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 from qwen3_omni_neuron.runtime.watch import Watch
 from qwen3_omni_neuron.status import Status
@@ -93,6 +94,7 @@ class Pipeline:
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
+        self._turns = Turns(engines.thinker.slots)
         # By a request: the one that gets its slot when it has ended.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
@@ -139,22 +141,24 @@ class Pipeline:
             if after is not None:
                 self._follow(after, live, tasks)
                 return live, 0
-            # Requests that were cancelled while they waited are removed here, before it grows.
-            self._queue = deque(entry for entry in self._queue if not entry[0].ended)
-            ahead = len(self._queue)
+            ahead = sum(not live.ended for live, _ in self._queue)
             yielding = any(live.request.warm_up and not live.ended for live in self._running)
-            if not self._free_slots and not yielding and ahead >= self._max_queued:
-                raise BusyError(
-                    f"all {len(self._running)} slots are in use, and {ahead} requests wait for "
-                    "one. Finish or close a stream first, or load with a larger max_concurrency "
-                    "or max_queued."
-                )
+            self._turns.came(request.owner, self.clock.now())
             self._queue.append((live, tasks))
             self._admit()
-            if live.timestamps.admitted_s is None:
-                logger.debug("a request is queued behind %d others", ahead)
-                return live, ahead + 1
-        return live, 0
+            if live.timestamps.admitted_s is not None:
+                return live, 0
+            if not yielding and ahead >= self._max_queued:
+                self._queue.remove((live, tasks))
+                slots = "the last slot is kept for another owner"
+                if not self._free_slots:
+                    slots = f"all {len(self._running)} slots are in use"
+                raise BusyError(
+                    f"{slots}, and {ahead} requests wait for one. Finish or close a stream first, "
+                    "or load with a larger max_concurrency or max_queued."
+                )
+            logger.debug("a request is queued behind %d others", ahead)
+            return live, ahead + 1
 
     def warm_up(self, request: Request) -> WarmUp:
         """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
@@ -271,15 +275,19 @@ class Pipeline:
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to the first requests of the queue, and to one warm-up at a time.
+        """Give free slots to requests of the queue in turn, and to one warm-up at a time.
 
         The lock is held.
         """
-        while self._queue and (self._free_slots or self._queue[0][0].ended):
-            live, tasks = self._queue.popleft()
-            if live.ended:
-                continue
-            self._start(live, tasks)
+        self._queue = deque(entry for entry in self._queue if not entry[0].ended)
+        while self._queue and self._free_slots:
+            waiting, now = [live for live, _ in self._queue], self.clock.now()
+            chosen = self._turns.next(waiting, self._running, len(self._free_slots), now)
+            if chosen is None:
+                break
+            entry = self._queue[waiting.index(chosen)]
+            self._queue.remove(entry)
+            self._start(*entry)
         running = [live for live in self._running if live.request.warm_up]
         if self._queue:
             for live in running:
@@ -325,6 +333,7 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
+            self._turns.ended(live.request.owner, self.clock.now())
             live.output.changed.notify_all()
             successor, tasks = self._successors.pop(live, (None, []))
             if successor is not None and live.error is not None:

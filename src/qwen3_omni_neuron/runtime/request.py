@@ -71,9 +71,10 @@ class Request:
     came, before its conversation was read. first_token_timeout_s: limit from then to the first
     token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: of the
     prompt's rows, by which rows are reused; None where none are. cache_key: only requests with the
-    same one share rows. warm_up: compute the prompt's rows, for a request that will begin with
-    them, and nothing after them. written: the reply that is to be spoken, where the thinker has no
-    work: no engine's call of it is made, and `thinker` says what the talker's prompt was made of.
+    same one share rows. owner: whose it is; see runtime.turns. warm_up: compute the prompt's rows,
+    for a request that will begin with them, and nothing after them. written: the reply that is to
+    be spoken, where the thinker has no work: no engine's call of it is made, and `thinker` says
+    what the talker's prompt was made of.
     """
 
     thinker: ThinkerRequest
@@ -84,6 +85,7 @@ class Request:
     wait_timeout_s: float
     keys: PromptKeys | None = None
     cache_key: str | None = None
+    owner: str | None = None
     warm_up: bool = False
     written: WrittenReply | None = None
 

@@ -17,6 +17,7 @@ from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
 WARM_UP_ROWS = 128  # of a call, after which others go first: a window of speech has 104
@@ -103,6 +104,8 @@ class ThinkerStage(Stage[ThinkerTask]):
         waiting = [task for task in self._tasks if task.last is None]
         prompts = [task for task in waiting if not task.live.request.warm_up]
         if prompts:
+            lives = [task.live for task in self._tasks]
+            prompts = fewest_slots_first(prompts, lambda task: task.live, lives)
             prompts = prompts[: self._right_of_way.together([task.rows for task in prompts])]
         elif waiting:
             expected_s = self._right_of_way.expected_s(min(waiting[0].rows, WARM_UP_ROWS))

@@ -69,7 +69,7 @@ def bounded_options(
     given: Mapping[str, Any], settings: ServerSettings, owner: str
 ) -> dict[str, Any]:
     """Return a request's own options, within the server's deadlines and its owner's rows."""
-    options = dict(given)
+    options = {**given, "owner": owner}
     for name in ("first_token_timeout_s", "wait_timeout_s"):
         seconds = options.get(name)
         if isinstance(seconds, int | float):

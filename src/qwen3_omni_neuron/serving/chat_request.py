@@ -23,9 +23,9 @@ from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_opti
 from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
 
 # What a client may name beside OpenAI's fields: the options of a request, but for those that have a
-# field of OpenAI's, and the one that keeps strangers' text from being tokens.
+# field of OpenAI's, and those that the server itself gives.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
-    *("seed", "stop", "tools", "literal_text"),
+    *("seed", "stop", "tools", "literal_text", "owner"),
 }
 # OpenAI's fields that change nothing here, whatever their value.
 _WITHOUT_EFFECT = frozenset(

@@ -6,14 +6,13 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.heap import IdleMemory
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
-from qwen3_omni_neuron.serving.idle_memory import IdleMemory
 
 Result = TypeVar("Result")
 Request = TypeVar("Request", bound="Closing")
@@ -21,7 +20,6 @@ State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
 LOOK_S = 0.25  # how often `watch` looks
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
-_MB = 1e6
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
@@ -49,7 +47,7 @@ class ServedModel:
         self._stall_timeout_s = stall_timeout_s
         self._sessions_until_s: float | None = None
         self._pool = ThreadPoolExecutor(threads, "serving")
-        self._idle_memory = IdleMemory(resident_mb)
+        self._idle_memory = IdleMemory()
 
     @property
     def state(self) -> State:
@@ -143,7 +141,7 @@ class ServedModel:
             if status.fault is not None:
                 self._fail(status.fault)
             if not status.running and not status.queued:
-                await self._idle_memory.look()
+                await asyncio.to_thread(self._idle_memory.look)
 
     def _fail(self, reason: str) -> None:
         if self._state != "failed":
@@ -207,13 +205,3 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
 def _close_started(future: "Future[Any]") -> None:
     if not future.cancelled() and future.exception() is None:
         future.result().close()
-
-
-def resident_mb() -> int | None:
-    """Return the memory of this process in MB, None where the system does not say."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    found = [int(line.split()[1]) for line in lines if line.startswith("VmRSS:")]
-    return round(found[0] * 1024 / _MB) if found else None

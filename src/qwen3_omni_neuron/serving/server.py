@@ -15,11 +15,12 @@ import uvicorn
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.heap import resident_mb
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fetching import Fetcher
-from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, resident_mb
+from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S
 from qwen3_omni_neuron.serving.protocol import GuardedProtocol, GuardedSocket
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings

@@ -38,7 +38,7 @@ from qwen3_omni_neuron.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # of a body whose text is cut into pieces at once: 2 ms at most
-_OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed"}
+_OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed", "owner"}
 FURTHER_FIELDS: Mapping[str, Any] = {
     option.name: schema_of_option(option)
     for option in REQUEST_OPTIONS
