@@ -76,8 +76,8 @@ def measure(options: argparse.Namespace) -> Figures:
 def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
     """Send kinds to one server, one after the other, until it has ended."""
     rows: list[Row] = []
-    target.says()
     fill_slots(SLOTS, target.connection, target.key or "")
+    target.says()
     with session(target):  # the first one loads what finds turns
         pass
     good = any(kind.good for kind in kinds)

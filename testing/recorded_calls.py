@@ -8,6 +8,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker
 
 
@@ -43,11 +44,13 @@ class _Watched:
 class WatchedThinker(_Watched):
     """A thinker's engine."""
 
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         self._calls.entered.set()
         self._calls.gate.wait(30)
         self._calls.made.append(("thinker.prefill", slot, len(prompt) - start))
-        return self._engine.prefill(slot, prompt, start)
+        return self._engine.prefill(slot, prompt, start, media)
 
 
 class WatchedTalker(_Watched):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from testing.virtual_clock import VirtualClock
 
@@ -108,7 +109,9 @@ class TimedThinker(_Timed):
         self._rest: dict[int, list[int]] = {}
         self._fed: dict[int, int] = {}
 
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         rows = len(prompt) - start
         self._take("thinker.prefill", (slot,), rows, _at(self._times.thinker_prefill_s, rows))
         self._fill(slot, prompt.token_ids, start)

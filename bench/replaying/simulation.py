@@ -16,6 +16,7 @@ from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from bench.replaying.profiles import WINDOW_MEL_FRAMES, StageProfile
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.row_keys import PromptKeys, RowKeys
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.events import SpeechResult
@@ -169,7 +170,7 @@ class _EncodingThinker(TimedThinker):
         self._device = device
 
     def prefill(
-        self, slot: int, prompt: Prompt, start: int = 0
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         (mel,) = prompt.audio_mel
         windows = math.ceil(mel.shape[1] / WINDOW_MEL_FRAMES)

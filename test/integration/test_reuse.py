@@ -144,8 +144,8 @@ def test_a_prompt_that_fails_leaves_no_rows_to_reuse(
     other: Messages = [SYSTEM, user(text("Who are you? " + "What are we to do? " * 4))]
     prefill = WatchedThinker.prefill
 
-    def fail(self: WatchedThinker, slot: int, prompt: Prompt, start: int = 0) -> Any:
-        prefill(self, slot, prompt, start)
+    def fail(self: WatchedThinker, slot: int, prompt: Prompt, *rest: Any) -> Any:
+        prefill(self, slot, prompt, *rest)
         raise RuntimeError("the engine failed after its work")
 
     with Qwen3Omni.load(checkpoint, max_concurrency=slots, wrap_engines=watching(calls)) as omni:

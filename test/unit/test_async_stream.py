@@ -278,7 +278,7 @@ def test_status_and_info_say_what_runs(omni: Qwen3Omni) -> None:
     assert slots_are_free(omni)
     after = omni.status()
     assert after.queued == 0
-    assert set(after.stages) == {"thinker", "talker", "vocoder"}
+    assert set(after.stages) == {"encoder", "thinker", "talker", "vocoder"}
     assert after.stages["thinker"].calls > before.stages["thinker"].calls
     assert after.stages["thinker"].busy_s > before.stages["thinker"].busy_s
 

@@ -30,7 +30,8 @@ def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngi
         library.grow_pool(max(spec.threads.values(), default=1))
     models, built = _models(spec, stages), StageEngines()
     if models.thinker is not None:
-        built["thinker"] = _thinker(models, spec, library)
+        built["encoder"] = encoder = media_encoders(models, spec, library)
+        built["thinker"] = _thinker(models, spec, library, encoder)
     if models.talker is not None:
         built["talker"] = _talker(models, spec, library)
     if models.code2wav is not None:
@@ -45,12 +46,14 @@ def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
     return load_checkpoint_models(Checkpoint(spec.plan.model), spec.config, dtype, stages)
 
 
-def _thinker(models: Models, spec: EngineSpec, library: ctypes.CDLL | None) -> CpuThinker:
+def _thinker(
+    models: Models, spec: EngineSpec, library: ctypes.CDLL | None, encoder: MediaEncoders
+) -> CpuThinker:
     assert models.thinker
     return CpuThinker(
         spec.config,
         models.thinker,
-        media_encoders(models, spec, library),
+        encoder,
         spec.plan.max_concurrency,
         spec.plan.context_length,
         spec.plan.prompt_buckets,

@@ -11,7 +11,7 @@ from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
-from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder, tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media, media_mask
@@ -118,21 +118,25 @@ class CpuThinker:
             threads,
         )
 
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on; see engines.protocols.Thinker.prefill."""
         ids = prompt.token_ids.numpy()[start:]
         if self._slots.native is None or has_media(ids, self._config):
-            return self._prefill_with_media(slot, prompt, start)
+            return self._prefill_with_media(slot, prompt, start, media)
         # One call and no torch operation: see cpu.talker.NativeTalker.
         positions = prompt.positions.numpy()[:, start:]
         return self._slots.prefill_ids(slot, ids, positions, start), self._none_accepted
 
     @torch.inference_mode()
-    def _prefill_with_media(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
+    def _prefill_with_media(
+        self, slot: int, prompt: Prompt, start: int, media: PromptMedia | None
+    ) -> tuple[Tensor, Tensor]:
         ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         rows = self._thinker.embedding(ids).to(self._dtype)
         visual: tuple[Tensor, ...] = ()
-        media = self._media.encode(prompt, start)
+        media = self._media.rows(prompt, start, media)
         if media is not None:
             rows[media.filled] = media.rows
             visual = media.visual, media.deepstack

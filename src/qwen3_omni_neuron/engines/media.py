@@ -39,16 +39,30 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    filled: bool [S], true for the tokens that the rows replace, of the S tokens of the prompt or of
-    its part. rows: [filled, hidden]. visual: int64 [V], the indices of the rows of images and
-    videos, counted as in `filled`. deepstack: [layers, V, hidden], added to these rows in the
-    thinker's first layers.
+    start: the first of the S tokens of the prompt that it is for. filled: bool [S], true for the
+    tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], the indices of the rows
+    of images and videos, counted as in `filled`. deepstack: [layers, V, hidden], added to these
+    rows in the thinker's first layers.
     """
 
+    start: int
     filled: Tensor
     rows: Tensor
     visual: Tensor
     deepstack: Tensor
+
+    def part(self, start: int, stop: int) -> "PromptMedia":
+        """Return what belongs to the prompt's tokens from `start` up to `stop`.
+
+        start: where it is less than this one's, there are no media between the two.
+        """
+        first, last = start - self.start, stop - self.start
+        before = int(self.filled[: max(0, first)].sum())
+        earlier = self.filled.new_zeros(max(0, -first))
+        filled = torch.cat((earlier, self.filled[max(0, first) : last]))
+        seen = (self.visual >= first) & (self.visual < last)
+        rows = self.rows[before : before + int(filled.sum())]
+        return PromptMedia(start, filled, rows, self.visual[seen] - first, self.deepstack[:, seen])
 
 
 class MediaEncoders:
@@ -57,6 +71,7 @@ class MediaEncoders:
     def __init__(self, config: OmniConfig, audio: Audio, vision: Vision, dtype: torch.dtype):
         self._config, self._audio, self._vision, self._dtype = config, audio, vision, dtype
 
+    @torch.inference_mode()
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
         """Encode the media of a prompt's tokens from `start` on.
 
@@ -86,7 +101,13 @@ class MediaEncoders:
                 rows[:, ours] = self._visual_rows(visuals[token_id], begin, end)
         visual = kinds != c.audio_token_id
         indices = filled.nonzero().flatten()[visual]
-        return PromptMedia(filled, rows[0], indices, rows[1:, visual])
+        return PromptMedia(start, filled, rows[0], indices, rows[1:, visual])
+
+    def rows(self, prompt: Prompt, start: int, encoded: PromptMedia | None) -> PromptMedia | None:
+        """Return the media of a prompt's tokens from `start` on, from what is encoded, if it is."""
+        if encoded is None:
+            return self.encode(prompt, start)
+        return encoded.part(start, len(prompt))
 
     def _audio_rows(self, clips: Sequence[Tensor], begin: int, end: int) -> Tensor:
         """Return the rows of audio from `begin` up to `end`, [tokens, hidden]."""

@@ -5,7 +5,8 @@ The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. 
 
 An engine works on slots, the rows of its KV cache or of its streaming state, and knows nothing of
 requests. One call takes several slots; the engine chooses the compiled bucket and pads inside.
-Tensors are on the host. Each engine is called from one thread at a time.
+Tensors are on the host. Each engine is called from one thread at a time, but the `Encoder` beside
+the thinker that it belongs to.
 
 A call that raises has changed no slot, but for one that computes rows from `start` on: of its slot
 only the first `start` rows are left then. So the runtime may repeat a call with fewer slots, to
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.errors import Qwen3OmniError
 
 Fault = Callable[[], Qwen3OmniError | None]
@@ -31,6 +33,17 @@ Fault = Callable[[], Qwen3OmniError | None]
 
 Any thread may look, also while another one is in a call. After `close`, None.
 """
+
+
+class Encoder(Protocol):
+    """Audio and vision encoder of a thinker, which can run while that is in a call."""
+
+    def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
+        """Encode the media of a prompt's tokens from `start` on. Returns None where there are none.
+
+        What has none of these tokens is not encoded.
+        """
+        ...
 
 
 class Thinker(Protocol):
@@ -44,12 +57,16 @@ class Thinker(Protocol):
     context_length: int
     extends: bool
 
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute the rows of a prompt from `start` on, behind the first `start` rows of a slot.
 
         prompt: may be cut to its first tokens and have the media of the whole: those that have no
         token in it are not encoded. start: below the prompt's length. The slot holds so many rows
         of this prompt already, from an earlier call or a copy; what it held after them is dropped.
+        media: what an `Encoder` returned for these rows, and perhaps for some before and after
+        them; None: they are encoded here. Only where the target has an `Encoder` can it be given.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """
@@ -170,6 +187,7 @@ class Vocoder(Protocol):
 class StageEngines(TypedDict, total=False):
     """The engines that were built in one process, by stage."""
 
+    encoder: Encoder
     thinker: Thinker
     talker: Talker
     vocoder: Vocoder
@@ -179,8 +197,9 @@ class StageEngines(TypedDict, total=False):
 class Engines:
     """The engines of one pipeline. talker and vocoder are None where the checkpoint can't speak.
 
-    enter_thread: called once in each thread that will call an engine, before it does.
-    shares_cores: whether the engines' calls share cores, so that one waits for another.
+    enter_thread: called once in each thread that will call an engine, before it does. shares_cores:
+    whether the engines' calls share cores, so that one waits for another. encoder: None where media
+    are encoded in the thinker's calls.
     """
 
     thinker: Thinker
@@ -188,6 +207,7 @@ class Engines:
     vocoder: Vocoder | None
     enter_thread: Callable[[], None] = lambda: None
     shares_cores: bool = False
+    encoder: Encoder | None = None
 
     @staticmethod
     def of(
@@ -197,7 +217,8 @@ class Engines:
     ) -> "Engines":
         """Make one of engines by stage, of which the thinker is there."""
         talker, vocoder = built.get("talker"), built.get("vocoder")
-        return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores)
+        encoder = built.get("encoder")
+        return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores, encoder)
 
 
 class DecoderSlots(Protocol):

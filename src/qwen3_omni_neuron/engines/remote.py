@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.process.engine_process import EngineProcess
@@ -62,8 +63,11 @@ class RemoteThinker(RemoteEngine):
         self.context_length: int = process.read("context_length")
         self.extends: bool = process.read("extends")
 
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on; see Thinker.prefill."""
+        assert media is None, "its process encodes"
         return self.process.call("prefill", slot, prompt, start)
 
     def copy(self, source: int, target: int, rows: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from qwen3_omni_neuron.heap import IdleMemory
+from qwen3_omni_neuron.heap import IdleMemory, trim_early
 from qwen3_omni_neuron.process.child import Failure, follow_parent
 from qwen3_omni_neuron.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
@@ -21,6 +21,7 @@ def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
     parent: the process id of the other end.
     """
     follow_parent(parent)
+    trim_early()
     mailbox = Mailbox(
         socket.socket(fileno=connection),
         SharedBlock.of_descriptor(incoming),

@@ -40,8 +40,8 @@ class Rows:
 class HeldRows:
     """Rows that each slot of one engine holds.
 
-    Only the thread of the engine's stage changes them. Any thread may `choose`, without a lock:
-    the record of a slot is one object that never changes, and `bring` compares again.
+    Only the thread of the engine's stage changes them. Any thread may `choose` and `count`, without
+    a lock: the record of a slot is one object that never changes, and `bring` compares again.
     """
 
     def __init__(self, slots: int):
@@ -67,6 +67,10 @@ class HeldRows:
         held = self._rows[best]
         in_place = held is not None and 2 * counts[best] >= held.count
         return best if in_place else free[0], max(counts)
+
+    def count(self, keys: RowKeys, cache_key: str | None) -> int:
+        """Return how many of a prompt's first rows some slot holds. Any thread may call it."""
+        return max(self._counts(keys, cache_key))
 
     def bring(
         self,

@@ -18,6 +18,7 @@ from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
+from qwen3_omni_neuron.runtime.encoder_stage import EncoderStage, takes_long
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
@@ -122,6 +123,12 @@ class Pipeline:
                 self._on_frame,
             )
             self._stages += [self._talker, self._vocoder]
+        self._encoder = None
+        if engines.encoder is not None:
+            self._encoder = EncoderStage(
+                engines.encoder, self._thinker.held, shared, self._thinker.wake
+            )
+            self._stages.append(self._encoder)
         for stage in self._stages:
             stage.start()
         self._watch = Watch(self._looks())
@@ -263,6 +270,9 @@ class Pipeline:
         tasks: StageTasks = []
         if request.written is None:
             tasks.append((self._thinker, ThinkerTask(live, vocab_size, context_length)))
+            if self._encoder is not None and takes_long(request):
+                live.encoding = True
+                tasks.append((self._encoder, Task(live)))
         if request.talker is None:
             text.abandon()
         else:
@@ -314,6 +324,7 @@ class Pipeline:
             keys, held = request.keys.thinker, self._thinker.held
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
             slot, live.reused_rows = held.choose(free, keys, request.cache_key)
+            live.prefilled_rows = live.reused_rows
         self._free_slots.remove(slot)
         self._awaited_until_s[slot] = now + AWAITED_S if request.warm_up else -math.inf
         self._start_in(slot, live, tasks)

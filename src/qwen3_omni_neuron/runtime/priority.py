@@ -57,6 +57,8 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, frame_pace
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
 TOGETHER_S = 0.02  # of prompts that are computed without a step between: a quarter of a frame
+PIECE_S = 0.1  # of a long prompt's prefill, after which others go on
+LEAST_PIECE_ROWS = 128
 LEAST_HOLD_S = 1e-3  # shorter holds are none: a wait is not that exact, and costs a wake-up
 
 
@@ -88,6 +90,12 @@ class RightOfWay:
         digits = rows.bit_length()
         nearest = min(self._row_s, key=lambda known: (abs(known - digits), known))
         return rows * self._row_s[nearest]
+
+    def piece(self, rows: int) -> int:
+        """Return how many of so many rows are computed at a time: see `PIECE_S`."""
+        while rows > LEAST_PIECE_ROWS and self.expected_s(rows) > PIECE_S:
+            rows = -(-rows // 2)
+        return rows
 
     def together(self, rows: Sequence[int]) -> int:
         """Return how many prompts, of so many rows each, are computed without a step between."""
@@ -166,7 +174,7 @@ class RightOfWay:
         if live.ended or request.talker is None or request.warm_up:
             return False
         begins_s = now if called_s is None else called_s
-        rows = len(request.thinker.prompt) - live.reused_rows
+        rows = len(request.thinker.prompt) - live.prefilled_rows
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.conversation.row_keys import PromptKeys
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.sampling import RequestRandom, SamplingParams
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
@@ -18,6 +19,7 @@ from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 # Tokens of a WrittenReply: they are put at once, and the buffers' space is for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
+STAGES = ("encoder", "thinker", "talker", "vocoder")
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 
 
@@ -124,6 +126,9 @@ class LiveRequest:
         self.token_ids: list[int] = []
         self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
         self.reused_rows = 0  # of the prompt, in the thinker; before its prefill an estimate
+        self.prefilled_rows = 0  # of the prompt: those that were reused, and those computed since
+        self.encoding = False  # whether its prefill waits for the encoder stage
+        self.encoded: PromptMedia | None = None  # by the encoder stage
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
         self.decoded_frames = 0  # of `codes`, by the vocoder
         self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
@@ -131,7 +136,7 @@ class LiveRequest:
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
         self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
-        self.called_s: dict[str, float | None] = dict.fromkeys(("thinker", "talker", "vocoder"))
+        self.called_s: dict[str, float | None] = dict.fromkeys(STAGES)
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
         self.thinker_finish: FinishReason = "length"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.inputs import rows_of
+from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -27,7 +28,8 @@ class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: most tokens of text.
-    next_since_s: when its prompt became the next one to prefill, infinity before.
+    begun: whether its prefill has begun. next_since_s: when its prompt became the next one to
+    prefill, infinity before.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -38,6 +40,7 @@ class ThinkerTask(Task):
         self.sampler = Sampler(wanted.sampling, vocab_size, uniforms, history)
         self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
         self.last: int | None = None
+        self.begun = False
         self.next_since_s = math.inf
 
     @property
@@ -48,7 +51,16 @@ class ThinkerTask(Task):
         """
         request = self.live.request
         least = 0 if request.warm_up else 1
-        return max(least, len(request.thinker.prompt) - self.live.reused_rows)
+        return max(least, len(request.thinker.prompt) - self.live.prefilled_rows)
+
+    @property
+    def may_be_cut(self) -> bool:
+        """True where a part of its prompt can be prefilled by itself.
+
+        A picture that is encoded in the thinker's calls would be encoded again for each part.
+        """
+        prompt = self.live.request.thinker.prompt
+        return self.live.encoded is not None or not (prompt.images or prompt.videos)
 
     @property
     def has_space(self) -> bool:
@@ -65,6 +77,7 @@ class ThinkerTask(Task):
 class ThinkerStage(Stage[ThinkerTask]):
     """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
 
+    Of a long prompt it prefills a piece, unless it has no other request (see `RightOfWay.piece`).
     held: the prompts' and replies' rows in each slot.
     """
 
@@ -85,7 +98,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         now, holds = self._clock.now(), []
         new = self._next_prompts(now)
         if new:
-            rows, since_s = sum(task.rows for task in new), new[0].next_since_s
+            rows, since_s = sum(map(self._piece, new)), new[0].next_since_s
             hold_s = self._right_of_way.prefill_hold_s(new[0].live, rows, since_s, now)
             if hold_s:
                 new = []
@@ -101,12 +114,12 @@ class ThinkerStage(Stage[ThinkerTask]):
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
         """Return the tasks whose prompts are prefilled next, a warm-up's only in a pause."""
-        waiting = [task for task in self._tasks if task.last is None]
+        waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
         prompts = [task for task in waiting if not task.live.request.warm_up]
         if prompts:
             lives = [task.live for task in self._tasks]
             prompts = fewest_slots_first(prompts, lambda task: task.live, lives)
-            prompts = prompts[: self._right_of_way.together([task.rows for task in prompts])]
+            prompts = prompts[: self._right_of_way.together([self._piece(p) for p in prompts])]
         elif waiting:
             expected_s = self._right_of_way.expected_s(min(waiting[0].rows, WARM_UP_ROWS))
             prompts = waiting[:1] if self._right_of_way.may_warm(expected_s, now) else []
@@ -114,12 +127,17 @@ class ThinkerStage(Stage[ThinkerTask]):
             task.next_since_s = min(task.next_since_s, now)
         return prompts
 
+    def _piece(self, task: ThinkerTask) -> int:
+        """Return how many rows of a prompt the next call computes."""
+        cut = len(self._tasks) > 1 and task.live.request.keys is not None and task.may_be_cut
+        return self._right_of_way.piece(task.rows) if cut else task.rows
+
     def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
         for one in new:
             for task, (logits, accepted) in self._call_engine((one,), self._prefill):
                 if task.live.request.warm_up:
                     self._warmed_up(task, accepted)
-                else:
+                elif task.live.prefilled_rows == len(task.live.request.thinker.prompt):
                     self._write(task, self._draw_ids([task.sampler], [logits])[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
@@ -141,35 +159,46 @@ class ThinkerStage(Stage[ThinkerTask]):
         return [self._prefill_rest(task) for task in tasks]
 
     def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
-        """Prefill the rows of a prompt that no slot holds; of a warm-up's at most WARM_UP_ROWS.
+        """Prefill the rows of a prompt that no slot holds, or some of them.
 
-        Returns as Thinker.prefill, but the hidden states of all media rows that the slot now holds.
+        Of a warm-up's at most WARM_UP_ROWS. Returns as Thinker.prefill, but the hidden states of
+        all media rows that the slot now holds.
         """
         request = task.live.request
         prompt, keys, slot = request.thinker.prompt, request.keys, task.slot
         if keys is None:
-            return self._prefilled(slot, prompt, 0)
+            task.live.prefilled_rows = len(prompt)
+            return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
         # The first token is drawn from the last row's logits, so that this row is never reused.
         most = rows if request.warm_up else max(0, rows - 1)
         held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
-        task.live.reused_rows = start = held.count
-        if request.warm_up:
-            rows = min(rows, start + WARM_UP_ROWS)
-            if start == rows:
-                return torch.empty(0), held.accepted
+        start = held.count
+        if not task.begun:
+            task.begun, task.live.reused_rows = True, start
+        task.live.prefilled_rows = start
+        rows = min(rows, start + (WARM_UP_ROWS if request.warm_up else self._piece(task)))
+        if request.warm_up and start == rows:
+            return torch.empty(0), held.accepted
+        if rows < len(prompt):
             token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]
             prompt = replace(prompt, token_ids=token_ids, positions=positions)
-        logits, accepted = self._prefilled(slot, prompt, start)
+        encoded, media_rows = task.live.encoded, keys.thinker.media_rows
+        if encoded is not None and media_rows(encoded.start) > media_rows(start):
+            encoded = None  # rows that it left out were dropped meanwhile
+        logits, accepted = self._prefilled(slot, prompt, start, encoded)
+        task.live.prefilled_rows = rows
         if len(held.accepted):
             accepted = torch.cat((held.accepted, accepted))
         self.held.put(slot, Rows(keys.thinker, rows, request.cache_key, accepted))
         return logits, accepted
 
-    def _prefilled(self, slot: int, prompt: Prompt, start: int) -> tuple[Tensor, Tensor]:
+    def _prefilled(
+        self, slot: int, prompt: Prompt, start: int, encoded: PromptMedia | None
+    ) -> tuple[Tensor, Tensor]:
         """Call the engine's prefill, and note how long it takes."""
         start_s = self._clock.now()
-        found = self._engine.prefill(slot, prompt, start)
+        found = self._engine.prefill(slot, prompt, start, encoded)
         with self._lock:
             self._right_of_way.prefilled(len(prompt) - start, self._clock.now() - start_s)
         return found
@@ -185,7 +214,7 @@ class ThinkerStage(Stage[ThinkerTask]):
     def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
         """Pass the rows at media positions to the talker, where a warm-up is complete."""
         held = self.held[task.slot]
-        task.live.reused_rows = held.count if held else 0
+        task.live.reused_rows = task.live.prefilled_rows = held.count if held else 0
         with self._lock:
             if not task.live.ended and not task.rows:
                 task.live.accepted = accepted

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.heap import IdleMemory
+from qwen3_omni_neuron.heap import IdleMemory, trim_early
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
@@ -190,8 +190,10 @@ class ServedModel:
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     """Load a model and let it make one short reply: what can't compute is found before `ready`.
 
-    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request.
+    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process is a
+    server's from here on: see heap.trim_early.
     """
+    trim_early()
     omni = Qwen3Omni.load(model, **load)
     try:
         reply = omni.generate_audio if omni.info.speakers else omni.generate_text

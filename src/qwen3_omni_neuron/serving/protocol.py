@@ -26,6 +26,9 @@ LINGER_S = 2.0
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
 STEP_BYTES = 1 << 14  # of a socket, that are parsed at a time
+# A step of tiny frames takes longer than this, and then the socket waits so many times as long.
+# Else the other threads would get the interpreter lock only once in 5 ms.
+LONG_STEP_S, STEP_PAUSES = 0.25e-3, 3
 MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
 MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
 
@@ -206,18 +209,20 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self._read_step()
 
     def _read_step(self) -> None:
-        """Parse some of the bytes, and the next ones in the next round of the event loop.
+        """Parse some of the bytes, and the next ones in a later round of the event loop.
 
         A few bytes are a frame: all that comes at a time would be as many as take a second.
         """
         if self.disconnected:
             return
+        start_s = self.loop.time()
         step = bytes(self._unread[:STEP_BYTES])
         del self._unread[:STEP_BYTES]
         super().data_received(step)
         if self._unread and not self._refused:
             self.transport.pause_reading()
-            self.loop.call_soon(self._read_step)
+            took_s = self.loop.time() - start_s
+            self.loop.call_later(STEP_PAUSES * took_s * (took_s > LONG_STEP_S), self._read_step)
         elif not self.read_paused:
             self.transport.resume_reading()
 

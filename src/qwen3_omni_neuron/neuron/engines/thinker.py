@@ -65,10 +65,12 @@ class NeuronThinker:
         self._release, self.fault = release, fault
 
     @torch.inference_mode()
-    def prefill(self, slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def prefill(
+        self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute a prompt's rows from `start` on; see Thinker.prefill."""
         ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
-        media = self._media.encode(prompt, start)
+        media = self._media.rows(prompt, start, media)
         logits, accepted = self._decoder.prefill_tokens(slot, ids, positions, media, start)
         return logits, accepted[media_mask(ids, self._config)]
 

@@ -1,0 +1,62 @@
+"""Encoder stage: encode the media of a long prompt, while the thinker goes on with others.
+
+A picture of three megapixels is one call of the vision encoder, which takes as long as hundreds of
+the thinker's steps. Short media are encoded in the thinker's own calls: a spoken question waits for
+no other stage.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.protocols import Encoder
+from qwen3_omni_neuron.runtime.held_rows import HeldRows
+from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.turns import fewest_slots_first
+
+LONG_ROWS = 256  # of the thinker: 20 s of sound, or a picture of a quarter of a megapixel
+
+
+def takes_long(request: Request) -> bool:
+    """Return whether a request has media that are worth a stage of their own."""
+    prompt = request.thinker.prompt
+    return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.warm_up
+
+
+class EncoderStage(Stage[Task]):
+    """Worker of the encoders, one prompt at a time.
+
+    held: the rows that the thinker's slots hold, whose media are not encoded again. on_encoded:
+    called with the lock held, when a request's media are encoded.
+    """
+
+    def __init__(
+        self, engine: Encoder, held: HeldRows, shared: Shared, on_encoded: Callable[[], None]
+    ):
+        super().__init__("encoder", shared)
+        self._engine, self._held, self._on_encoded = engine, held, on_encoded
+
+    def _select(self) -> Work | None:
+        lives = [task.live for task in self._tasks]
+        waiting = fewest_slots_first(self._tasks, lambda task: task.live, lives)
+        return partial(self._work, waiting[0]) if waiting else None
+
+    def _work(self, task: Task) -> None:
+        encoded = self._call_engine((task,), self._encode)
+        with self._lock:
+            if encoded and task in self._tasks:
+                ((_, task.live.encoded),) = encoded
+                task.live.encoding = False
+                self._release(task)
+                self._on_encoded()
+
+    def _encode(self, tasks: Sequence[Task]) -> list[PromptMedia | None]:
+        requests = [task.live.request for task in tasks]
+        return [self._engine.encode(x.thinker.prompt, self._start(x)) for x in requests]
+
+    def _start(self, request: Request) -> int:
+        """Return the first row of a prompt that the thinker will compute, as far as is known."""
+        if request.keys is None:
+            return 0
+        return self._held.count(request.keys.thinker, request.cache_key)
