@@ -11,15 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fastapi import Response
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.protocol import STEP_BYTES, GuardedSocket
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
@@ -468,3 +471,23 @@ def test_silent_connections_to_a_tls_server_end_and_hold_up_nobody(
         # A handshake that was made, and no headers after it.
         with connected(server, tls=True) as sock:
             assert sock.recv(1) == b""
+
+
+def test_a_socket_that_takes_long_to_read_waits_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop and the interpreter lock are its own for a quarter of the time at most."""
+    now_s, later = [0.0], list[float]()
+
+    def parse(self: WebSocketsSansIOProtocol, data: bytes) -> None:
+        now_s[0] += len(data) * (1e-6 if data[0] else 1e-9)
+
+    socket = object.__new__(GuardedSocket)
+    socket.loop = SimpleNamespace(  # type: ignore[assignment]
+        time=lambda: now_s[0], call_later=lambda delay_s, _: later.append(delay_s)
+    )
+    socket.transport = SimpleNamespace(pause_reading=lambda: None)  # type: ignore[assignment]
+    socket._refused = socket.disconnected = False
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "data_received", parse)
+    for first in (b"\1", b"\0"):
+        socket._unread = bytearray(first * (STEP_BYTES + 1))
+        socket._read_step()
+    assert later == [pytest.approx(3 * STEP_BYTES * 1e-6), 0]

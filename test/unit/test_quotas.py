@@ -5,9 +5,12 @@ import threading
 import pytest
 
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.bodies import bounded_options
+from qwen3_omni_neuron.serving.chat_request import CHAT_OPTIONS
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.speech import FURTHER_FIELDS
 
 
 def quota(most: int = 100, share: float = 0.5) -> Quota:
@@ -32,6 +35,12 @@ def test_an_owner_has_its_share_and_leaves_the_rest_to_others() -> None:
     assert held.taken == 100  # a refusal takes nothing
     held.give_back("one", 50)
     held.take("three", 50)
+
+
+def test_a_request_has_its_owner_and_no_client_can_name_one() -> None:
+    options = bounded_options({"owner": "another", "seed": 1}, ServerSettings(), "key 1")
+    assert (options["owner"], options["seed"]) == ("key 1", 1)
+    assert "owner" not in {*CHAT_OPTIONS, *FURTHER_FIELDS}
 
 
 def test_the_least_share_is_one() -> None:

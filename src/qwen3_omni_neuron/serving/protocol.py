@@ -26,8 +26,8 @@ LINGER_S = 2.0
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
 STEP_BYTES = 1 << 14  # of a socket, that are parsed at a time
-# A step of tiny frames takes longer than this, and then the socket waits so many times as long.
-# Else the other threads would get the interpreter lock only once in 5 ms.
+# A step of tiny frames takes longer than this, and then its socket waits so many times as long:
+# other threads would otherwise get the interpreter lock only every 5 ms.
 LONG_STEP_S, STEP_PAUSES = 0.25e-3, 3
 MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
 MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one

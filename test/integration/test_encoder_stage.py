@@ -1,0 +1,202 @@
+"""Long media are encoded while the thinker goes on with others; long prompts come in pieces."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.protocols import Encoder, Engines
+from qwen3_omni_neuron.runtime import encoder_stage, priority
+from testing.media_cases import audio, image, text, user
+from testing.recorded_calls import ungated, watching
+
+Messages = list[dict[str, Any]]
+# 320 rows of a picture, between text and speech.
+LONG: Messages = [user(text("Look."), image(640, 512), audio(9.0), text("What is that?"))]
+HELLO: Messages = [user(text("Hello"))]
+LIMITS: dict[str, Any] = {"thinker_max_new_tokens": 6, "talker_max_new_tokens": 8, "seed": 1}
+# More tokens than a stream that nobody reads has room for.
+ENDLESS: dict[str, Any] = {"thinker_max_new_tokens": 3000, "thinker_eos_token_id": 10**6}
+
+
+@dataclass
+class GatedEncoder:
+    """An encoder that waits, and may fail."""
+
+    encoder: Encoder | None = None
+    calls: list[int] = field(default_factory=list)
+    entered: threading.Event = field(default_factory=threading.Event)
+    gate: threading.Event = field(default_factory=threading.Event)
+    error: Exception | None = None
+
+    def wrap(self, engines: Engines) -> Engines:
+        self.encoder = engines.encoder
+        return replace(engines, encoder=self)
+
+    def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
+        self.calls.append(start)
+        self.entered.set()
+        assert self.gate.wait(30)
+        if self.error is not None:
+            raise self.error
+        assert self.encoder is not None
+        return self.encoder.encode(prompt, start)
+
+
+@pytest.fixture
+def gated() -> GatedEncoder:
+    return GatedEncoder()
+
+
+@pytest.fixture
+def omni(checkpoint: Path, gated: GatedEncoder) -> Iterator[Qwen3Omni]:
+    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=gated.wrap) as omni:
+        yield omni
+
+
+@pytest.fixture(scope="module")
+def inline(checkpoint_of_seed: Any) -> SpeechResult:
+    """The reply to LONG where the thinker's call encodes and prefills all of it."""
+    wrap = lambda engines: replace(engines, encoder=None)  # noqa: E731
+    with Qwen3Omni.load(checkpoint_of_seed(1), reuse=False, wrap_engines=wrap) as omni:
+        return omni.generate_audio(LONG, **LIMITS)
+
+
+def assert_equal(one: SpeechResult, other: SpeechResult) -> None:
+    assert one.token_ids == other.token_ids
+    assert np.array_equal(one.codes, other.codes)
+    assert np.allclose(one.audio, other.audio, atol=1e-5)
+
+
+def test_others_go_on_while_a_picture_is_encoded(
+    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
+) -> None:
+    long = omni.stream(LONG, **LIMITS)
+    assert gated.entered.wait(30)
+    assert omni.generate_audio(HELLO, **LIMITS).text
+    gated.gate.set()
+    *_, finished = long
+    assert_equal(finished.result, inline)
+    assert gated.calls == [0]
+    assert omni.status().stages["encoder"].calls == 1
+
+
+def test_a_short_prompt_passes_no_encoder_stage(omni: Qwen3Omni, gated: GatedEncoder) -> None:
+    omni.generate_audio([user(image(64, 64), audio(9.0))], **LIMITS)
+    assert not gated.calls
+
+
+def test_rows_that_a_slot_holds_are_not_encoded_again(
+    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
+) -> None:
+    gated.gate.set()
+    first = omni.generate_audio(LONG, **LIMITS)
+    assert_equal(omni.generate_audio(LONG, **LIMITS), first)
+    assert_equal(first, inline)
+    assert gated.calls == [0, first.timings.prompt_tokens]
+
+
+def test_an_encoder_that_fails_ends_its_request_alone(omni: Qwen3Omni, gated: GatedEncoder) -> None:
+    gated.gate.set()
+    gated.error = RuntimeError("no memory for a picture")
+    with pytest.raises(RuntimeError, match="no memory for a picture"):
+        omni.generate_audio(LONG, **LIMITS)
+    assert omni.generate_audio(HELLO, **LIMITS).text
+    gated.error = None
+    assert omni.generate_audio(LONG, **LIMITS).text
+
+
+def test_a_request_that_is_closed_while_it_is_encoded_frees_its_slot(
+    omni: Qwen3Omni, gated: GatedEncoder, inline: SpeechResult
+) -> None:
+    long = omni.stream(LONG, **LIMITS)
+    assert gated.entered.wait(30)
+    long.close()
+    gated.gate.set()
+    for _ in range(2):  # as many as there are slots
+        assert_equal(omni.generate_audio(LONG, **LIMITS), inline)
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
+    checkpoint: Path, inline: SpeechResult, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    """Between two pieces others go on; a picture that no stage encodes is never cut."""
+    monkeypatch.setattr(priority, "PIECE_S", 1e-9)
+    calls = ungated()
+
+    def wrap(engines: Engines) -> Engines:
+        engines = watching(calls)(engines)
+        return engines if apart else replace(engines, encoder=None)
+
+    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=wrap) as omni:
+        omni.generate_audio(HELLO, **LIMITS)  # how long a row takes is known now
+        with omni.stream_text(HELLO, **ENDLESS) as other:
+            events = iter(other)
+            next(events)
+            calls.made.clear()
+            result = omni.generate_audio(LONG, **LIMITS)
+    assert_equal(result, inline)
+    assert result.timings.reused_tokens < 8, "its own pieces are none"
+    pieces = calls.rows("thinker.prefill")
+    assert (len(pieces) > 2) == apart
+    assert sum(pieces) >= inline.timings.prompt_tokens - 8  # but what the two share
+    assert max(pieces) <= priority.LEAST_PIECE_ROWS or not apart
+
+
+def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
+    checkpoint: Path, inline: SpeechResult, gated: GatedEncoder
+) -> None:
+    """A slot held the picture when the encoder began with the speech after it, and then no more."""
+    picture = [user(*LONG[0]["content"][:2])]
+    with Qwen3Omni.load(checkpoint, max_concurrency=2, wrap_engines=gated.wrap) as omni:
+        gated.gate.set()
+        omni.generate_audio(picture, **LIMITS)
+        gated.gate.clear()
+        gated.entered.clear()
+        stream = omni.stream(LONG, **LIMITS)
+        assert gated.entered.wait(30)
+        held = omni._pipeline._thinker.held
+        for slot in range(2):
+            held.put(slot, None)
+        gated.gate.set()
+        *_, finished = stream
+    assert_equal(finished.result, inline)
+    assert 300 < gated.calls[1] < inline.timings.prompt_tokens - 100, "it was told what is held"
+
+
+def test_a_part_of_encoded_media_is_that_of_the_prompts_part() -> None:
+    filled = torch.tensor([False, True, True, False, True, True])
+    rows = torch.arange(4.0)[:, None]
+    deepstack = torch.tensor([[[20.0], [30.0]]])
+    media = PromptMedia(10, filled, rows, torch.tensor([4, 5]), deepstack)
+    part = media.part(12, 15)
+    assert part.start == 12
+    assert part.filled.tolist() == [True, False, True]
+    assert part.rows.flatten().tolist() == [1.0, 2.0]
+    assert part.visual.tolist() == [2]
+    assert part.deepstack.tolist() == [[[20.0]]]
+    earlier = media.part(8, 12)
+    assert earlier.filled.tolist() == [False, False, False, True]
+    assert earlier.rows.flatten().tolist() == [0.0]
+    assert not len(earlier.visual)
+    assert media.part(9, 16).visual.tolist() == [5, 6]
+
+
+def test_what_takes_long_is_counted_in_rows_of_media(
+    omni: Qwen3Omni, gated: GatedEncoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated.gate.set()
+    monkeypatch.setattr(encoder_stage, "LONG_ROWS", 3)
+    omni.generate_audio([user(text("Many words, but no media. " * 20))], **LIMITS)
+    assert not gated.calls
+    omni.generate_audio([user(image(64, 64))], **LIMITS)
+    assert len(gated.calls) == 1
