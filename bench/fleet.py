@@ -35,7 +35,7 @@ from bench.replaying.device import PLACEMENTS
 from bench.replaying.fleet import FRAME_S, Fleet, Outcome, Plan, Ring, Talk
 from bench.replaying.load import make_load
 from bench.replaying.profiles import ProfileError, StageProfile
-from qwen3_omni_neuron.fleet.scaling import FirstAudioPolicy
+from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
 PLAYS = 0.9  # of a frame's 80 ms: time a frame that still plays without a pause
 CURVE_ROWS = 320  # a new turn behind its conversation

@@ -19,10 +19,10 @@ from bench.common.models import made_checkpoint
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.part import to_device_type
-from qwen3_omni_neuron.neuron.target import NEURON
 from testing.graph_cases import with_weights
 from testing.hlo import Findings, lint_hlo, lint_stablehlo
 from testing.models import load_models

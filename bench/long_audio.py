@@ -24,10 +24,10 @@ from bench.common.measure import in_new_process
 from bench.common.memory import peak_mb
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.conversation.media.audio import load_waveform
-from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.thinker import CpuAudio
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
 from testing.models import load_models
 
 FILE_RATE = 48000

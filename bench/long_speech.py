@@ -45,9 +45,9 @@ from bench.common.models import (
 )
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 Frame = Callable[[], object]
 WINDOW = 100

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bench.common.command_line import Figures, parser_of, run
 from bench.common.measure import timed
-from qwen3_omni_neuron.process.engine_process import EngineProcess
+from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
 
 ROUNDS, CALLS = 5, {"step": 400, "600 KB out": 100, "8 MB in": 40}
 LOGITS, KILOBYTES_600, MEGABYTES_8 = 3072, 150_000, 2_000_000

@@ -33,7 +33,7 @@ from bench.serve_load import SLOTS, server_process
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.options import RequestArguments
-from qwen3_omni_neuron.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16
 
 SPOKEN = Path(__file__).parents[1] / "examples" / "sum.wav"
 WAIT_S = 60.0

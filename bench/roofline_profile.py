@@ -14,8 +14,8 @@ from pathlib import Path
 from bench.common.command_line import parser_of
 from bench.replaying.profiles import StageLatency, StageProfile
 from qwen3_omni_neuron.compilation.plan import make_plan
-from qwen3_omni_neuron.graphs.dry_run import DryRun, dry_run
-from qwen3_omni_neuron.neuron.target import NEURON
+from qwen3_omni_neuron.neuron.graphs.dry_run import DryRun, dry_run
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from testing.released import RELEASED
 
 OUT = Path(__file__).parent / "profiles" / "roofline.json"

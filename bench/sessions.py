@@ -24,10 +24,10 @@ from torch import Tensor
 from bench.common.command_line import Figures, Row, parser_of, run
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, AudioChunk, Qwen3Omni, SpeechResult, TextDelta
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
-from qwen3_omni_neuron.conversation.media.clip import GrowingClip
-from qwen3_omni_neuron.conversation.media.log_mel import MelSettings
-from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
 from qwen3_omni_neuron.events import Event, Finished
+from qwen3_omni_neuron.prompt.media.clip import GrowingClip
+from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
+from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 from qwen3_omni_neuron.session import BYTES_PER_S, Reply, mean_pace
 from train.assess import questions
 from train.espeak import VOICES, speak

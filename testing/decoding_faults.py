@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from qwen3_omni_neuron.decoding import fork_server, wire, work
+from qwen3_omni_neuron.serving.decoding import fork_server, wire, work
 
 FAULT = b"fault "
 MODULE = __name__

@@ -17,17 +17,17 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
-from qwen3_omni_neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderPlan, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs, Outputs
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
-from qwen3_omni_neuron.neuron.target import NEURON
 from testing.graph_cases import with_weights
 from testing.models import load_models
 from testing.specs import engine_spec

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 
 # neuronx-cc has no sort; counting and searching give shapes that depend on the data.
 REJECTED_OPS = frozenset(

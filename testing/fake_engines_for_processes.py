@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.remote import EngineProcess
 from qwen3_omni_neuron.errors import (
@@ -27,6 +26,7 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     PromptTooLongError,
 )
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 
 class UnpicklableError(Exception):

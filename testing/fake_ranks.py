@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.process.progress import Progress
+from qwen3_omni_neuron.engines.process.progress import Progress
 
 
 class FakeRank:

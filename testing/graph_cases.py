@@ -4,7 +4,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.compilation.plan import CompilePlan
-from qwen3_omni_neuron.graphs.all import PARTS
+from qwen3_omni_neuron.neuron.graphs.all import PARTS
 
 # Two of each where a size matters: prompts of few and of many rows compute experts differently.
 TINY_PLAN = CompilePlan(

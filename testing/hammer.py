@@ -5,7 +5,7 @@ standard library's locks and queues: between a look and a wait, a release and a 
 stops and for how long is drawn from a generator of the seed, the test and the thread's name, so
 that the same seed stops a thread at the same of its lines, in whatever order tests run. Only that a
 test's stops are limited to a share of its time depends on the clock. Processes that a test starts
-are not stopped: one that SIGSTOP stops counts as dead, see process.engine_process.
+are not stopped: one that SIGSTOP stops counts as dead, see engines.process.engine_process.
 """
 
 import faulthandler

@@ -20,7 +20,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16
 
 START_S, END_S = 20.0, 20.0
 

@@ -10,17 +10,16 @@ NAME = "qwen3_omni_neuron"
 PACKAGE = ROOT / "src" / NAME
 # Lowest first. A module imports from its own room or from a lower layer, never beside or up.
 LAYERS = [
-    {"errors", "events", "heap", "model", "sound", "status"},
-    {"checkpoint", "conversation", "process", "tiny"},
-    {"decoding", "engines"},
+    {"errors", "events", "model"},
+    {"checkpoint", "prompt"},
+    {"engines"},
     {"runtime", "compilation"},
-    {"options", "graphs", "placement"},
+    {"options"},
     {"cpu", "neuron"},
-    {"targets", "session"},
+    {"loading", "session"},
     {"api"},
     {"transcription", "__init__"},
     {"serving"},
-    {"fleet"},
     {"cli"},
 ]
 

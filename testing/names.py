@@ -22,6 +22,7 @@ from pathlib import Path
 from testing.imports import NAME, ROOT
 
 CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
+DATA = ROOT / "test" / "data"  # of earlier versions
 FOLDERS = (*CODE_FOLDERS, "deploy", "docs", "examples", "requirements")
 SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl", "mplstyle")
 OWN_TEST = "test/unit/test_names.py"  # names what doesn't exist, on purpose
@@ -79,7 +80,7 @@ class Index:
         self.paths = {
             str(file.relative_to(root))
             for file in listed
-            if file.is_file() and "__pycache__" not in file.parts
+            if file.is_file() and "__pycache__" not in file.parts and DATA not in file.parents
         }
         self.folders = {
             str(parent) for name in self.paths for parent in Path(name).parents if parent.parts

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen3OmniMoeForConditionalGeneration
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 NO_EOS = -1  # an id that is never generated
 GREEDY = {"thinker_do_sample": False, "talker_do_sample": False}

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, CompilePlan
-from qwen3_omni_neuron.graphs.all import all_graphs
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec
 from testing.graph_cases import TINY_PLAN

@@ -2,9 +2,9 @@
 
 import torch
 
-from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
+from qwen3_omni_neuron.prompt.positions import rope_positions
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 
 def prompt_of(token_ids: torch.Tensor) -> Prompt:

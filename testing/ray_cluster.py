@@ -17,7 +17,7 @@ import yaml
 from openai import OpenAI
 from ray import serve
 
-from qwen3_omni_neuron.fleet.command import IMPORT_PATH, environment
+from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
 START_S = 600.0  # for replicas to start, on a machine that has much else to do

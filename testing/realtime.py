@@ -13,7 +13,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import BaseModel
 
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16
 from testing.http_server import url_of
 
 _KINDS: tuple[type[BaseModel], ...] = get_args(get_args(RealtimeServerEvent)[0])

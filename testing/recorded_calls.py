@@ -7,9 +7,9 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 
 @dataclass

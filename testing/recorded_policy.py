@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qwen3_omni_neuron.fleet.scaling import FirstAudioPolicy
+from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
 
 class RecordedPolicy(FirstAudioPolicy):

@@ -5,18 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_omni_neuron.conversation.media.settings import MediaSettings
-from qwen3_omni_neuron.conversation.media.sizes import Sizes
 from qwen3_omni_neuron.events import (
     SAMPLE_RATE,
     AudioChunk,
     Event,
     Finished,
+    ModelInfo,
     SpeechResult,
+    StageTime,
+    Status,
     TextDelta,
     Timings,
 )
-from qwen3_omni_neuron.status import ModelInfo, StageTime, Status
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.media.sizes import Sizes
 
 
 class ScriptedModel:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from qwen3_omni_neuron.conversation.row_keys import prompt_keys
 from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.row_keys import prompt_keys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings

@@ -13,11 +13,11 @@ from qwen3_omni_neuron.compilation import runner
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec, GraphCompiler
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.cpu.build import build_engines
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.loading import find_target
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.targets import find_target
+from qwen3_omni_neuron.prompt.template import Conversation
 
 
 def plan_of(model: Path, config: OmniConfig, target: str = "cpu", **settings: Any) -> CompilePlan:

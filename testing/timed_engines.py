@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from testing.virtual_clock import VirtualClock
 
 Reply = Callable[[Prompt], Sequence[int]]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from qwen3_omni_neuron.conversation.media.pixels import CHANNELS, Grid, PixelSettings, Visual
-from qwen3_omni_neuron.conversation.preprocessor import read_preprocessor
+from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, Grid, PixelSettings, Visual
+from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
 
 
 def random_visual(folder: Path, grid: Grid) -> Visual:

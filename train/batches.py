@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.prompt.template import Conversation
 from train.fit import device
 from train.questions import Question
 

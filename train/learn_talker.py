@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.model.talker import media_mask, user_positions
+from qwen3_omni_neuron.prompt.template import Conversation
 from train.batches import IGNORED, batch_of, embedded, encoded_audio
 from train.codes import GROUPS, SpokenWord, reply
 from train.fit import Losses, device, fit

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.prompt.template import Conversation
 from train.batches import IGNORED, Batch, batch_of, embedded, encoded_audio
 from train.fit import Losses, device, fit
 from train.questions import draw_question

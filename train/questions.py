@@ -4,8 +4,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from qwen3_omni_neuron.conversation.prompt import Prompt as ModelPrompt
-from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.prompt.prompt import Prompt as ModelPrompt
+from qwen3_omni_neuron.prompt.template import Conversation
 from train.speech import RATE, Variation, spoken_clip
 from train.vocabulary import SUMS, SYSTEMS, Prompt, prompts, written
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.prompt.template import Conversation
 from train.checkpoint import load_model, write_skeleton, write_trained
 from train.codes import spoken_words
 from train.learn_code2wav import learn_code2wav

@@ -26,7 +26,7 @@ from bench.attacks.good_client import (
 from bench.common.command_line import InputError
 from bench.serve_load import server_process
 
-_STAGE = b"qwen3_omni_neuron.process.server"  # in the command line of a stage's process
+_STAGE = b"qwen3_omni_neuron.engines.process.server"  # in the command line of a stage's process
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bench.common.command_line import InputError
-from qwen3_omni_neuron.conversation.messages import MEDIA_KINDS, Messages, read_messages
+from qwen3_omni_neuron.prompt.messages import MEDIA_KINDS, Messages, read_messages
 
 Entry = TypeVar("Entry")
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 
 from bench.common.metrics import ChunkArrival, RequestEvents, TextArrival
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.conversation.messages import Messages
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished, TextDelta
+from qwen3_omni_neuron.prompt.messages import Messages
 
 Engine = TypeVar("Engine")
 Result = TypeVar("Result")

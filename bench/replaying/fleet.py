@@ -22,7 +22,7 @@ import numpy as np
 
 from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves
 from bench.replaying.load import SYSTEM_ROWS, RequestLengths
-from qwen3_omni_neuron.fleet.scaling import (
+from qwen3_omni_neuron.serving.fleet.scaling import (
     AT_ONCE,
     FIRST_AUDIO,
     REPLIES,

@@ -11,7 +11,7 @@ try:
     from ray.serve.autoscaling_policy import _apply_delay_logic
     from ray.serve.config import AutoscalingConfig
 
-    from qwen3_omni_neuron.fleet.router import AffinityRouter
+    from qwen3_omni_neuron.serving.fleet.router import AffinityRouter
 except ImportError as error:
     raise InputError(
         f"the ring and the delays are Ray's, which can't be imported: {error}. "
@@ -22,7 +22,7 @@ _DEPLOYMENT = DeploymentID("fleet", "simulated")
 
 
 class RayRing:
-    """The ring of `fleet.router`, which is Ray's and needs no cluster for its ranking."""
+    """The ring of `serving.fleet.router`, which is Ray's and needs no cluster for its ranking."""
 
     def __init__(self, **settings: Any):
         logging.getLogger("ray.serve").setLevel(logging.WARNING)  # a line for each change

@@ -14,13 +14,13 @@ from bench.common.observed import take_events
 from bench.replaying.device import Behaviour, CoreGroups, Device, Span
 from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from bench.replaying.profiles import WINDOW_MEL_FRAMES, StageProfile
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.conversation.row_keys import PromptKeys, RowKeys
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.prompt.row_keys import PromptKeys, RowKeys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
 from qwen3_omni_neuron.runtime.stream import SpeechStream

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.common.command_line import InputError, Row
 
 PROC = Path("/proc")
-STAGE = "qwen3_omni_neuron.process.server"  # in the command of a stage's process
+STAGE = "qwen3_omni_neuron.engines.process.server"  # in the command of a stage's process
 ENDS_S = 10.0
 
 Process = tuple[int, str]

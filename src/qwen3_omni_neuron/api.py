@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
-from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
 from qwen3_omni_neuron.compilation.storage import local_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.compilation.tree import open_tree
-from qwen3_omni_neuron.conversation.media.settings import MediaSettings
-from qwen3_omni_neuron.conversation.pieces import cut
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.row_keys import NO_KEYS, prompt_keys
-from qwen3_omni_neuron.conversation.template import Conversation, Messages
+from qwen3_omni_neuron.engines.process.heap import give_back
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ClosedError,
@@ -27,8 +21,8 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     format_value,
 )
-from qwen3_omni_neuron.events import Finished, SpeechResult
-from qwen3_omni_neuron.heap import give_back
+from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
+from qwen3_omni_neuron.loading import PLACEMENTS, find_target, host_draws, load_engines, plan_of
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
@@ -39,7 +33,11 @@ from qwen3_omni_neuron.options import (
     SpeechArguments,
     check_defaults,
 )
-from qwen3_omni_neuron.placement import PLACEMENTS, load_engines
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.pieces import cut
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
+from qwen3_omni_neuron.prompt.template import Conversation, Messages
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import (
     MOST_WRITTEN,
@@ -51,8 +49,6 @@ from qwen3_omni_neuron.runtime.request import (
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import Session, SessionModel
-from qwen3_omni_neuron.status import ModelInfo, Status
-from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target, host_draws
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
@@ -106,7 +102,7 @@ class Qwen3Omni:
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: one of targets.TARGETS; the tree's by default,
+        model_path: a folder, or a hub id. target: one of loading.TARGETS; the tree's by default,
         or else "cpu". dtype: "auto" (on the CPU "mixed" for a bfloat16 checkpoint, else the
         checkpoint's), or one that the target has: see docs/options.md.
         max_concurrency: slots, so many requests at a time (8).
@@ -137,7 +133,7 @@ class Qwen3Omni:
         folder = resolve_checkpoint(model_path)
         config = read_config(folder)
         tree = None if compiled_path is None else local_tree(compiled_path)
-        plan = _plan(folder, config, tree, target, dtype, max_concurrency, context_length)
+        plan = plan_of(folder, config, tree, target, dtype, max_concurrency, context_length)
         conversation = Conversation(folder, config)
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
@@ -163,7 +159,7 @@ class Qwen3Omni:
         """Answer a conversation, event by event: TextDelta, AudioChunk, and Finished at the end.
 
         messages: dicts with "role" and "content", a string or a list of text, audio, image and
-        video items (see conversation.template.Conversation.prompt). options: see
+        video items (see prompt.template.Conversation.prompt). options: see
         options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
         of the returned text is spoken, the last one too where a limit cut the reply; the reference
@@ -187,7 +183,7 @@ class Qwen3Omni:
         """Speak a text itself, event by event, as a reply that is already written.
 
         The thinker has no work: the talker reads an empty user turn, then the text. A long text is
-        cut at sentence ends into pieces (conversation.pieces), one stream for the caller: each
+        cut at sentence ends into pieces (prompt.pieces), one stream for the caller: each
         piece is spoken by itself, in one slot one after the other, with the seed counted on, and
         talker_max_new_tokens limits each. In the text, names of special tokens are words, and
         white space becomes one space. In the result thinker_finish_reason is "stop",
@@ -216,7 +212,7 @@ class Qwen3Omni:
 
     @property
     def media_settings(self) -> MediaSettings:
-        """Settings by which a process that has no model decodes media: see decoding.pool."""
+        """Settings by which a process without a model decodes media: see serving.decoding.pool."""
         return self.conversation.media_settings
 
     @property
@@ -387,41 +383,6 @@ def generate_audio(
         (load if name in LoadArguments.__annotations__ else request)[name] = value
     with Qwen3Omni.load(model_path, **load) as omni:
         return omni.generate_audio(messages, **request)
-
-
-def _plan(
-    folder: Path,
-    config: OmniConfig,
-    tree: Path | None,
-    target: str | None,
-    dtype: str,
-    max_concurrency: int | None,
-    context_length: int | None,
-) -> CompilePlan:
-    """Return the plan of the tree, or a new plan where there is no tree."""
-    if tree is not None:
-        given = {
-            "target": target,
-            "dtype": None if dtype == "auto" else dtype,
-            "max_concurrency": max_concurrency,
-            "context_length": context_length,
-        }
-        return open_tree(tree, folder, config, TARGETS, given)
-    chosen = find_target(target or DEFAULT_TARGET)
-    plan = make_plan(
-        folder,
-        config,
-        chosen.limits,
-        dtype=dtype,
-        max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
-        context_length=context_length,
-    )
-    if chosen.needs_tree:
-        raise OptionError(
-            f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
-            f"{plan.command(Path('compiled'))}"
-        )
-    return plan
 
 
 def _close(pipeline: Pipeline, join_timeout_s: float | None = None) -> None:

@@ -12,12 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qwen3_omni_neuron.conversation.media.clip import Clip, GrowingClip
-from qwen3_omni_neuron.conversation.media.fields import real_number
-from qwen3_omni_neuron.conversation.media.items import AudioItem, Media
-from qwen3_omni_neuron.conversation.messages import MessageReader, Messages, read_tools
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import (
     AudioError,
     ClosedError,
@@ -29,6 +23,12 @@ from qwen3_omni_neuron.errors import (
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.prompt.media.fields import real_number
+from qwen3_omni_neuron.prompt.media.items import AudioItem, Media
+from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
 from qwen3_omni_neuron.runtime.request import Request

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.conversation.media.audio import load_waveform
 from qwen3_omni_neuron.errors import AudioError, LateError, PromptTooLongError
 from qwen3_omni_neuron.events import Finished, FinishReason, TextDelta
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:

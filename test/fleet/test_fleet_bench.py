@@ -42,7 +42,7 @@ def test_the_delays_are_rays() -> None:
 
 
 def test_the_policy_of_a_yaml_is_called_with_its_settings() -> None:
-    name = "qwen3_omni_neuron.fleet.scaling:FirstAudioPolicy"
+    name = "qwen3_omni_neuron.serving.fleet.scaling:FirstAudioPolicy"
     policy = {"policy_function": name, "policy_kwargs": {"target_s": 1.5, "spare": 2}}
     made = AutoscalingConfig(max_replicas=9, policy=policy).policy
     called = made.get_policy()(**made.policy_kwargs)

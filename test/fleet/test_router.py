@@ -17,7 +17,7 @@ from ray.serve._private.common import (
 )
 from ray.serve._private.request_router.common import PendingRequest
 
-from qwen3_omni_neuron.fleet.router import AffinityRouter
+from qwen3_omni_neuron.serving.fleet.router import AffinityRouter
 
 DEPLOYMENT = DeploymentID("replica", "speaking")
 NAMES = tuple("abcdef")

@@ -20,7 +20,7 @@ from openai import OpenAI
 if os.environ.get("TEST_RAY") != "scaling":
     pytest.skip("a Ray cluster that scales by itself", allow_module_level=True)
 
-from qwen3_omni_neuron.fleet.scaling import AT_ONCE, REPLIES, REQUESTS, SERVICE, SLOTS
+from qwen3_omni_neuron.serving.fleet.scaling import AT_ONCE, REPLIES, REQUESTS, SERVICE, SLOTS
 from testing.fleet_load import ERRORS, RETRIES
 from testing.http_server import wait_until
 from testing.ray_cluster import START_S, Cluster, cluster

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
+from qwen3_omni_neuron.prompt.positions import rope_positions
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import IMAGE, audio, text, user, video
 from testing.prompts import prompt_of
 from testing.specs import cpu_engines, engine_spec

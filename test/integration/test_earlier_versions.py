@@ -1,4 +1,4 @@
-"""What earlier versions wrote is read, or refused with what to do: `test/data/VERSION/`.
+"""Files of earlier versions, one folder each in test/data, are read or refused with what to do.
 
 checkpoint, compiled: `tiny-checkpoint`, and `compile --context-length 512 --talker-context-length
 768 --max-concurrency 2` of it. reply.json: to "Who are you?", of the compiled tree. ray.yaml: an
@@ -14,7 +14,7 @@ import pytest
 from bench.common.results import load_results
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
-from qwen3_omni_neuron.fleet.command import IMPORT_PATH, check_config
+from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, check_config
 
 VERSIONS = sorted((Path(__file__).parents[1] / "data").iterdir())
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder, Engines
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime import encoder_stage, priority
 from testing.media_cases import audio, image, text, user
 from testing.recorded_calls import ungated, watching

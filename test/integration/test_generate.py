@@ -15,11 +15,11 @@ from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.cpu.talker import NativeTalker
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.media_cases import IMAGE, QUESTION_WAV, audio, text, user
 from testing.oracle import Reference
 from testing.prompts import prompt_of

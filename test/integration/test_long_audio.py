@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
 from qwen3_omni_neuron.cpu.thinker import CpuAudio
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
 
 RATE = 16000
 SECONDS = 36.1  # four windows, and one of 4.1 s whose last chunk is of 0.1 s
@@ -143,8 +143,8 @@ import numpy as np, torch
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from testing.models import load_models
-from qwen3_omni_neuron.conversation.media.audio import load_waveform
-from qwen3_omni_neuron.conversation.media.log_mel import MelSettings, log_mel
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
 from qwen3_omni_neuron.cpu.thinker import CpuAudio
 
 torch.set_num_threads(1)

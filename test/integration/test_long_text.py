@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation.tokenizer import AT_ONCE, Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.serving import logs, speech
 from qwen3_omni_neuron.serving.realtime import events, response
 from qwen3_omni_neuron.serving.server import Server

@@ -13,11 +13,11 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.media.pixels import Visual
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.thinker import PATCHES_AT_ONCE, CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import CASES, Case, audio, text, user, write_deeper_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference, media_inputs

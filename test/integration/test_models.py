@@ -12,15 +12,15 @@ from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as modeli
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.positions import rope_positions
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.model.audio_encoder import WindowBatch, window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache, PromptCache, SlotCache
 from qwen3_omni_neuron.model.layers import RmsNorm, widen
 from qwen3_omni_neuron.model.rotary import apply_rotary
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.sizes import SIZES, resized
+from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.models import load_models
 from testing.oracle import Reference
 from testing.teacher_forcing import teacher_forced_logits

@@ -14,13 +14,13 @@ import torch
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, OptionError
+from qwen3_omni_neuron.loading import load_engines, set_environment
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.part import PartSpec
-from qwen3_omni_neuron.placement import load_engines, set_environment
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.eager_neuron import (
     CONTEXT_LENGTH,
     DECODE_BUCKETS,

@@ -26,7 +26,6 @@ from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS, CompilePlan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.tree import open_tree
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ArtifactError,
@@ -34,11 +33,13 @@ from qwen3_omni_neuron.errors import (
     NotInstalledError,
     OptionError,
 )
+from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.compile import compile_graph, expected_bytes
-from qwen3_omni_neuron.neuron.target import NEURON
-from qwen3_omni_neuron.targets import TARGETS
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.eager_neuron import SETTINGS
 from testing.media_cases import CASES
 from testing.simulated_toolchain import SimulatedToolchain
@@ -136,6 +137,26 @@ def test_the_manifest_says_what_every_graph_takes(tree: Path) -> None:
     assert talker == {"talker_prefill", "talker_decode", "text_projection", "hidden_projection"}
     assert manifest.graphs["code2wav"].buckets == {"streams": [1, 3], "frames": [1, 2, 4, 8]}
     assert all(call.state for call in manifest.graphs["code2wav"].calls)
+
+
+@pytest.mark.parametrize("graph", sorted(set(GRAPHS) - {"thinker", "talker"}))
+def test_the_manifest_has_the_rows_of_a_traced_graph(
+    spec: EngineSpec, tree: Path, graph: str
+) -> None:
+    """The unit tests of graphs hold these against the modules."""
+    rows = [row for row in all_graphs(spec.config, spec.plan) if row.part in GRAPH_PARTS[graph]]
+    assert rows
+    for call, row in zip(read_manifest(tree).graphs[graph].calls, rows, strict=True):
+        assert (call.name, call.bucket) == (row.name, row.bucket)
+        for said, specs in (
+            (call.inputs, row.inputs),
+            (call.outputs, row.outputs),
+            (call.state, row.state),
+        ):
+            wanted = [(s.name, s.shape, f"torch.{said[s.name].dtype}") for s in specs]
+            assert [
+                (n, t.shape, str(s.dtype)) for (n, t), s in zip(said.items(), specs, strict=True)
+            ] == wanted
 
 
 def test_the_expected_bytes_are_those_of_the_weights(plan: CompilePlan, tree: Path) -> None:

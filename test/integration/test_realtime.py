@@ -22,9 +22,9 @@ from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.session import Reply, Session
-from qwen3_omni_neuron.sound import pcm16
 from testing import recorded_session
 from testing.http_server import same_sound, serving, wait_until
 from testing.imports import ROOT

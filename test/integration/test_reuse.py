@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
-from qwen3_omni_neuron.conversation.prompt import Prompt
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import audio, image, text, user, video
 from testing.recorded_calls import Calls, WatchedThinker, ungated, watching
 

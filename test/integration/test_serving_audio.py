@@ -28,9 +28,9 @@ from qwen3_omni_neuron.serving import chat, speech, transcriptions
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server
+from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.speech import SpeechRequest, SpokenText
 from qwen3_omni_neuron.serving.turnstile import Turnstile
-from qwen3_omni_neuron.sound import pcm16
 from qwen3_omni_neuron.transcription import read_windows, stream_transcript, transcribe_windows
 from testing.http_server import client_of, same_sound, serving, url_of, wait_until
 from testing.imports import ROOT

@@ -30,10 +30,10 @@ from openai import OpenAI
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.events import Status
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.server import Server
-from qwen3_omni_neuron.sound import wav_header
-from qwen3_omni_neuron.status import Status
+from qwen3_omni_neuron.serving.sound import wav_header
 from testing.http_server import client_of, made_certificate, serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
 from testing.scripted_model import ScriptedModel

@@ -11,12 +11,12 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.build import build_engines
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.eager_neuron import EagerToolchain, eager_spec
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import decoder_in_cpu_mode

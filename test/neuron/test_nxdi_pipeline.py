@@ -8,9 +8,9 @@ import pytest
 
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
-from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.sizes import SIZES, resized
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import CASES
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_engines import nxdi_spec

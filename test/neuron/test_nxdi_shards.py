@@ -9,6 +9,8 @@ from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, resized
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
@@ -19,8 +21,6 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
 from qwen3_omni_neuron.neuron.part import rank_file
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.sizes import SIZES, resized
 from testing.released import RELEASED
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import CASES
 from testing.neuron.alike import GREEDY, SPEAKER, assert_close, assert_speaks_alike
 from testing.prompts import prompt_of

@@ -23,7 +23,6 @@ from qwen3_omni_neuron.compilation.manifest import read_manifest, verify_files
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.compilation.versions import installed_version
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import (
     ArtifactError,
@@ -36,6 +35,7 @@ from qwen3_omni_neuron.events import AudioChunk
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks, build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.graph_folder import expected_bytes
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import CASES, text, user
 from testing.oracle import Reference
 from testing.replies import GREEDY, assert_same, reply_to_the_limit

@@ -12,9 +12,9 @@ from torch._dynamo.backends.common import aot_autograd
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph

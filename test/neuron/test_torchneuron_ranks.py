@@ -17,9 +17,9 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.errors import EngineDiedError
+from qwen3_omni_neuron.loading import load_engines
 from qwen3_omni_neuron.neuron.part import LoadedPart
 from qwen3_omni_neuron.neuron.torchneuron.build import ModelRanks
-from qwen3_omni_neuron.placement import load_engines
 from testing.media_cases import CASES, assistant, text, user
 from testing.oracle import Reference
 from testing.recorded_calls import Calls, ungated, watching

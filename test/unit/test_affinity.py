@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_omni_neuron.fleet import affinity
-from qwen3_omni_neuron.fleet.affinity import AffinityMiddleware, conversation_key
+from qwen3_omni_neuron.serving.fleet import affinity
+from qwen3_omni_neuron.serving.fleet.affinity import AffinityMiddleware, conversation_key
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 FIRST = {"role": "user", "content": "What colour is the sky?"}

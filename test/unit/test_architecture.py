@@ -55,17 +55,52 @@ def test_the_runtime_knows_no_models(file: Path) -> None:
         assert not name.startswith(("torch.nn", "transformers", f"{NAME}.model", f"{NAME}.cpu"))
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "serving").rglob("*.py")), ids=lambda f: f.name)
+SERVING = [
+    file
+    for file in sorted((PACKAGE / "serving").rglob("*.py"))
+    if not {"decoding", "fleet"} & set(module_parts(file))
+]
+
+
+@pytest.mark.parametrize("file", SERVING, ids=lambda f: f.name)
 def test_the_server_knows_the_public_api_alone(file: Path) -> None:
-    public = {"api", "errors", "events", "options", "session", "sound", "status", "transcription"}
-    public |= {"decoding", "heap", "serving", "__init__"}
-    for name in imports(file) - {f"{NAME}.runtime.stream"}:  # the type of what `stream` returns
+    public = {"__init__", "api", "errors", "events", "options", "serving", "session"}
+    public |= {"transcription"}
+    # The type of what `stream` returns, and the memory of a process.
+    known = {f"{NAME}.runtime.stream", f"{NAME}.engines.process.heap"}
+    for name in imports(file) - known:
         assert not name.startswith(NAME) or room(tuple(name.split(".")[1:])) in public
 
 
-@pytest.mark.parametrize("file", sorted((PACKAGE / "process").glob("*.py")), ids=lambda f: f.name)
+def test_no_load_on_the_cpu_imports_neuron() -> None:
+    script = (
+        "import sys; from qwen3_omni_neuron import Qwen3Omni, SPEAKING_CHECKPOINT\n"
+        "with Qwen3Omni.load(SPEAKING_CHECKPOINT): pass\n"
+        "print(*(name for name in sys.modules if name.startswith('qwen3_omni_neuron.neuron')))"
+    )
+    command = [sys.executable, "-c", script]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout.split() == []
+
+
+def test_one_entry_of_the_table_of_targets_alone_names_nxdi() -> None:
+    """Its folder can then be deleted in one commit, when its SDK ends."""
+    folder = PACKAGE / "neuron" / "nxdi"
+    lines = [
+        line
+        for file in FILES
+        if folder not in file.parents
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if "neuron.nxdi" in line or "neuron/nxdi" in line
+    ]
+    assert len(lines) == 1
+
+
+@pytest.mark.parametrize(
+    "file", sorted((PACKAGE / "engines" / "process").glob("*.py")), ids=lambda f: f.name
+)
 def test_a_process_knows_nothing_of_engines(file: Path) -> None:
-    known = ("errors", "heap", "process.")
+    known = ("errors", "engines.process.")
     for name in imports(file):
         if name.startswith(NAME):
             assert name.removeprefix(f"{NAME}.").startswith(known)
@@ -104,7 +139,8 @@ def test_importing_the_package_is_light() -> None:
 def test_planning_and_the_runner_need_no_torch() -> None:
     """Each graph's process imports them, and imports torch only where its target does."""
     script = (
-        f"import {NAME}.compilation.worker, {NAME}.compilation.runner, {NAME}.targets, sys; "
+        f"import {NAME}.compilation.worker, {NAME}.compilation.runner, {NAME}.loading, sys; "
+        f"list({NAME}.loading.TARGETS.values()); "
         "print([m for m in ('torch', 'transformers') if m in sys.modules])"
     )
     done = subprocess.run(
@@ -114,9 +150,9 @@ def test_planning_and_the_runner_need_no_torch() -> None:
 
 
 def test_only_its_own_table_names_a_target() -> None:
-    """The table is `targets`; a target's entry and its engines are in a room of its own."""
+    """The table is in `loading`; a target's entry and its engines are in a room of its own."""
     for file in FILES:
         own = room(module_parts(file))
         rooms = {room(tuple(n.split(".")[1:])) for n in imports(file) if n.startswith(NAME)}
-        if own not in ("targets", "cli", "cpu", "neuron"):
+        if own not in ("loading", "cli", "cpu", "neuron"):
             assert not rooms & {"cpu", "neuron"}, f"{own} knows a target: {rooms}"

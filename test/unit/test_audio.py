@@ -11,8 +11,8 @@ import pytest
 import soundfile
 import soxr
 
-from qwen3_omni_neuron.conversation.media.audio import BLOCK_NUMBERS, load_waveform
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError
+from qwen3_omni_neuron.prompt.media.audio import BLOCK_NUMBERS, load_waveform
 from testing.media_cases import QUESTION_WAV
 
 RATE = 16000

@@ -20,10 +20,10 @@ from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, code2wav_calls
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.graphs.parts import code2wav_graph
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
+from qwen3_omni_neuron.neuron.graphs.parts import code2wav_graph
 from testing.eager_neuron import EagerPart
 from testing.models import load_models
 from testing.oracle import Reference

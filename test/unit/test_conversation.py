@@ -14,12 +14,12 @@ from packaging.version import Version
 from transformers import Qwen2TokenizerFast, Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation.media import video_file
-from qwen3_omni_neuron.conversation.media.audio import load_waveform
-from qwen3_omni_neuron.conversation.media.pixels import Visual
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media import video_file
+from qwen3_omni_neuron.prompt.media.audio import load_waveform
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.made_videos import make_video
 from testing.media_cases import CASES, QUESTION_WAV, audio, image, user, video
 

@@ -10,9 +10,10 @@ from safetensors.torch import load_file
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.tensor_file import write_tensor_files
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import CheckpointError, OptionError
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, expert_widths, shard
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, expert_widths, shard
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderPlan,
     DecoderSpec,
@@ -24,8 +25,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     decoder_shard_bytes,
     write_decoder_shards,
 )
-from qwen3_omni_neuron.neuron.part import decoder_files, rank_file
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.neuron.nxdi.files import decoder_files
+from qwen3_omni_neuron.neuron.part import rank_file
 from testing.neuron.whole_weights import whole_weights
 from testing.parallel import unshard
 from testing.peak_memory import needs_proc

@@ -24,18 +24,7 @@ import soundfile
 import uvloop
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.settings import MediaSettings
-from qwen3_omni_neuron.conversation.media.sizes import Sizes
-from qwen3_omni_neuron.conversation.media.video import VideoHeader
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.decoding import pcm, wire, work
-from qwen3_omni_neuron.decoding.job import MIB, Admit, Decoded, Job, Measured, PoolSettings
-from qwen3_omni_neuron.decoding.job import admit_all as admitted
-from qwen3_omni_neuron.decoding.link import ForkServer
-from qwen3_omni_neuron.decoding.pcm import decode_inline
-from qwen3_omni_neuron.decoding.pool import DecodingPool
-from qwen3_omni_neuron.decoding.turns import Turns
+from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import (
     AudioError,
     ClosedError,
@@ -46,8 +35,19 @@ from qwen3_omni_neuron.errors import (
     VideoError,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.process.nameless_file import nameless_file
-from qwen3_omni_neuron.sound import pcm16, wav_header
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.prompt.media.video import VideoHeader
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.serving.decoding import pcm, wire, work
+from qwen3_omni_neuron.serving.decoding.job import MIB, Admit, Decoded, Job, Measured, PoolSettings
+from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
+from qwen3_omni_neuron.serving.decoding.link import ForkServer
+from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
+from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
+from qwen3_omni_neuron.serving.decoding.turns import Turns
+from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 from testing.decoding_faults import MODULE, fault, says
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, tone, user
@@ -754,7 +754,7 @@ def test_a_fork_server_that_was_killed_is_started_anew(
 def test_a_fork_server_that_does_nothing_is_replaced(
     run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("qwen3_omni_neuron.decoding.pool.KILL_S", 0.3)
+    monkeypatch.setattr("qwen3_omni_neuron.serving.decoding.pool.KILL_S", 0.3)
 
     async def main() -> None:
         pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
@@ -816,10 +816,10 @@ def test_close_ends_all_and_leaves_nothing(
 def test_all_ends_with_a_parent_that_is_killed() -> None:
     script = (
         "import asyncio\n"
-        "from qwen3_omni_neuron.conversation.media.settings import MediaSettings\n"
-        "from qwen3_omni_neuron.conversation.media.sizes import Sizes\n"
-        "from qwen3_omni_neuron.decoding.job import Job, PoolSettings\n"
-        "from qwen3_omni_neuron.decoding.pool import DecodingPool\n"
+        "from qwen3_omni_neuron.prompt.media.settings import MediaSettings\n"
+        "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
+        "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
+        "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
         "from testing.processes import children\n"
         "async def main():\n"

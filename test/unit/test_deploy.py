@@ -21,13 +21,6 @@ from packaging.specifiers import SpecifierSet
 
 from qwen3_omni_neuron import cli
 from qwen3_omni_neuron.compilation.storage import tree_cache
-from qwen3_omni_neuron.fleet.command import (
-    CALLBACK,
-    CALLBACK_VARIABLE,
-    IMPORT_PATH,
-    KILL_VARIABLE,
-)
-from qwen3_omni_neuron.fleet.settings import FleetSettings
 from qwen3_omni_neuron.neuron.cores import PHYSICAL_CORES
 from qwen3_omni_neuron.neuron.versions import (
     NEURON_SDK,
@@ -36,6 +29,13 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
+from qwen3_omni_neuron.serving.fleet.command import (
+    CALLBACK,
+    CALLBACK_VARIABLE,
+    IMPORT_PATH,
+    KILL_VARIABLE,
+)
+from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.health import router
 from qwen3_omni_neuron.serving.server import EXIT_LOAD_FAILED, EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.settings import ServerSettings

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
-from qwen3_omni_neuron.graphs.decoders import prompt_graph
-from qwen3_omni_neuron.graphs.dry_run import (
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.decoders import prompt_graph
+from qwen3_omni_neuron.neuron.graphs.dry_run import (
     CoreMemory,
     DryRun,
     PlannedGraph,
@@ -22,9 +23,8 @@ from qwen3_omni_neuron.graphs.dry_run import (
     dry_run,
     dry_run_text,
 )
-from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED, TALKER
 
@@ -248,7 +248,7 @@ def test_the_memory_table_of_the_document_is_what_is_counted(safe: CoreMemory) -
 
 
 def test_profile_fast_is_counted_with_its_padding(safe: CoreMemory, fast: CoreMemory) -> None:
-    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8 (graphs.parallel.cut)."""
+    """54 GiB of the thinker's experts become 72 over 4 cores, 144 over 8."""
     for tp, thinker_gib, talker_gib in ((4, 72, 15), (8, 144, 30)):
         padding = (thinker_gib - 54 + talker_gib - 5.625) * 2**30 / tp
         assert fast.padding_bytes[tp] == padding

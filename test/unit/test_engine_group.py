@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
+from qwen3_omni_neuron.engines.process.progress import Progress
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError
-from qwen3_omni_neuron.process.engine_group import CallLimit, EngineGroup
-from qwen3_omni_neuron.process.progress import Progress
 from testing.fake_ranks import BIG, KILL, STOP, FakeRank
 
 

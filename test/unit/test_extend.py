@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
@@ -22,6 +20,8 @@ from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import assistant, audio, image, text, user, video
 from testing.specs import cpu_engines, engine_spec
 

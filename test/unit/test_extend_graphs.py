@@ -10,11 +10,16 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.graphs.all import static_models
-from qwen3_omni_neuron.graphs.decoders import copy_graph, decode_graph, decoder_config, prompt_graph
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import ExtendState, KvCache, PromptCache
+from qwen3_omni_neuron.neuron.graphs.all import static_models
+from qwen3_omni_neuron.neuron.graphs.decoders import (
+    copy_graph,
+    decode_graph,
+    decoder_config,
+    prompt_graph,
+)
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
 

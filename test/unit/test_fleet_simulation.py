@@ -15,7 +15,7 @@ from bench.replaying.curves import FRAME_S, RANKS, ServiceCurves, replayed_curve
 from bench.replaying.fleet import Fleet, Outcome, Plan, Talk
 from bench.replaying.load import SYSTEM_ROWS, RequestLengths, make_load
 from bench.replaying.profiles import StageLatency, StageProfile
-from qwen3_omni_neuron.fleet.scaling import FirstAudioPolicy
+from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
 AUDIO_S, FRAMES, TOKENS = 4.0, 100, 60
 LENGTHS = [RequestLengths(0, 0, AUDIO_S, TOKENS, FRAMES)]

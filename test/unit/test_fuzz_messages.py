@@ -16,8 +16,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation.prompt import Prompt
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.errors import (
     AudioError,
     InputError,
@@ -29,6 +27,8 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import audio, image, text, video
 
 WORDS = st.text(max_size=12)

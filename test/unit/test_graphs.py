@@ -7,10 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.conversation.positions import rope_positions
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.decoders import EXTEND_ROWS
-from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import MoeConfig, OmniConfig
 from qwen3_omni_neuron.model.kv_cache import (
     KvCache,
@@ -21,6 +17,10 @@ from qwen3_omni_neuron.model.kv_cache import (
     StepState,
 )
 from qwen3_omni_neuron.model.moe import FEW_ROWS, MoeFeedForward
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.decoders import EXTEND_ROWS
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.prompt.positions import rope_positions
 from testing.export import export_graph, open_shapes, rejected_ops
 from testing.graph_cases import TINY_PLAN, with_weights
 

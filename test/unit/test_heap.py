@@ -1,4 +1,4 @@
-"""What malloc keeps goes back: from the ends of arenas, and from idle processes."""
+"""Memory at the ends of malloc's arenas goes back to the system."""
 
 import subprocess
 import sys
@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 import sys, threading
 import torch
-from qwen3_omni_neuron.heap import give_back, resident_mb, trim_early
+from qwen3_omni_neuron.engines.process.heap import give_back, resident_mb, trim_early
 
 if sys.argv[1] == "early":
     trim_early()

@@ -90,7 +90,7 @@ def test_no_graph_holds_an_operation_that_is_rejected(tmp_path: Path) -> None:
     """In HLO and in StableHLO. bench/hlo_table.py says how to install torch_xla, which lowers."""
     pytest.importorskip("torch_xla", reason="torch_xla is not installed: nothing was lowered")
     from bench.hlo_table import lowered
-    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+    from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 
     graphs = 0
     for graph, *both in lowered(write_tiny_checkpoint(tmp_path)):

@@ -12,8 +12,8 @@ import pytest
 import torch
 from PIL import Image, ImageFile
 
-from qwen3_omni_neuron.conversation.media.image import FORMATS, load_image
 from qwen3_omni_neuron.errors import ImageError, PromptTooLongError
+from qwen3_omni_neuron.prompt.media.image import FORMATS, load_image
 
 ORIENTATION = 0x0112  # the EXIF tag
 
@@ -260,7 +260,7 @@ def test_the_callers_picture_stays_as_it_is() -> None:
 
 
 def test_pillow_is_not_imported_before_there_is_a_picture() -> None:
-    script = "import qwen3_omni_neuron.conversation.media.image, sys; print('PIL' in sys.modules)"
+    script = "import qwen3_omni_neuron.prompt.media.image, sys; print('PIL' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
-from qwen3_omni_neuron.conversation.media.clip import Clip, features
-from qwen3_omni_neuron.conversation.media.log_mel import (
+from qwen3_omni_neuron.errors import AudioError, CheckpointError
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media.clip import Clip, features
+from qwen3_omni_neuron.prompt.media.log_mel import (
     BLOCK_FRAMES,
     LogMelStream,
     MelSettings,
@@ -19,8 +21,6 @@ from qwen3_omni_neuron.conversation.media.log_mel import (
     mel_filters,
     scaled,
 )
-from qwen3_omni_neuron.errors import AudioError, CheckpointError
-from qwen3_omni_neuron.model.config import OmniConfig
 
 RATE = 16000
 CLOSE = {"atol": 1e-5, "rtol": 0.0}

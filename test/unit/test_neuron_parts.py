@@ -13,7 +13,6 @@ from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
-from qwen3_omni_neuron.graphs.all import all_graphs
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.encoders import (
     NeuronAudio,
@@ -22,6 +21,7 @@ from qwen3_omni_neuron.neuron.engines.encoders import (
     batches,
 )
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
 from testing.visuals import random_visual
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, fill
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.all import PARTS, all_graphs, static_models
-from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.graphs.parallel.cut import (
+from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     PAD,
     Cut,
     cut_heads,
@@ -23,10 +25,8 @@ from qwen3_omni_neuron.graphs.parallel.cut import (
     query_heads,
     shard,
 )
-from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
-from qwen3_omni_neuron.graphs.parallel.modules import parallelize
-from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
-from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
 from testing.parallel import shard_state, unshard

@@ -9,10 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media import patches
-from qwen3_omni_neuron.conversation.media.patches import PatchMaker
-from qwen3_omni_neuron.conversation.media.pixels import Visual
-from qwen3_omni_neuron.conversation.media.sizes import SizeLimits
+from qwen3_omni_neuron.checkpoint.tiny.sizes import read_text
 from qwen3_omni_neuron.errors import (
     CheckpointError,
     ImageError,
@@ -20,7 +17,10 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.tiny.sizes import read_text
+from qwen3_omni_neuron.prompt.media import patches
+from qwen3_omni_neuron.prompt.media.patches import PatchMaker
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
 VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from qwen3_omni_neuron.conversation.pieces import cut
+from qwen3_omni_neuron.prompt.pieces import cut
 
 
 def words(text: str) -> int:

@@ -474,7 +474,7 @@ def test_without_a_queue_a_request_runs_where_a_slot_is_free(simulate: Simulate)
 def test_a_request_waits_for_one_prefill_of_another_owner_and_not_for_all(
     simulate: Simulate,
 ) -> None:
-    """Whether that owner's requests have slots or wait for one."""
+    """It is so with those that have slots and those that wait for one."""
     simulation = simulate(Times(thinker_prefill_s=1.0), Sizes(slots=4), frames=3)
     finish(simulation.start([9], owner="b"))  # from now on a slot is kept for it
     many = [simulation.start([n, *TOKENS], owner="a") for n in range(8)]

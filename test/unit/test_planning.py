@@ -13,10 +13,10 @@ from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.cpu.target import CPU
 from qwen3_omni_neuron.cpu.thinker import CpuThinker
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots
-from qwen3_omni_neuron.neuron.target import NEURON
-from qwen3_omni_neuron.targets import TARGETS
+from qwen3_omni_neuron.neuron.nxdi.target import NEURON
 from testing.released import RELEASED
 from testing.specs import plan_of
 

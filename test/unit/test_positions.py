@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation.positions import MediaRun, rope_positions
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.positions import MediaRun, rope_positions
 from testing.media_cases import CASES, Case
 from testing.oracle import Reference, media_inputs
 

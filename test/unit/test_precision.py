@@ -20,8 +20,8 @@ from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models
 from qwen3_omni_neuron.engines.talker import TextRows
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.loading import stage_threads
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.placement import stage_threads
 from testing.subprocesses import run_python
 
 SHAPES = st.tuples(st.integers(1, 3), st.integers(1, 100), st.integers(1, 70))

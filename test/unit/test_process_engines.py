@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from qwen3_omni_neuron.engines.process.engine_process import LIVENESS_S, EngineProcess
+from qwen3_omni_neuron.engines.process.mailbox import FIRST_BYTES, SharedBlock
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.engines.remote import RemoteThinker, remote_engines
 from qwen3_omni_neuron.errors import (
@@ -27,8 +29,6 @@ from qwen3_omni_neuron.errors import (
     OptionError,
     PromptTooLongError,
 )
-from qwen3_omni_neuron.process.engine_process import LIVENESS_S, EngineProcess
-from qwen3_omni_neuron.process.mailbox import FIRST_BYTES, SharedBlock
 from testing.fake_engines_for_processes import (
     FakeParent,
     FakeTalker,

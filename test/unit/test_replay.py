@@ -25,9 +25,9 @@ from bench.replaying.profiles import (
 from bench.replaying.simulation import replay, replay_after_speech, take_reply
 from bench.roofline_profile import OUT, TP, WINDOW
 from qwen3_omni_neuron.events import AudioChunk, Event, Finished
-from qwen3_omni_neuron.graphs.all import all_graphs, static_models
-from qwen3_omni_neuron.graphs.cost import TRN2, CountingGroup, graph_cost
-from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from testing.graph_cases import TINY_PLAN
 from testing.released import RELEASED
 from testing.virtual_clock import VirtualClock

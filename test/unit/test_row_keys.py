@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation import row_keys
-from qwen3_omni_neuron.conversation.row_keys import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt import row_keys
+from qwen3_omni_neuron.prompt.row_keys import HEAD_ROWS, PromptKeys, RowKeys, prompt_keys
 from testing.media_cases import RATE, image, text, tone, user, video
 
 Item = dict[str, Any]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
-from qwen3_omni_neuron.fleet.scaling import (
+from qwen3_omni_neuron.serving.fleet.scaling import (
     SHRINK_MARGIN,
     WINDOW_S,
     FirstAudioPolicy,

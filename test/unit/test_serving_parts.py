@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from starlette.types import Message, Receive, Scope, Send
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.events import AudioChunk
-from qwen3_omni_neuron.heap import LOOK_S, IdleMemory
+from qwen3_omni_neuron.events import AudioChunk, StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
@@ -35,9 +35,8 @@ from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
 from qwen3_omni_neuron.serving.turnstile import Turnstile
-from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
-from qwen3_omni_neuron.status import StageTime, Status
 from testing.scripted_model import ScriptedModel
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": [1]}}\n</tool_call>'

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.errors import (
     AudioError,
     BusyError,
@@ -25,6 +24,7 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
 )
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.session import BYTES_PER_S, RATE_WEIGHT_S, Reply, Session, mean_pace
 from testing.media_cases import IMAGE, audio, image, text, tone, user, video

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qwen3_omni_neuron import AudioChunk, Qwen3Omni, TextDelta
-from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 HELLO = [{"role": "user", "content": "Hello"}]

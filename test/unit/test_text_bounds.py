@@ -14,14 +14,14 @@ from tokenizers import AddedToken
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.conversation import least_tokens, messages, pieces, template, tokenizer
-from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
-from qwen3_omni_neuron.conversation.least_tokens import LeastTokens
-from qwen3_omni_neuron.conversation.literal_text import LiteralText
-from qwen3_omni_neuron.conversation.pieces import cut
-from qwen3_omni_neuron.conversation.template import Conversation
-from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
 from qwen3_omni_neuron.errors import PromptTooLongError
+from qwen3_omni_neuron.prompt import least_tokens, messages, pieces, template, tokenizer
+from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
+from qwen3_omni_neuron.prompt.least_tokens import LeastTokens
+from qwen3_omni_neuron.prompt.literal_text import LiteralText
+from qwen3_omni_neuron.prompt.pieces import cut
+from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 
 CONTEXT = 4096
 HUGE = "word and " * 1_000_000

@@ -18,12 +18,12 @@ from transformers import (
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, config_dict, resized
+from qwen3_omni_neuron.checkpoint.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
+from qwen3_omni_neuron.checkpoint.tiny.weights import fill_random, parameter_shapes
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.tiny.sizes import SIZES, config_dict, resized
-from qwen3_omni_neuron.tiny.tokenizer import ROLES, SPECIAL_TOKENS, write_tokenizer
-from qwen3_omni_neuron.tiny.weights import fill_random, parameter_shapes
 from testing.released import RELEASED
 
 FILES = {
@@ -147,7 +147,7 @@ def test_a_parameter_filled_in_blocks_has_the_values_of_one_filled_at_once(
     """Also the row that ends a reply, in whichever block it lies."""
     at_once, in_blocks = torch.empty(2, 10, 48)
     fill_random(at_once, "thinker.lm_head.weight", seed=1, end_row=9)
-    monkeypatch.setattr("qwen3_omni_neuron.tiny.weights.BLOCK_VALUES", 4 * 48)
+    monkeypatch.setattr("qwen3_omni_neuron.checkpoint.tiny.weights.BLOCK_VALUES", 4 * 48)
     fill_random(in_blocks, "thinker.lm_head.weight", seed=1, end_row=9)
     assert torch.equal(at_once, in_blocks)
     assert at_once[9].std() < 0.5 * at_once[8].std()

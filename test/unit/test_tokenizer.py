@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from transformers import Qwen2TokenizerFast
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
-from qwen3_omni_neuron.conversation.chat_template import ChatTemplate
-from qwen3_omni_neuron.conversation.tokenizer import Tokenizer
+from qwen3_omni_neuron.checkpoint.tiny.tokenizer import SPECIAL_TOKENS, write_tokenizer
 from qwen3_omni_neuron.errors import CheckpointError
-from qwen3_omni_neuron.tiny.tokenizer import SPECIAL_TOKENS, write_tokenizer
+from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
+from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 
 TEXTS = [
     "",

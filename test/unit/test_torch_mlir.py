@@ -10,9 +10,9 @@ import torch
 from torch import distributed, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from qwen3_omni_neuron.graphs.all import PARTS
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs

@@ -14,6 +14,7 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.checkpoint.parameters import converted
+from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 from qwen3_omni_neuron.errors import (
     ArtifactError,
     BucketError,
@@ -21,15 +22,14 @@ from qwen3_omni_neuron.errors import (
     ClosedError,
     InputError,
 )
-from qwen3_omni_neuron.graphs.all import static_models
-from qwen3_omni_neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import static_models
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import compiler_flags
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Toolchain
 from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec, rank_file
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, weight_name, write_part_shards
-from qwen3_omni_neuron.tiny import write_tiny_checkpoint
 from testing.graph_cases import with_weights
 from testing.models import load_models
 from testing.parallel import unshard

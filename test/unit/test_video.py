@@ -14,9 +14,9 @@ import soundfile
 import torch
 from PIL import Image
 
-from qwen3_omni_neuron.conversation.media.video import Video, VideoHeader, load_video
-from qwen3_omni_neuron.conversation.media.video_times import frames_to_sample
 from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, VideoError
+from qwen3_omni_neuron.prompt.media.video import Video, VideoHeader, load_video
+from qwen3_omni_neuron.prompt.media.video_times import frames_to_sample
 from testing.made_videos import SIZE, STEP, frame_numbers, make_video
 
 RATE = 16000

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling, Thinker
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 ATOL = 1e-4
 assert_close = partial(torch.testing.assert_close, atol=ATOL, rtol=0.0)

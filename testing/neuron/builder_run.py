@@ -19,10 +19,10 @@ import torch
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
-from qwen3_omni_neuron.graphs.all import static_models
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import static_models
+from qwen3_omni_neuron.neuron.nxdi.files import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, compiler_flags
-from qwen3_omni_neuron.neuron.part import EXECUTABLE_FILE
 from testing.graph_cases import with_weights
 from testing.models import load_models
 from testing.neuron import eager_part_device

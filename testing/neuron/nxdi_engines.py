@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.neuron.cpu_mode import build_cpu_mode_engines
 from testing.neuron.nxdi_sources import make_importable
 from testing.specs import cpu_engines, engine_spec

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.graphs.all import static_models
+from qwen3_omni_neuron.neuron.graphs.all import static_models
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdGroup
 from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart

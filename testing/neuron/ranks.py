@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config
-from qwen3_omni_neuron.conversation.template import Conversation
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.media_cases import CASES
 from testing.neuron.alike import (
     ATOL,

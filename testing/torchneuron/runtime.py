@@ -17,7 +17,6 @@ from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, make_plan
 from qwen3_omni_neuron.compilation.runner import compile_tree
 from qwen3_omni_neuron.compilation.target import EngineSpec, Target
 from qwen3_omni_neuron.compilation.tree import open_tree
-from qwen3_omni_neuron.conversation.template import Conversation
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.shards import write_part_shards
@@ -27,6 +26,7 @@ from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
+from qwen3_omni_neuron.prompt.template import Conversation
 from testing.specs import compiled_here
 
 CPU = torch.device("cpu")

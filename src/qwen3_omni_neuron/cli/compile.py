@@ -17,7 +17,7 @@ from qwen3_omni_neuron.compilation.plan import (
 )
 from qwen3_omni_neuron.compilation.runner import Outcome, Progress, compile_tree
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.targets import DEFAULT_TARGET, TARGETS, find_target
+from qwen3_omni_neuron.loading import DEFAULT_TARGET, TARGETS, find_target
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.compilation.manifest import GraphRecord
@@ -163,7 +163,7 @@ def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     degrees: of tensor parallelism; None: 4 and 8, for one chip and for two.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
-    from qwen3_omni_neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
+    from qwen3_omni_neuron.neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text
 
     print(dry_run_text(dry_run(read_config(plan.model), plan, degrees or TP_DEGREES)))
     return 0

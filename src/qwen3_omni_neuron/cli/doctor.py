@@ -13,6 +13,7 @@ from qwen3_omni_neuron.compilation.versions import (
     PACKAGE_VERSION,
     installed_version,
 )
+from qwen3_omni_neuron.loading import TARGETS
 from qwen3_omni_neuron.neuron.torchneuron.environment import SETTINGS, SHOWN
 from qwen3_omni_neuron.neuron.versions import (
     NEURON_SDK,
@@ -22,7 +23,6 @@ from qwen3_omni_neuron.neuron.versions import (
     supported_neuron,
     supported_torchneuron,
 )
-from qwen3_omni_neuron.targets import TARGETS
 
 NEURON_VARIABLES = (
     "NEURON_RT_VISIBLE_CORES",

@@ -68,7 +68,8 @@ def _format(manifest: Manifest) -> str:
         rows.append(graph_row(graph, record, f"{record.seconds:.2f}"))
     lines += ["", aligned(rows)]
     for graph, record in manifest.graphs.items():
-        lines += ["", f"{graph}:", *(f"  {_call(call)}" for call in record.calls)]
+        if record.calls:  # on a CPU nothing is traced
+            lines += ["", f"{graph}:", *(f"  {_call(call)}" for call in record.calls)]
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from qwen3_omni_neuron.checkpoint import SPEAKING_CHECKPOINT
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.targets import TARGETS
+from qwen3_omni_neuron.loading import TARGETS
 
 MODEL_VARIABLE = "QWEN3_OMNI_MODEL"
 _NO_DEFAULT = "an error"

@@ -137,7 +137,7 @@ def _serve(parser: argparse.ArgumentParser, parsed: argparse.Namespace) -> int:
             f"pip install 'qwen3-omni-neuron[{extra}]'."
         ) from error
     if parsed.ray is not None:
-        from qwen3_omni_neuron.fleet.command import run_config
+        from qwen3_omni_neuron.serving.fleet.command import run_config
 
         run_config(parsed.ray)
     from qwen3_omni_neuron.serving import logs

@@ -98,7 +98,7 @@ def write_speech(
     from qwen3_omni_neuron.cli.wav import WavFile
     from qwen3_omni_neuron.events import SAMPLE_RATE
     from qwen3_omni_neuron.options import REQUEST_OPTIONS
-    from qwen3_omni_neuron.sound import pcm16
+    from qwen3_omni_neuron.serving.sound import pcm16
 
     model = model_or_shipped(parsed)
     given = {

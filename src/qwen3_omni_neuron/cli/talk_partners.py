@@ -14,7 +14,7 @@ from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Samples
 from qwen3_omni_neuron.cli.talk_turns import Talk
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError, Qwen3OmniError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16
 
 if TYPE_CHECKING:
     from types import TracebackType

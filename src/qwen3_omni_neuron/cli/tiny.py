@@ -15,7 +15,7 @@ def add_tiny(parser: argparse.ArgumentParser) -> None:
 
 def _tiny(parsed: argparse.Namespace) -> int:
     """Write the checkpoint. Returns the exit status."""
-    from qwen3_omni_neuron.tiny import write_tiny_checkpoint
+    from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
 
     folder = write_tiny_checkpoint(parsed.folder, parsed.seed, parsed.size, parsed.dtype)
     print(f"wrote a {parsed.size} checkpoint with random weights to {folder}")

@@ -1,6 +1,6 @@
 """The interface of a target: everything that the rest of the package knows of a machine.
 
-`targets.TARGETS` is the table of targets. An entry's functions are imported when they are called
+`loading.TARGETS` is the table of targets. An entry's functions are imported when they are called
 (see LazyFunction), so that planning a compile loads neither torch nor the Neuron SDK.
 """
 
@@ -47,7 +47,7 @@ class EngineSpec:
 class CoreRequest:
     """A caller's wishes about cores, and the stages that need some.
 
-    placement: "shared" or "split" (see placement.PLACEMENTS). instance, cores: see
+    placement: "shared" or "split" (see loading.PLACEMENTS). instance, cores: see
     `api.Qwen3Omni.load`; None: the target's default.
     """
 
@@ -86,7 +86,7 @@ class LazyFunction:
 
 @dataclass(frozen=True)
 class Target:
-    """One entry of `targets.TARGETS`.
+    """One entry of `loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults.
     versions: returns the versions that a compiled graph depends on, by package; where one differs,

@@ -19,14 +19,14 @@ from typing import Any
 from qwen3_omni_neuron.compilation.manifest import GraphRecord
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.compilation.target import GraphCompiler
-from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.process.child import (
+from qwen3_omni_neuron.engines.process.child import (
     Failure,
     OutputTail,
     describe_exit,
     follow_parent,
     start_child,
 )
+from qwen3_omni_neuron.errors import CompileError
 
 TICK_S = 0.2
 _PIPE_BYTES = 1 << 16

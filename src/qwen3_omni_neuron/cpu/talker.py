@@ -6,7 +6,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
 from qwen3_omni_neuron.cpu.native.binding import table_of
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
 from qwen3_omni_neuron.cpu.slots import Slots
@@ -14,6 +13,7 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media
+from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
 
 class NativeTalker(TalkerEngine):

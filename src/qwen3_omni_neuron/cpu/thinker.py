@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.media.pixels import Visual
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
 from qwen3_omni_neuron.cpu.slots import Slots
 from qwen3_omni_neuron.engines.buckets import bucket_of
@@ -17,6 +15,8 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media, media_mask
 from qwen3_omni_neuron.model.thinker import Thinker
 from qwen3_omni_neuron.model.vision_encoder import VisionEncoder, pad_patches, patch_places
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 PATCHES_AT_ONCE = 4096  # bounds the memory that a long video takes beside its results
 

@@ -30,7 +30,6 @@ from qwen3_omni_neuron.cpu.precision import (
     weight_form,
 )
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 
@@ -163,7 +162,7 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
     of the other graphs of its stage.
     """
     started = time.monotonic()
-    config, precision = read_config(plan.model), PRECISIONS[plan.dtype]
+    precision = PRECISIONS[plan.dtype]
     checkpoint = Checkpoint(plan.model)
     parts = _stage_parts(plan, graph)
     check_names(list(parts.values()), checkpoint)
@@ -176,8 +175,7 @@ def compile_graph(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
                     yield f"{name}.{kept}", part_of_it
 
     write_tensors(folder / WEIGHTS_FILE, _file_layout(plan, graph), tensors())
-    calls, files = graph_calls(config, plan, graph), record_files(folder)
-    return GraphRecord(calls, files, round(time.monotonic() - started, 3))
+    return GraphRecord((), record_files(folder), round(time.monotonic() - started, 3))
 
 
 def expected_bytes(plan: CompilePlan, graph: str) -> int:

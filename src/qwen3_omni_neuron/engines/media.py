@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.media.pixels import Visual
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class Audio(Protocol):

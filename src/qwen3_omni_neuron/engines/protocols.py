@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.errors import Qwen3OmniError
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 Fault = Callable[[], Qwen3OmniError | None]
 """Look at an engine's processes. Returns why it can't be called any more, None where it can.

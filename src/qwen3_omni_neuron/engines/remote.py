@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.engines.media import PromptMedia
+from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
 from qwen3_omni_neuron.engines.protocols import Engines, PredictorSampling
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.process.engine_process import EngineProcess
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 
 def remote_engines(

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import TalkerPrompt
 from qwen3_omni_neuron.engines.inputs import Numbers
 from qwen3_omni_neuron.engines.protocols import (
     DecoderSlots,
@@ -21,6 +20,7 @@ from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.kv_cache import lazy_zeros
 from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
+from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
 ROWS_AT_ONCE = 4096  # of TextRows.fill: bounds the projection's memory beside its result
 

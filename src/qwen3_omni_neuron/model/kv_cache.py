@@ -7,9 +7,9 @@ CPU writes in place, a graph for Neuron takes its state as inputs and returns it
     class        one call is                  keys and values are     used by
     PromptCache  prefill of one slot          a KvCache, in place     cpu.slots
     SlotCache    a decode step of some slots  a KvCache, in place     cpu.slots
-    PromptState  prefill of one slot          inputs and outputs      graphs.decoders
-    ExtendState  more rows of one slot        inputs and outputs      graphs.decoders
-    StepState    a decode step of some slots  inputs and outputs      graphs.decoders
+    PromptState  prefill of one slot          inputs and outputs      neuron.graphs.decoders
+    ExtendState  more rows of one slot        inputs and outputs      neuron.graphs.decoders
+    StepState    a decode step of some slots  inputs and outputs      neuron.graphs.decoders
     FrameCache   a code predictor step        its own, for one frame  model.code_predictor
 """
 

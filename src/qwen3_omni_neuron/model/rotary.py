@@ -14,7 +14,7 @@ class Rotary(nn.Module):
     """Cos and sin of positions, computed at each call.
 
     Positions need not be whole: those of a video's frames follow their times (see
-    conversation.positions).
+    prompt.positions).
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.checkpoint.modules import STAGES
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.cost import TRN2
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2
 
 PHYSICAL_CORES = {"trn2.48xlarge": 128, "trn2u.48xlarge": 128, "trn2.3xlarge": 8}
 PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")

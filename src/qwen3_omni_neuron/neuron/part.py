@@ -17,31 +17,18 @@ from qwen3_omni_neuron.checkpoint.names import codec_embedding_pieces
 from qwen3_omni_neuron.checkpoint.parameters import Part
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import ArtifactError, BucketError, ClosedError, InputError
-from qwen3_omni_neuron.graphs.all import all_graphs, static_config
-from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import all_graphs, static_config
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
 
 logger = logging.getLogger(__name__)
 
 WEIGHTS_FOLDER = "weights"
-EXECUTABLE_FILE = "model.pt"
-CONFIG_FILE = "neuron_config.json"
 
 
 def rank_file(rank: int) -> str:
     """Return the path of one core's weights, relative to the part's folder."""
     return f"{WEIGHTS_FOLDER}/tp{rank}_sharded_checkpoint.safetensors"
-
-
-def decoder_files(tp: int) -> tuple[str, ...]:
-    """List the files of a compiled decoder, relative to its folder.
-
-    model.pt             every graph of every bucket: NxDI's TorchScript with the NEFFs inside
-    neuron_config.json   NxDI's config, for a human reader; loading reads the plan instead
-    weights/tp{rank}_sharded_checkpoint.safetensors
-                         each core's weights: see neuron.nxdi.decoder_weights
-    """
-    return (EXECUTABLE_FILE, CONFIG_FILE, *(rank_file(rank) for rank in range(tp)))
 
 
 _DEVICE_TYPES = {torch.int64: torch.int32}
@@ -51,11 +38,11 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to be compiled or loaded.
 
-    graphs: as one of the cores runs them (graphs.all.all_graphs with this tp). All that keep a
-        state keep the same one.
+    graphs: as one of the cores runs them (neuron.graphs.all.all_graphs with this tp). All that keep
+        a state keep the same one.
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
-    profile: "safe" or "fast", see neuron.nxdi.nxd_toolchain.compiler_flags.
+    profile: "safe", or "fast" where the target has it.
     dtype: type of the weights.
     make: returns a new plain module, its parameters on the meta device; its buffers, which are
         constants, have their values.

@@ -13,9 +13,9 @@ from qwen3_omni_neuron.checkpoint.modules import fill
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, converted
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.graphs.parallel.cut import Cut, shard
-from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
-from qwen3_omni_neuron.graphs.parallel.modules import parallelize
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import Cut, shard
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, PartSpec, rank_file, to_device_type
 
 _OWNER = "owner"  # of every name in the files: that of the module in what a tracer traces

@@ -1,20 +1,17 @@
-"""The entry of AWS Neuron in the table of targets: SDK 2.31, with NxDI."""
+"""Limits and cores that Neuron's entries in the table of targets share."""
 
 from collections.abc import Mapping
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
-from qwen3_omni_neuron.compilation.target import CoreRequest, LazyFunction, Target
-from qwen3_omni_neuron.compilation.versions import decisive_versions
-from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
+from qwen3_omni_neuron.compilation.target import CoreRequest
 
 LIMITS = Limits(
-    target="neuron",
+    target="torchneuron",
     degrees=(8, 4, 2, 1),
-    # The kernels of "fast" are written for logical cores of two physical ones.
-    profiles={"safe": (2, 1), "fast": (2,)},
+    profiles={"safe": (2, 1)},
     dtypes=("bfloat16", "float32"),
     predictor_top_k=50,
-    extends=False,  # NxDI's context encoding begins at position 0
+    extends=True,
     sizes={
         # A spoken question has 100 to 1500 rows: padding to the next of these is cheap.
         "prompt_buckets": (256, 512, 1024, 1536, 2048, 4096),
@@ -26,11 +23,6 @@ LIMITS = Limits(
         "chunk_frames": CHUNK_FRAMES,
     },
 )
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of torch and of all that the Neuron SDK consists of."""
-    return decisive_versions(("torch", *NEURON_PACKAGES))
 
 
 def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[str, str]]:
@@ -45,15 +37,3 @@ def environments(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mappin
         instance, request.placement, plan.tp, plan.lnc, request.cores, request.stages
     )
     return {stage: cores.environment(stage) for stage in request.stages}
-
-
-NEURON = Target(
-    LIMITS,
-    versions,
-    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_graph"),
-    expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
-    build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
-    environments=environments,
-    needs_tree=True,
-    keeps_failed=True,
-)

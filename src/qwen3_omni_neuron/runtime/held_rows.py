@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.row_keys import RowKeys
+from qwen3_omni_neuron.prompt.row_keys import RowKeys
 
 NO_ACCEPTED = torch.empty(0)
 COPY_ROWS = 16  # computing fewer takes about as long as copying them

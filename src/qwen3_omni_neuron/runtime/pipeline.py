@@ -15,7 +15,7 @@ import torch
 from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
 from qwen3_omni_neuron.engines.sampling import DrawIds, draw_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
-from qwen3_omni_neuron.events import SAMPLE_RATE
+from qwen3_omni_neuron.events import SAMPLE_RATE, Status
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.encoder_stage import EncoderStage, takes_long
@@ -28,7 +28,6 @@ from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
 from qwen3_omni_neuron.runtime.turns import Turns
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 from qwen3_omni_neuron.runtime.watch import Watch
-from qwen3_omni_neuron.status import Status
 
 logger = logging.getLogger(__name__)
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt, TalkerPrompt
-from qwen3_omni_neuron.conversation.row_keys import PromptKeys
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.sampling import RequestRandom, SamplingParams
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 

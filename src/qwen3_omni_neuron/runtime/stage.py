@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from qwen3_omni_neuron.errors import EngineDiedError, Qwen3OmniError
+from qwen3_omni_neuron.events import StageTime
 from qwen3_omni_neuron.runtime.request import LiveRequest
-from qwen3_omni_neuron.status import StageTime
 
 
 class Clock:

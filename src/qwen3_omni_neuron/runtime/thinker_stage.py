@@ -8,11 +8,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay

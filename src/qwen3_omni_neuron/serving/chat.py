@@ -39,7 +39,7 @@ from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.sound import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
 
 router = APIRouter()
 Json = dict[str, Any]

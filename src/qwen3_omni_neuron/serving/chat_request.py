@@ -19,8 +19,8 @@ from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import schema_of_option
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
+from qwen3_omni_neuron.serving.sound import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
-from qwen3_omni_neuron.sound import SOUND_FORMATS, STREAMED_FORMATS
 
 # What a client may name beside OpenAI's fields: the options of a request, but for those that have a
 # field of OpenAI's, and those that the server itself gives.

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from qwen3_omni_neuron.heap import resident_mb
+from qwen3_omni_neuron.engines.process.heap import resident_mb
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.service import Service
 

@@ -15,8 +15,8 @@ import pybase64
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.decoding.job import Admit, Decoded, Job, Kind, Measured
-from qwen3_omni_neuron.decoding.pcm import decode_inline
+from qwen3_omni_neuron.serving.decoding.job import Admit, Decoded, Job, Kind, Measured
+from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.engines.process.heap import IdleMemory, trim_early
 from qwen3_omni_neuron.errors import EngineDiedError
-from qwen3_omni_neuron.heap import IdleMemory, trim_early
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
@@ -191,7 +191,7 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     """Load a model and let it make one short reply: what can't compute is found before `ready`.
 
     load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process is a
-    server's from here on: see heap.trim_early.
+    server's from here on: see engines.process.heap.trim_early.
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)

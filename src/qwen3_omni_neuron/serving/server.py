@@ -14,8 +14,8 @@ from typing import Any
 import uvicorn
 
 from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.engines.process.heap import resident_mb
 from qwen3_omni_neuron.errors import OutputError
-from qwen3_omni_neuron.heap import resident_mb
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app

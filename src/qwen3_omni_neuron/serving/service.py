@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from qwen3_omni_neuron.decoding.pool import DecodingPool
+from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.keys import Rates

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from qwen3_omni_neuron.decoding.job import PoolSettings
 from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.decoding.job import PoolSettings
 
 MIB = 1 << 20
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))

@@ -34,7 +34,7 @@ from qwen3_omni_neuron.serving.event_stream import (
 from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
 from qwen3_omni_neuron.serving.service import Service
-from qwen3_omni_neuron.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # of a body whose text is cut into pieces at once: 2 ms at most

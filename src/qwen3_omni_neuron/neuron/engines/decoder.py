@@ -1,4 +1,4 @@
-"""The slots of a decoder over the graphs of graphs.decoders, the talker's and the thinker's."""
+"""Slots of a decoder, the talker's or the thinker's, over graphs of neuron.graphs.decoders."""
 
 from collections.abc import Sequence
 

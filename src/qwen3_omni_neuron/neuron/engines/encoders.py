@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.media.pixels import Visual
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.model.audio_encoder import tokens_of_windows, window_batches
 from qwen3_omni_neuron.model.config import AudioEncoderConfig, VisionEncoderConfig
 from qwen3_omni_neuron.model.vision_encoder import pad_patches, patch_places
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
+from qwen3_omni_neuron.prompt.media.pixels import Visual
 
 
 class NeuronAudio:
-    """The audio encoder (see engines.media.Audio) over graphs of graphs.parts.audio_graph."""
+    """An engines.media.Audio over graphs of neuron.graphs.parts.audio_graph."""
 
     def __init__(self, part: LoadedPart, config: AudioEncoderConfig):
         self._part, self._config = part, config
@@ -45,7 +45,7 @@ class NeuronAudio:
 
 
 class NeuronVision:
-    """The vision encoder (see engines.media.Vision) over graphs of graphs.parts.vision_graph."""
+    """An engines.media.Vision over graphs of neuron.graphs.parts.vision_graph."""
 
     def __init__(self, part: LoadedPart, config: VisionEncoderConfig):
         self._part, self._config = part, config

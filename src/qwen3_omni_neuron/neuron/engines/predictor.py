@@ -8,13 +8,13 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.errors import BucketError
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.engines.encoders import batches, pad_rows
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 
 class NeuronPredictor:
-    """The code predictor (see engines.protocols.Predictor) over graphs.parts.predictor_graph.
+    """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
     One graph serves greedy frames, and one all sampled frames of any top_k up to the compiled one.
 

@@ -6,11 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.conversation.prompt import Prompt
 from qwen3_omni_neuron.engines.media import MediaEncoders, PromptMedia
 from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import media_mask
+from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class ThinkerSlots(Protocol):

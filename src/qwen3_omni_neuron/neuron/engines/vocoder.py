@@ -11,9 +11,9 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.errors import ArtifactError
-from qwen3_omni_neuron.graphs.graph import Graph
 from qwen3_omni_neuron.model.config import Code2WavConfig
 from qwen3_omni_neuron.neuron.engines.encoders import batch_of, pad_rows
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 GraphsBySize = Mapping[tuple[int, ...], Graph]
@@ -21,7 +21,7 @@ GraphsBySize = Mapping[tuple[int, ...], Graph]
 
 
 class NeuronVocoder:
-    """The vocoder (see engines.protocols.Vocoder) over graphs.parts.code2wav_graph.
+    """The vocoder (see engines.protocols.Vocoder) over neuron.graphs.parts.code2wav_graph.
 
     Slots, chunk sizes and batches are those of the graphs. One call of the engine is one call of a
     graph, so a call that raises has changed no slot's state, if a graph that fails changes none.

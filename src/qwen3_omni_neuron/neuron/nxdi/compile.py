@@ -18,8 +18,8 @@ from qwen3_omni_neuron.compilation.manifest import (
     record_files,
 )
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
-from qwen3_omni_neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderSpec, decoder_spec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import decoder_shard_bytes
 from qwen3_omni_neuron.neuron.nxdi.inputs import NAMES, decoder_examples

@@ -20,8 +20,8 @@ import torch
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.engines.buckets import buckets_within
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.decoders import decoder_config
 from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.decoders import decoder_config
 
 DECODERS = ("thinker", "talker")
 """The parts that are NxDI's models; the others are traced from the modules of model/."""

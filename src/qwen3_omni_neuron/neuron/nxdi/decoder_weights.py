@@ -41,7 +41,8 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.names import Piece, Pieces, talker_pieces, thinker_pieces
 from qwen3_omni_neuron.checkpoint.parameters import compare_names, copy_piece
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout, layout_bytes, write_tensor_files
-from qwen3_omni_neuron.graphs.parallel.cut import (
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
     Cut,
     cut_heads,
     cut_width,
@@ -50,7 +51,6 @@ from qwen3_omni_neuron.graphs.parallel.cut import (
     query_heads,
     shard,
 )
-from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
 

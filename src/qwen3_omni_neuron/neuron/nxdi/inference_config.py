@@ -7,8 +7,8 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig, MoENeuronConfig
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.graphs.parallel.cut import expert_widths
 from qwen3_omni_neuron.model.config import DecoderConfig
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_widths
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderPlan,
     DecoderSpec,

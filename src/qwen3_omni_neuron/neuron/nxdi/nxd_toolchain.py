@@ -17,13 +17,14 @@ from qwen3_omni_neuron.errors import (
     CompileError,
     Qwen3OmniError,
 )
-from qwen3_omni_neuron.graphs.graph import Graph
-from qwen3_omni_neuron.graphs.parallel.layers import Alone
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
+from qwen3_omni_neuron.neuron.nxdi.files import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
 from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
-from qwen3_omni_neuron.neuron.part import EXECUTABLE_FILE, LoadedPart, PartSpec
+from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
 from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard, write_part_shards
 from qwen3_omni_neuron.neuron.versions import require_sdk
 
@@ -36,7 +37,7 @@ class NxdToolchain:
     """The Toolchain of the Neuron SDK (see neuron.nxdi.toolchain.Toolchain).
 
     A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
-    A decoder's folder has the files of neuron.part.decoder_files.
+    A decoder's folder has the files of neuron.nxdi.files.decoder_files.
     """
 
     def __init__(self) -> None:
@@ -135,7 +136,7 @@ class NxdToolchain:
 
 
 class NxdGroup:
-    """The ranks that share a part's weights: graphs.parallel.layers.Group over NxD's collectives.
+    """Ranks that share a part's weights: a neuron.graphs.parallel.layers.Group over NxD's.
 
     NxD's parallel state has to be initialized where a module that has such a group is called or
     traced: by NxDParallelState while tracing, by torch.distributed in a process of a rank.

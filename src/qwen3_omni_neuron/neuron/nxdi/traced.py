@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qwen3_omni_neuron.graphs.graph import Graph, TensorSpec
-from qwen3_omni_neuron.graphs.parallel.layers import Group
+from qwen3_omni_neuron.neuron.graphs.graph import Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Group
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type, to_device_type
 from qwen3_omni_neuron.neuron.shards import PartShare
 

@@ -15,6 +15,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, load_tables
 from qwen3_omni_neuron.compilation.target import EngineSpec
 from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.process.engine_group import CallLimit, EngineGroup
 from qwen3_omni_neuron.engines.protocols import StageEngines
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.errors import EngineDiedError
@@ -26,7 +27,6 @@ from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeuron
-from qwen3_omni_neuron.process.engine_group import CallLimit, EngineGroup
 
 logger = logging.getLogger(__name__)
 

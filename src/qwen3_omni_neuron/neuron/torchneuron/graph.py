@@ -1,4 +1,4 @@
-"""One graph of graphs/ through torch.compile, with its state in buffers that it renews in place.
+"""A graph of neuron/graphs/ through torch.compile, with its state in buffers renewed in place.
 
 TorchNeuron compiles what Dynamo captured at a graph's first call. A buffer that is renewed in place
 is an input of the compiled graph and the output that aliases it, so nothing is copied back. Weights
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo import lookup_backend
 
-from qwen3_omni_neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import device_type, to_device_type
 
 BACKEND = "neuron"  # TorchNeuron's name in torch.compile's table of backends

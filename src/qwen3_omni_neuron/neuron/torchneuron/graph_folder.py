@@ -10,7 +10,7 @@ from qwen3_omni_neuron.checkpoint.parameters import check_names
 from qwen3_omni_neuron.compilation.manifest import GraphRecord, record_files
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPH_STAGES, CompilePlan
 from qwen3_omni_neuron.errors import CompileError
-from qwen3_omni_neuron.graphs.all import graph_calls
+from qwen3_omni_neuron.neuron.graphs.all import graph_calls
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.shards import part_shard_bytes, write_part_shards
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations

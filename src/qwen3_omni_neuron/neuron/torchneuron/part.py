@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 from torch.distributed import _functional_collectives as collectives
 
-from qwen3_omni_neuron.graphs.parallel.layers import Alone, Group
+from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.neuron.part import PartSpec, device_type
 from qwen3_omni_neuron.neuron.shards import PartShare, read_part_shard
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations, CompiledGraph
 
 
 class Collectives:
-    """The ranks as a graphs.parallel.layers.Group: functional collectives inside the graphs.
+    """The ranks as a neuron.graphs.parallel.layers.Group: functional collectives inside the graphs.
 
     torch.distributed's default group has to be initialized where a graph is called.
     """

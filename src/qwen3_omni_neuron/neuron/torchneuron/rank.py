@@ -8,6 +8,7 @@ from torch._dynamo.callback import on_compile_start
 
 from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART
 from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.engines.process.progress import Progress
 from qwen3_omni_neuron.neuron.part import part_spec
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER, NeffCache
 from qwen3_omni_neuron.neuron.torchneuron.environment import (
@@ -18,7 +19,6 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat
-from qwen3_omni_neuron.process.progress import Progress
 
 
 def rank_progress(work: Path) -> Progress:

@@ -1,7 +1,5 @@
 """The entry of TorchNeuron in the table of targets: SDK 2.33, with torch.compile."""
 
-from dataclasses import replace
-
 from qwen3_omni_neuron.compilation.target import LazyFunction, Target
 from qwen3_omni_neuron.compilation.versions import decisive_versions
 from qwen3_omni_neuron.neuron.target import LIMITS, environments
@@ -14,8 +12,7 @@ def versions() -> dict[str, str]:
 
 
 TORCHNEURON = Target(
-    # The sizes are those of target neuron; the extend graphs are compiled, too.
-    replace(LIMITS, target="torchneuron", profiles={"safe": (2, 1)}, extends=True),
+    LIMITS,
     versions,
     compile_graph=LazyFunction("qwen3_omni_neuron.neuron.torchneuron.compile", "compile_graph"),
     expected_bytes=LazyFunction(

@@ -13,7 +13,7 @@ import pybase64
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16
 
 MOST_SOUND_BYTES = 15 << 20  # in one event
 Samples = NDArray[np.float32]

@@ -1,0 +1,9 @@
+"""Tiny checkpoints in the released layout with random weights, for tests, demos and benchmarks.
+
+write: the whole checkpoint. sizes: its config.json. tokenizer: its tokenizer and preprocessor
+files. weights: its parameters. data: what is the same in all of them, and the table of sizes.
+"""
+
+from qwen3_omni_neuron.checkpoint.tiny.write import write_tiny_checkpoint
+
+__all__ = ["write_tiny_checkpoint"]

@@ -1,0 +1,106 @@
+"""Write a tiny checkpoint: configs, tokenizer and sharded safetensors with their index."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+from qwen3_omni_neuron.checkpoint.tiny.sizes import SIZES, Size, config_dict, generation_config_dict
+from qwen3_omni_neuron.checkpoint.tiny.tokenizer import WORDS, write_json, write_tokenizer
+from qwen3_omni_neuron.checkpoint.tiny.weights import fill_random, parameter_shapes
+from qwen3_omni_neuron.errors import OptionError
+
+Config = dict[str, Any]
+Weights = Callable[[Config, str, torch.Tensor], None]
+Shapes = Mapping[str, tuple[int, ...]]
+
+LEAST_SHARDS = 4
+SHARD_BYTES = 700 * 10**6  # at most; one shard is in memory at a time
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+def write_tiny_checkpoint(
+    folder: str | Path, seed: int = 0, size: str | Size = "tiny", dtype: str = "bfloat16"
+) -> Path:
+    """Write a checkpoint of the released layout with random weights into `folder`.
+
+    size: "tiny" (1.4 M parameters), "small" (155 M, the released head sizes), "wide" (2.7 G, every
+    released width, fewer layers), "speaking" (6 M, the shape of the checkpoint that ships), or
+    settings of your own.
+    dtype: "bfloat16", as released, or "float32".
+    The same seed gives the same bytes. Returns the folder.
+    Raises OptionError for an unknown size or dtype, or a negative seed.
+    """
+    if isinstance(size, str) and size not in SIZES:
+        raise OptionError(f"size is one of {', '.join(SIZES)}, got {size!r}.")
+    if seed < 0:
+        raise OptionError(f"seed is zero or more, got {seed}.")
+    settings = SIZES[size] if isinstance(size, str) else size
+    return write_checkpoint(Path(folder), settings, random_weights(seed), dtype)
+
+
+def write_checkpoint(
+    folder: Path, size: Size, weights: Weights, dtype: str, words: Sequence[str] = WORDS
+) -> Path:
+    """Write a checkpoint of this size with given weights; see `write_tiny_checkpoint`.
+
+    weights: fills a parameter, given config.json, its released name and the tensor to fill. words:
+    each is one token of the tokenizer.
+    """
+    if dtype not in DTYPES:
+        raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")
+    folder.mkdir(parents=True, exist_ok=True)
+    token_ids = write_tokenizer(folder, words)
+    config = config_dict(size, token_ids, dtype)
+    _write_shards(folder, config, weights, DTYPES[dtype])
+    write_json(folder / "generation_config.json", generation_config_dict(token_ids))
+    # Written last: a folder that has a config.json is a complete checkpoint.
+    write_json(folder / "config.json", config)
+    return folder
+
+
+def random_weights(seed: int) -> Weights:
+    """Return random weights from a seed; the model's replies don't end at once."""
+
+    def weights(config: Config, name: str, parameter: torch.Tensor) -> None:
+        end_rows = {
+            "thinker.lm_head.weight": config["im_end_token_id"],
+            "talker.codec_head.weight": config["talker_config"]["codec_eos_token_id"],
+        }
+        fill_random(parameter, name, seed, end_rows.get(name))
+
+    return weights
+
+
+def _write_shards(folder: Path, config: Config, weights: Weights, dtype: torch.dtype) -> None:
+    shapes = parameter_shapes(config)
+    shards = list(_split(shapes, dtype.itemsize))
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file_name = f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        tensors = {name: torch.empty(shapes[name], dtype=dtype) for name in names}
+        for name, tensor in tensors.items():
+            weights(config, name, tensor)
+        save_file(tensors, folder / file_name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, file_name)
+    total_bytes = sum(map(prod, shapes.values())) * dtype.itemsize
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def _split(shapes: Shapes, value_bytes: int) -> Iterator[list[str]]:
+    """Yield the names of each shard: at most a quarter of them, and SHARD_BYTES together."""
+    most_names = -(-len(shapes) // LEAST_SHARDS)
+    names: list[str] = []
+    shard_bytes = 0
+    for name, shape in shapes.items():
+        nbytes = prod(shape) * value_bytes
+        if names and (len(names) == most_names or shard_bytes + nbytes > SHARD_BYTES):
+            yield names
+            names, shard_bytes = [], 0
+        names.append(name)
+        shard_bytes += nbytes
+    yield names

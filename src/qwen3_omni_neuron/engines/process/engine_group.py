@@ -1,0 +1,224 @@
+"""Several processes with an engine each that make every call together."""
+
+import select
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
+from qwen3_omni_neuron.engines.process.mailbox import SharedBlock
+from qwen3_omni_neuron.engines.process.progress import Progress
+from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
+
+TICK_S = 0.1  # how often a call looks after processes that do not answer
+GRACE_S = 0.5  # how long the others have to answer after one of them has failed
+USUAL_FACTOR = 20  # a call that takes so many times the longest one of its kind hangs
+
+
+@dataclass
+class CallLimit:
+    """The time after which a call hangs, which follows from the calls of its kind so far.
+
+    first_s: of the first one, and of one in which a process compiles. least_s: of a later one, even
+    where all were short.
+    """
+
+    first_s: float
+    least_s: float
+    _longest_s: float | None = field(default=None, init=False)
+
+    @property
+    def seconds(self) -> float:
+        """The limit of the next call."""
+        if self._longest_s is None:
+            return self.first_s
+        return max(self.least_s, USUAL_FACTOR * self._longest_s)
+
+    def add(self, seconds: float) -> None:
+        """Take a call's time into account; 0 for one in which a process compiled."""
+        self._longest_s = max(self._longest_s or 0.0, seconds)
+
+
+class EngineGroup:
+    """Processes that are sent the same calls in the same order, such as the ranks of a model.
+
+    A call's arguments are in memory that all share. It returns what the first process does, when
+    all have answered. A process that ends, is stopped, hangs, or fails where others don't ends them
+    all: they may be waiting for each other, and none can go on without it.
+
+    _calling guards the processes: a call holds it from its request to the last answer. _error is
+    what every later call raises, set once.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        factories: Sequence[Callable[[], Any]],
+        environments: Sequence[Mapping[str, str]],
+        progress: Sequence[Progress],
+        threads: int | None = None,
+    ) -> None:
+        """Start the processes. names: for messages. Others: see EngineProcess.
+
+        progress: where the engines say how far they are; one that says nothing is as far as others.
+        """
+        self._calling = threading.Lock()
+        self._error: Qwen3OmniError | None = None
+        self._progress = progress
+        self._processes: list[EngineProcess] = []
+        block = SharedBlock.create()
+        try:
+            for name, factory, env in zip(names, factories, environments, strict=True):
+                self._processes.append(EngineProcess(name, factory, env, threads, block))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """The ids of the processes."""
+        return [process.pid for process in self._processes]
+
+    def wait_ready(self, timeout_s: float) -> None:
+        """Wait until every engine is built. Raises what building one of them raised.
+
+        Raises EngineDiedError where a process ended or took longer. All are closed then.
+        """
+        try:
+            with self._calling:
+                limit = CallLimit(timeout_s, timeout_s)
+                _, failures = self._collect("starting", limit, self._compilations())
+                for failure in failures.values():
+                    raise failure
+        except BaseException:
+            self.close()
+            raise
+
+    def call(self, method: str, *arguments: object, limit: CallLimit) -> Any:
+        """Call a method of every engine.
+
+        limit: of this kind of call, which it takes into account.
+        Raises what every engine raised; EngineDiedError that names a process that ended, was
+        stopped, hung, or failed alone; ClosedError after `close`.
+        """
+        with self._calling:
+            if self._error is not None:
+                raise self._error
+            packed = self._processes[0].pack(method, *arguments)
+            named = " ".join([method, *(word for word in arguments if isinstance(word, str))])
+            started, compilations = time.monotonic(), self._compilations()
+            try:
+                for process in self._processes:
+                    process.post(packed)
+                results, failures = self._collect(named, limit, compilations)
+                if failures and len(failures) < len(self._processes):
+                    raise self._failed_alone(failures)
+            except BaseException as error:
+                self._end(error)
+                raise
+            for index in sorted(failures):
+                raise failures[index]
+            compiled = self._compilations() > compilations
+            limit.add(0.0 if compiled else time.monotonic() - started)
+            return results[0]
+
+    def fault(self) -> EngineDiedError | None:
+        """Look at the processes. Returns why no call can be made, None otherwise.
+
+        One that has ended ends them all. A call that runs looks by itself. After `close`, None.
+        """
+        if self._error is None and self._calling.acquire(blocking=False):
+            try:
+                faults = (process.fault() for process in self._processes)
+                found = next((error for error in faults if error is not None), None)
+                if found is not None:
+                    self._end(found)
+            finally:
+                self._calling.release()
+        error = self._error
+        return EngineDiedError(str(error)) if isinstance(error, EngineDiedError) else None
+
+    def close(self) -> None:
+        """End the processes within seconds. Any thread may call it, also during a call."""
+        if self._error is None:
+            self._error = ClosedError("The model's ranks were closed. Load the model again.")
+        closing = [threading.Thread(target=process.close) for process in self._processes]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _collect(
+        self, call: str, limit: CallLimit, compilations: int
+    ) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Take every process's answer. Returns results and exceptions by the process's index.
+
+        compilations: their number before the call was sent: a process may compile at once.
+        After an exception the others have GRACE_S. Raises EngineDiedError for a process that ended
+        or was stopped, and, where none failed, for those that take longer than the limit.
+        """
+        # Time is counted in ticks in which nothing came: a clock goes on while a machine sleeps.
+        ticks, waited_s, until_s = 0, 0.0, limit.seconds
+        results: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        waiting = {process.fileno(): index for index, process in enumerate(self._processes)}
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        while waiting:
+            ready = poll.poll(1000 * TICK_S)
+            for descriptor, _ in ready:
+                index = waiting.pop(descriptor)
+                poll.unregister(descriptor)
+                done, value = self._processes[index].take()
+                if not done and not failures:
+                    until_s = waited_s + GRACE_S
+                (results if done else failures)[index] = value
+            if ready:
+                continue
+            ticks += 1
+            waited_s = ticks * TICK_S
+            for index in waiting.values():
+                self._processes[index].check()
+            if not failures and self._compilations() > compilations:
+                until_s = limit.first_s
+            if waited_s >= until_s:
+                if failures:
+                    break
+                raise self._hung(call, waited_s, list(waiting.values()))
+        return results, failures
+
+    def _compilations(self) -> int:
+        return sum(progress.compilations for progress in self._progress)
+
+    def _hung(self, call: str, waited_s: float, waiting: Sequence[int]) -> EngineDiedError:
+        """Return the error that names those of the waiting that have made the fewest steps."""
+        steps = {index: self._progress[index].steps for index in waiting}
+        last = [index for index in waiting if steps[index] == min(steps.values())]
+        processes = [self._processes[index] for index in last]
+        named = ", ".join(process.label for process in processes)
+        total = len(self._processes)
+        others = f"{total - len(last)} of {total} were further or had finished"
+        return EngineDiedError(
+            f"{named} did not finish {call!r} within {waited_s:.1f} s ({others}), which ended all. "
+            "Load the model again." + "".join(process.stack() for process in processes)
+        )
+
+    def _failed_alone(self, failures: Mapping[int, Exception]) -> EngineDiedError:
+        index, cause = next(iter(failures.items()))
+        error = EngineDiedError(
+            f"{self._processes[index].label} failed and others did not ({cause}), which ended all. "
+            "Load the model again."
+        )
+        error.__cause__ = cause
+        return error
+
+    def _end(self, error: BaseException) -> None:
+        """Kill every process. Later calls raise EngineDiedError that says why."""
+        if self._error is None:
+            said = str(error) if isinstance(error, EngineDiedError) else "A call was interrupted."
+            self._error = EngineDiedError(said)
+        for process in self._processes:
+            process.end(str(self._error))

@@ -1,0 +1,95 @@
+"""The function that an engine's process runs: build the engine, then serve calls one at a time."""
+
+import select
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from qwen3_omni_neuron.engines.process.child import Failure, follow_parent
+from qwen3_omni_neuron.engines.process.heap import IdleMemory, trim_early
+from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
+
+LOOK_S = 0.25  # between two looks at an engine and its memory while nothing calls it
+
+
+def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
+    """Serve until the other end disconnects.
+
+    connection, incoming, outgoing: descriptors of the socket and of the blocks of the mailbox.
+    parent: the process id of the other end.
+    """
+    follow_parent(parent)
+    trim_early()
+    mailbox = Mailbox(
+        socket.socket(fileno=connection),
+        SharedBlock.of_descriptor(incoming),
+        SharedBlock.of_descriptor(outgoing),
+    )
+    try:
+        _serve(mailbox)
+    except DisconnectedError:
+        return
+
+
+def _serve(mailbox: Mailbox) -> None:
+    try:
+        factory, threads = _receive_factory(mailbox)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        engine = factory()
+    except DisconnectedError:
+        raise
+    except Exception as error:
+        mailbox.send((False, Failure.of(error)))
+        return
+    try:
+        mailbox.send((True, None))
+        wait = _idle(mailbox.fileno(), getattr(engine, "fault", None))
+        while True:
+            wait()
+            _serve_request(mailbox, engine)
+    finally:
+        engine.close()
+
+
+def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
+    try:
+        return mailbox.receive()
+    except (AttributeError, ImportError) as error:
+        raise ImportError(
+            "the engine's process can't import the factory. Define it in a module, not in the "
+            "main script nor in a notebook"
+        ) from error
+
+
+def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Callable[[], None]:
+    """Return a function that waits for a request, and meanwhile gives freed memory back.
+
+    fault: of an engine with processes of its own, None of others: what it finds is raised. An
+    engine's calls raise theirs themselves.
+    """
+    poll, memory = select.poll(), IdleMemory()
+    poll.register(descriptor, select.POLLIN)
+
+    def wait() -> None:
+        while not poll.poll(1000 * LOOK_S):
+            error = fault() if fault is not None else None
+            if error is not None:
+                raise error
+            memory.look()
+
+    return wait
+
+
+def _serve_request(mailbox: Mailbox, engine: Any) -> None:
+    """Serve one request: call a method, or read an attribute where the arguments are None."""
+    try:
+        name, arguments = mailbox.receive()
+        attribute = getattr(engine, name)
+        mailbox.send((True, attribute if arguments is None else attribute(*arguments)))
+    except DisconnectedError:
+        raise
+    except Exception as error:
+        mailbox.send((False, Failure.of(error)))

@@ -1,0 +1,204 @@
+"""From a path to engines: the target, its plan, and whether each stage has a process of its own.
+
+`TARGETS` is the table of targets: the machines that a model can be compiled for and run on. To add
+one, write its `compilation.target.Target` and name it there; nothing else in the package knows a
+target by its name. What needs torch is imported where engines are built: a compile plans, and runs
+its workers, without it.
+"""
+
+import os
+from collections import UserDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qwen3_omni_neuron.compilation.plan import DEFAULT_CONCURRENCY, CompilePlan, make_plan
+from qwen3_omni_neuron.compilation.target import CoreRequest, EngineBuilder, EngineSpec, Target
+from qwen3_omni_neuron.compilation.tree import open_tree
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.model.config import OmniConfig
+
+if TYPE_CHECKING:
+    from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
+    from qwen3_omni_neuron.engines.sampling import DrawIds
+
+PLACEMENTS = ("shared", "split")
+READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
+
+
+class Targets(UserDict[str, Any]):
+    """Targets by name. One is imported when it is looked up: a CPU needs nothing of Neuron's."""
+
+    def __getitem__(self, name: str) -> Target:
+        """Return the target of a name. Raises KeyError."""
+        entry = self.data[name]
+        if isinstance(entry, str):
+            module, _, attribute = entry.partition(":")
+            entry = getattr(import_module(module), attribute)
+        return entry
+
+
+TARGETS = Targets(
+    {
+        "cpu": "qwen3_omni_neuron.cpu.target:CPU",
+        "neuron": "qwen3_omni_neuron.neuron.nxdi.target:NEURON",
+        "torchneuron": "qwen3_omni_neuron.neuron.torchneuron.target:TORCHNEURON",
+    }
+)
+DEFAULT_TARGET = "cpu"
+
+
+def find_target(name: str) -> Target:
+    """Return the target of this name. Raises OptionError where there is none."""
+    if name not in TARGETS:
+        raise OptionError(f"target is one of {', '.join(TARGETS)}, got {name!r}.")
+    return TARGETS[name]
+
+
+def plan_of(
+    folder: Path,
+    config: OmniConfig,
+    tree: Path | None,
+    target: str | None,
+    dtype: str,
+    max_concurrency: int | None,
+    context_length: int | None,
+) -> CompilePlan:
+    """Return the plan of the tree, or a new plan where there is no tree."""
+    if tree is not None:
+        given = {
+            "target": target,
+            "dtype": None if dtype == "auto" else dtype,
+            "max_concurrency": max_concurrency,
+            "context_length": context_length,
+        }
+        return open_tree(tree, folder, config, TARGETS, given)
+    chosen = find_target(target or DEFAULT_TARGET)
+    plan = make_plan(
+        folder,
+        config,
+        chosen.limits,
+        dtype=dtype,
+        max_concurrency=DEFAULT_CONCURRENCY if max_concurrency is None else max_concurrency,
+        context_length=context_length,
+    )
+    if chosen.needs_tree:
+        raise OptionError(
+            f"target {plan.target} runs what was compiled for it: give compiled_path. To compile: "
+            f"{plan.command(Path('compiled'))}"
+        )
+    return plan
+
+
+def load_engines(
+    target: Target,
+    spec: EngineSpec,
+    placement: str,
+    instance: str | None = None,
+    cores: Mapping[str, str] | None = None,
+    threads: int | None = None,
+) -> "Engines":
+    """Build the engines of a model where the placement says.
+
+    placement: one of PLACEMENTS. "shared": all in this process. "split": thinker, talker with code
+    predictor, and vocoder each in a process of its own, which reads its own weights. Each stage has
+    its share of the threads that torch has here now. instance, cores: see `api.Qwen3Omni.load`.
+    Raises OptionError for a placement that the target's cores don't allow, EngineDiedError, and the
+    errors of `compilation.target.EngineBuilder`.
+    """
+    import torch
+
+    from qwen3_omni_neuron.checkpoint.modules import STAGES
+    from qwen3_omni_neuron.engines.protocols import Engines
+
+    config = spec.config
+    speaks = config.talker is not None and config.code2wav is not None
+    stages = STAGES if speaks else STAGES[:1]
+    total = torch.get_num_threads() if threads is None else threads
+    shares = stage_threads(total, stages, placement)
+    spec = replace(spec, threads=shares)
+    # torch's own threads spin while they wait for each other: with more of them than cores they
+    # cost several times what they gain.
+    torch_threads = max(1, total // len(stages))
+    environments = target.environments(spec.plan, CoreRequest(placement, stages, instance, cores))
+    if placement == "split":
+        return _start_processes(target.build_engines, spec, environments, torch_threads)
+    set_environment(environments[stages[0]])  # "shared": the same for all stages
+    built = target.build_engines(spec, stages)
+    enter_thread = partial(torch.set_num_threads, torch_threads)
+    return Engines.of(built, enter_thread, shares_cores=True)
+
+
+def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
+    """Return how many CPU threads each stage may use at a time.
+
+    In one process they share a pool, from which a stage takes what the others leave idle: thinker
+    and talker up to all, the vocoder up to half. Processes have a pool each, so that the threads
+    are divided: two parts each for thinker and talker, one for the vocoder.
+    """
+    parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
+    if placement == "split":
+        return {s: max(1, total * part // sum(parts.values())) for s, part in parts.items()}
+    return {stage: (total * part + 1) // 2 for stage, part in parts.items()}
+
+
+def set_environment(variables: Mapping[str, str]) -> None:
+    """Put the variables that name this process's cores into its environment.
+
+    It must happen before the device's runtime starts in this process. Raises OptionError where a
+    variable is set already, to another value.
+    """
+    for name, value in variables.items():
+        if os.environ.get(name, value) != value:
+            raise OptionError(
+                f"{name} is {os.environ[name]!r} in this process, and {value!r} is planned. Unset "
+                "it, or name its cores in the argument cores."
+            )
+    os.environ.update(variables)
+
+
+def build_engine(
+    build: EngineBuilder, spec: EngineSpec, stage: str
+) -> "Thinker | Talker | Vocoder":
+    """Build the engine of one stage: what a stage's own process runs first."""
+    built: Mapping[str, Any] = build(spec, [stage])
+    return built[stage]
+
+
+def _start_processes(
+    build: EngineBuilder,
+    spec: EngineSpec,
+    environments: Mapping[str, Mapping[str, str]],
+    threads: int,
+) -> "Engines":
+    from qwen3_omni_neuron.engines.process.engine_process import EngineProcess
+    from qwen3_omni_neuron.engines.remote import remote_engines
+
+    processes: dict[str, EngineProcess] = {}
+    try:
+        for stage, environment in environments.items():  # all at once: they read side by side
+            factory = partial(build_engine, build, spec, stage)
+            processes[stage] = EngineProcess(stage, factory, environment, threads)
+    except BaseException:
+        for process in processes.values():
+            process.close()
+        raise
+    return remote_engines(
+        processes["thinker"], processes.get("talker"), processes.get("vocoder"), READY_TIMEOUT_S
+    )
+
+
+def host_draws() -> "DrawIds":
+    """Return what draws tokens on this host, whichever target computes their logits.
+
+    It is the compiled library, or numpy where there is none.
+    """
+    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+    from qwen3_omni_neuron.cpu.native.installed import find_library
+    from qwen3_omni_neuron.engines.sampling import draw_ids
+
+    library = find_library()
+    return draw_ids if library is None else NativeDraws(library)

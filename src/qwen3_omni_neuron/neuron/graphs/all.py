@@ -1,0 +1,142 @@
+"""The list of graphs of a checkpoint, and the modules they are traced from."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+import torch
+
+from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.compilation.manifest import CallRecord, TensorRecord
+from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, CompilePlan
+from qwen3_omni_neuron.engines.buckets import buckets_within
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.decoders import (
+    EXTEND_ROWS,
+    copy_graph,
+    decode_graph,
+    prompt_graph,
+)
+from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
+from qwen3_omni_neuron.neuron.graphs.parts import (
+    audio_graph,
+    code2wav_graph,
+    predictor_graph,
+    projection_graphs,
+    vision_graph,
+)
+
+# 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
+EXPERT_BLOCK_ROWS = 128
+PARTS = (
+    "audio_encoder",
+    "vision_encoder",
+    "thinker",
+    "text_projection",
+    "hidden_projection",
+    "talker",
+    "code_predictor",
+    "code2wav",
+)
+
+
+def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
+    """Yield every graph of a plan at every bucket, as one of its `tp` cores runs it.
+
+    Inputs and outputs are whole; a KV cache has the core's own heads. An axis of any length has a
+    name instead of a number.
+    """
+    c, dtype = config.thinker, getattr(torch, plan.arithmetic)
+    for windows in plan.audio_windows or ("windows",):
+        yield audio_graph(c.audio, windows, dtype)
+    vision_frames: Axis = 1 if plan.is_static else "frames"
+    for patches in plan.patch_buckets or ("patches",):
+        yield vision_graph(c.vision, vision_frames, patches, dtype)
+    yield from _decoder_graphs(config, "thinker", plan, plan.context_length)
+    if config.talker is None or config.code2wav is None:
+        return
+    for rows in plan.projection_rows or ("rows",):
+        yield from projection_graphs(config.talker, rows, dtype)
+    yield from _decoder_graphs(config, "talker", plan, plan.talker_context_length)
+    batches: tuple[Axis, ...] = plan.batches or ("slots",)
+    top_ks: tuple[Axis, ...] = (0, plan.predictor_top_k or "top_k")
+    for slots, top_k in product(batches, top_ks):
+        yield predictor_graph(config.talker, slots, top_k, dtype)
+    wav = config.code2wav
+    kv = local_kv_heads(wav.heads, wav.kv_heads, plan.tp)
+    for streams, frames, first in product(batches, plan.chunk_frames, (True, False)):
+        yield code2wav_graph(wav, streams, frames, first, plan.max_concurrency, dtype, kv)
+
+
+def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
+    """Lay out the modules that graphs are traced from, on the meta device.
+
+    They are those of model/, with the experts of long prompts computed in blocks of fixed shape.
+    """
+    models, _ = lay_out(static_config(config))
+    for name in PARTS:
+        module = getattr(models, name)
+        if module is not None:
+            module.to(dtype=dtype, device="meta")
+    return models
+
+
+def static_config(config: OmniConfig) -> OmniConfig:
+    """Return the config whose experts are computed in blocks of fixed shape; see model.moe."""
+    thinker = replace(config.thinker, text=_in_blocks(config.thinker.text))
+    if config.talker is None:
+        return replace(config, thinker=thinker)
+    talker = replace(config.talker, text=_in_blocks(config.talker.text))
+    return replace(config, thinker=thinker, talker=talker)
+
+
+def _in_blocks(c: DecoderConfig) -> DecoderConfig:
+    return c if c.moe is None else replace(c, moe=replace(c.moe, block_rows=EXPERT_BLOCK_ROWS))
+
+
+def _decoder_graphs(
+    config: OmniConfig, part: str, plan: CompilePlan, context_length: int
+) -> Iterator[Graph]:
+    kinds = (False, True) if part == "thinker" else (False,)  # without and with visual rows
+    for rows in plan.prompt_buckets or ("rows",):
+        for visual in kinds:
+            yield prompt_graph(config, part, rows, plan, visual=visual)
+    windows: tuple[Axis, ...] = buckets_within(context_length, plan.decode_buckets) or ("window",)
+    if plan.extends:
+        for rows, window in _extend_sizes(windows):
+            for visual in kinds:
+                yield prompt_graph(config, part, rows, plan, window, visual)
+        if plan.max_concurrency > 1:
+            yield copy_graph(config, part, plan)
+    batches: tuple[Axis, ...] = plan.batches or ("slots",)
+    for slots, window in product(batches, windows):
+        yield decode_graph(config, part, slots, window, plan)
+
+
+def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
+    """Yield rows and window of each extend graph; without buckets, of the one of any size."""
+    for window in windows:
+        if isinstance(window, str):
+            yield "rows", window
+        else:  # as many rows as the window would be a whole prompt
+            yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
+
+
+def graph_calls(config: OmniConfig, plan: CompilePlan, graph: str) -> tuple[CallRecord, ...]:
+    """Describe the calls of one of compilation.plan.GRAPHS, at every bucket of a plan."""
+    return tuple(
+        CallRecord(
+            row.name,
+            row.bucket,
+            _records(row.inputs),
+            _records(row.outputs),
+            _records(row.state),
+        )
+        for row in all_graphs(config, plan)
+        if row.part in GRAPH_PARTS[graph]
+    )
+
+
+def _records(specs: Sequence[TensorSpec]) -> dict[str, TensorRecord]:
+    return {s.name: TensorRecord(s.shape, str(s.dtype).removeprefix("torch.")) for s in specs}

@@ -1,0 +1,181 @@
+"""The graphs of thinker and talker: prefill, extend and decode, with the KV cache as state."""
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from qwen3_omni_neuron.compilation.plan import CompilePlan
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.model.kv_cache import ExtendState, PromptState, StepState
+from qwen3_omni_neuron.model.talker import Talker
+from qwen3_omni_neuron.model.thinker import Thinker
+from qwen3_omni_neuron.neuron.graphs.graph import Axis, Graph, Outputs, State, TensorSpec
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
+
+EXTEND_ROWS = (16, 128, 512)
+"""Row counts that an extend graph pads to.
+
+16: the few rows of template between a question and its answer, and a short turn of text. 128: a
+window of 8 s of speech, 104 rows, with the template around it. 512: a long text, a picture. More
+rows take several calls. The windows are those of decode: up to a few hundred rows a call takes as
+long as reading the weights of all experts (10.5 ms at TP 8, see docs/trn2.md), and a window of 8192
+positions adds 3 % to that, so narrower ones gain little.
+"""
+
+
+def prompt_graph(
+    config: OmniConfig,
+    part: str,
+    rows: Axis,
+    plan: CompilePlan,
+    window: Axis | None = None,
+    visual: bool = False,
+) -> Graph:
+    """Describe the prefill of a prompt's rows, padded to `rows`, in one slot.
+
+    part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
+    else the rows follow the first `length` positions of the slot and read `window` ("extend"; see
+    model.kv_cache.ExtendState). visual: with the indices of the rows that images and video fill,
+    and the deepstack rows that are added there. There is an index for every row of the prompt;
+    unused ones may have any value, and their deepstack rows are zeros.
+    """
+    c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
+    inputs = [
+        TensorSpec("rows", (rows, c.hidden_size), dtype),
+        TensorSpec("positions", (3, rows), torch.float32, rows if window is None else window),
+        TensorSpec("last", (1,), torch.int64, rows),
+        TensorSpec("slot", (1,), torch.int64, plan.max_concurrency),
+    ]
+    bucket = {"rows": rows}
+    if window is not None:
+        longest = window
+        if isinstance(window, int) and isinstance(rows, int):
+            longest = window - rows + 1
+        inputs.append(TensorSpec("length", (1,), torch.int64, longest))
+        bucket["window"] = window
+    if visual:
+        layers = len(config.thinker.vision.deepstack_layers)
+        inputs += [
+            TensorSpec("visual", (rows,), torch.int64, rows),
+            TensorSpec("deepstack", (layers, rows, c.hidden_size), dtype),
+        ]
+    seen = (rows, c.hidden_size) if part == "thinker" else (1, c.hidden_size)
+    kind = "prefill" if window is None else "extend"
+    return Graph(
+        f"{part}_{kind}{'_visual' if visual else ''}",
+        bucket,
+        part,
+        _prefill if window is None else partial(_extend, window=window),
+        tuple(inputs),
+        (TensorSpec("logits", (1, c.vocab_size), dtype), TensorSpec("hidden", seen, dtype)),
+        kv_cache_state(config, part, plan),
+    )
+
+
+def copy_graph(config: OmniConfig, part: str, plan: CompilePlan) -> Graph:
+    """Describe the copy of a whole slot of the KV cache to another one.
+
+    It reads and writes all positions of a slot, however few are in use. At the released sizes and
+    TP 8 those are 201 MB each way on a core for 8192 positions of the thinker: at least 0.6 ms,
+    less than a decode step, which reads 0.8 GB of weights. So it has one size and no window.
+    """
+    slot = TensorSpec("source", (1,), torch.int64, plan.max_concurrency)
+    return Graph(
+        f"{part}_copy",
+        {},
+        part,
+        _copy,
+        (slot, replace(slot, name="target")),
+        (),
+        kv_cache_state(config, part, plan),
+    )
+
+
+def decode_graph(
+    config: OmniConfig, part: str, slots: Axis, window: Axis, plan: CompilePlan
+) -> Graph:
+    """Describe the decode step of `slots` slots, each of which reads `window` positions.
+
+    A row whose length is -1 is idle: its slot's KV cache is not changed.
+    """
+    c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
+    row = TensorSpec("rows", (slots, c.hidden_size), dtype)
+    outputs = [TensorSpec("logits", (slots, c.vocab_size), dtype)]
+    if part == "thinker":
+        row = TensorSpec("token_ids", (slots,), torch.int64, c.vocab_size)
+    else:
+        outputs.append(TensorSpec("hidden", (slots, c.hidden_size), dtype))
+    return Graph(
+        f"{part}_decode",
+        {"slots": slots, "window": window},
+        part,
+        partial(_decode, window=window),
+        (
+            row,
+            TensorSpec("positions", (slots,), torch.float32, window),
+            TensorSpec("slots", (slots,), torch.int64, plan.max_concurrency),
+            TensorSpec("lengths", (slots,), torch.int64, window),
+        ),
+        tuple(outputs),
+        kv_cache_state(config, part, plan),
+    )
+
+
+def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
+    """Return a decoder's config. part: "thinker" or "talker"."""
+    if part == "thinker":
+        return config.thinker.text
+    assert config.talker is not None
+    return config.talker.text
+
+
+def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
+    """Describe a decoder's KV cache, shared by all its graphs: the KV heads that one core holds.
+
+    [slots, heads, positions, head_dim] each; see model.kv_cache.
+    """
+    c = decoder_config(config, part)
+    positions = plan.context_length if part == "thinker" else plan.talker_context_length
+    heads = local_kv_heads(c.heads, c.kv_heads, plan.tp)
+    shape = (plan.max_concurrency, heads, positions, c.head_dim)
+    return tuple(
+        TensorSpec(f"{kind}.{layer}", shape, getattr(torch, plan.arithmetic))
+        for layer in range(c.layers)
+        for kind in ("keys", "values")
+    )
+
+
+def _prefill(owner: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    rows, positions, last, slot, *visual = inputs
+    cache = PromptState(state, slot)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+
+
+def _extend(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
+) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(window, int)
+    rows, positions, last, slot, length, *visual = inputs
+    cache = ExtendState(state, slot, length, last, len(rows), window)
+    return owner.prefill(rows, positions, last, cache, *visual), tuple(cache.new_state)
+
+
+def _copy(_: nn.Module, inputs: tuple[Tensor, ...], state: State) -> tuple[Outputs, State]:
+    source, target = inputs
+    row = target.long()  # index_copy takes no other type
+    return (), tuple(held.index_copy(0, row, held.index_select(0, source)) for held in state)
+
+
+def _decode(
+    owner: nn.Module, inputs: tuple[Tensor, ...], state: State, window: Axis
+) -> tuple[Outputs, State]:
+    assert isinstance(owner, Thinker | Talker)
+    assert isinstance(window, int)
+    rows, positions, slots, lengths = inputs
+    cache = StepState(state, slots, lengths, window)
+    outputs = owner.decode(rows, positions, cache)
+    return outputs if isinstance(outputs, tuple) else (outputs,), tuple(cache.new_state)

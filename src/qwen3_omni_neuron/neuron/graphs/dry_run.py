@@ -1,0 +1,258 @@
+"""The plan of a compile without weights and without a compiler: sizes, cost and floors."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.plan import GRAPH_OF_PART, GRAPH_STAGES, CompilePlan
+from qwen3_omni_neuron.model.config import DecoderConfig, OmniConfig
+from qwen3_omni_neuron.neuron.graphs.all import PARTS, all_graphs, static_models
+from qwen3_omni_neuron.neuron.graphs.cost import TRN2, Chip, Cost, CountingGroup, graph_cost
+from qwen3_omni_neuron.neuron.graphs.graph import Graph
+from qwen3_omni_neuron.neuron.graphs.parallel.cut import expert_multiple, expert_widths
+from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
+
+TP_DEGREES = (4, 8)
+COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table, counted there
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """A part's parameters, whole, and bytes of them on each core by TP degree."""
+
+    name: str
+    parameters: int
+    nbytes: int
+    shard_bytes: dict[int, int]
+
+
+@dataclass(frozen=True)
+class PlannedGraph:
+    """A graph on one of `tp` cores. floor_s: from published figures, collectives left out."""
+
+    graph: Graph
+    tp: int
+    cost: Cost
+    floor_s: float
+
+
+@dataclass(frozen=True)
+class CoreMemory:
+    """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
+
+    state_bytes: of the KV caches and of the vocoder's state for all slots, which the graphs of a
+    part share. padding_bytes: zeros that profile "fast" pads the experts with; they are part of
+    the shards. chip: with the logical cores of the plan's lnc.
+    """
+
+    plan: CompilePlan
+    parts: list[PartSize]
+    state_bytes: dict[int, dict[str, int]]
+    padding_bytes: dict[int, int]
+    chip: Chip
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters of all parts."""
+        return sum(part.parameters for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes of all parameters."""
+        return sum(part.nbytes for part in self.parts)
+
+    def stage_bytes(self, tp: int) -> dict[str, int]:
+        """Return the bytes of weights and state on each core of a stage, by stage.
+
+        Placement "split" gives the stages different cores, "shared" the same ones.
+        """
+        stages = dict.fromkeys(GRAPH_STAGES.values(), 0)
+        sizes = [(part.name, part.shard_bytes[tp]) for part in self.parts]
+        for name, nbytes in (*sizes, *self.state_bytes[tp].items()):
+            stages[GRAPH_STAGES[GRAPH_OF_PART[name]]] += nbytes
+        return stages
+
+    def core_bytes(self, tp: int) -> int:
+        """Return weights and state on each core with placement "shared"."""
+        return sum(self.stage_bytes(tp).values())
+
+
+@dataclass(frozen=True)
+class DryRun(CoreMemory):
+    """Result of `dry_run`.
+
+    graphs: of one degree after the other, each in the order of neuron.graphs.all.
+    """
+
+    graphs: list[PlannedGraph]
+
+
+def core_memory(
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+) -> CoreMemory:
+    """Count the weights and the state of a plan on each core, as each TP degree has them.
+
+    The plan's profile pads the experts; its lnc says what a core is. Its tp is not read.
+    Raises OptionError where a degree and the KV heads don't divide.
+    """
+    shards: dict[int, dict[str, int]] = {}
+    state: dict[int, dict[str, int]] = {}
+    for tp in degrees:
+        rank = _rank(config, plan, CountingGroup(tp), tp)
+        shards[tp] = {name: _size(name, module)[1] for name, module in _parts(rank)}
+        state[tp] = {}
+        for graph in all_graphs(config, replace(plan, tp=tp)):
+            if graph.state:
+                state[tp][graph.part] = max(state[tp].get(graph.part, 0), graph.state_bytes)
+    parts = [
+        PartSize(name, *_size(name, module), {tp: shards[tp][name] for tp in degrees})
+        for name, module in _parts(static_models(config, getattr(torch, plan.dtype)))
+    ]
+    padding = {tp: _padding_bytes(config, plan, tp) for tp in degrees}
+    return CoreMemory(plan, parts, state, padding, replace(chip, lnc=plan.lnc))
+
+
+def dry_run(
+    config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
+) -> DryRun:
+    """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
+
+    Raises OptionError as `core_memory`.
+    """
+    memory = core_memory(config, plan, degrees, chip)
+    graphs: list[PlannedGraph] = []
+    for tp in degrees:
+        group = CountingGroup(tp)
+        rank = _rank(config, plan, group, tp)
+        for graph in all_graphs(config, replace(plan, tp=tp)):
+            cost = graph_cost(graph, getattr(rank, graph.part), group)
+            floor = memory.chip.floor_s(cost.flops, cost.weight_bytes + cost.state_bytes)
+            graphs.append(PlannedGraph(graph, tp, cost, floor))
+    return DryRun(**vars(memory), graphs=graphs)
+
+
+def dry_run_text(run: DryRun) -> str:
+    """Format a dry run in Markdown: a table of parts and their shards, and one of graphs.
+
+    Between them stands what to change where a core can't hold its parts.
+    """
+    degrees = list(run.state_bytes)
+    lines = [
+        f"{run.parameters / 1e9:.1f} B parameters, {run.nbytes / 1e9:.1f} GB.",
+        "",
+        *_table(
+            ["part", "parameters", "GB", *(f"GB a core, TP {tp}" for tp in degrees)],
+            [
+                [part.name, f"{part.parameters / 1e6:,.0f} M", f"{part.nbytes / 1e9:.2f}"]
+                + [f"{part.shard_bytes[tp] / 1e9:.2f}" for tp in degrees]
+                for part in run.parts
+            ]
+            + [
+                [f"state of {part}", "", ""]
+                + [f"{run.state_bytes[tp][part] / 1e9:.2f}" for tp in degrees]
+                for part in run.state_bytes[degrees[0]]
+            ]
+            + [
+                ["all", f"{run.parameters / 1e6:,.0f} M", f"{run.nbytes / 1e9:.2f}"]
+                + [
+                    f"{run.core_bytes(tp) / 1e9:.2f} of {run.chip.core_bytes / 1e9:.1f}"
+                    for tp in degrees
+                ]
+            ],
+        ),
+        "",
+        *(f"{advice}\n" for tp in degrees if (advice := does_not_fit(run, tp))),
+        f"One call on one core of {run.chip.name} at LNC {run.chip.lnc}. The floor is an estimate: "
+        "what is read over the published bandwidth or what is computed over the published peak, "
+        "the longer of the two; sums over the cores are left out.",
+        "",
+        *_table(
+            ["graph", "TP", "GFLOP", "MB weights", "MB state", "sums", "KB a sum", "floor ms"],
+            [
+                [
+                    planned.graph.label,
+                    str(planned.tp),
+                    f"{planned.cost.flops / 1e9:.2f}",
+                    f"{planned.cost.weight_bytes / 1e6:.1f}",
+                    f"{planned.cost.state_bytes / 1e6:.1f}",
+                    str(planned.cost.sums),
+                    f"{planned.cost.sum_bytes / max(1, planned.cost.sums) / 1e3:.1f}",
+                    f"{planned.floor_s * 1e3:.3f}",
+                ]
+                for planned in run.graphs
+            ],
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def does_not_fit(run: CoreMemory, tp: int) -> str:
+    """Return what is too large for a core and what to change; nothing where all parts fit it."""
+    shared, memory, plan = run.core_bytes(tp), run.chip.core_bytes, run.plan
+    if shared <= memory:
+        return ""
+    stages, state = run.stage_bytes(tp), sum(run.state_bytes[tp].values())
+    fullest = max(stages, key=lambda stage: stages[stage])
+    problem = f"TP {tp} does not fit: {shared / 1e9:.2f} of {memory / 1e9:.1f} GB a core"
+    split = f"{stages[fullest] / 1e9:.2f} GB on each core of the {fullest}"
+    ways = []
+    if stages[fullest] <= memory:
+        problem += " with placement shared."
+        ways.append(f"placement split ({split})")
+    else:
+        problem += f" with placement shared, {split} with placement split."
+    if run.padding_bytes[tp]:
+        safe = (shared - run.padding_bytes[tp]) / 1e9
+        ways.append(f"profile safe, which pads no experts ({safe:.2f} GB)")
+    if run.chip.lnc == 1:
+        ways.append(f"lnc 2 ({replace(run.chip, lnc=2).core_bytes / 1e9:.1f} GB a core)")
+    if tp < max(TP_DEGREES):
+        ways.append(f"tp {max(TP_DEGREES)}")
+    if state:
+        slots = f"{plan.max_concurrency} slot{'s' * (plan.max_concurrency > 1)}"
+        fewer = "fewer slots or a shorter" if plan.max_concurrency > 1 else "a shorter"
+        ways.append(f"{fewer} context length (the state of {slots} is {state / 1e9:.2f} GB)")
+    return f"{problem} Change one or more of: {'; '.join(ways)}."
+
+
+def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
+    """Return the bytes on each core that the plan's profile takes and profile "safe" does not."""
+    dtype = getattr(torch, plan.dtype)
+    decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
+
+    def held(c: DecoderConfig, profile: str) -> int:
+        return expert_widths(c, tp, profile, dtype).padded_nbytes // tp
+
+    return sum(held(c, plan.profile) - held(c, "safe") for c in decoders if c.moe is not None)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"| --- |{' ---: |' * (len(head) - 1)}"
+    for row in rows:
+        yield f"| {' | '.join(row)} |"
+
+
+def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
+    for name in PARTS:
+        module = getattr(models, name)
+        if module is not None:
+            yield name, module
+
+
+def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
+    """Return the modules as one of `tp` cores has them."""
+    models = static_models(config, getattr(torch, plan.dtype))
+    for _, module in _parts(models):
+        parallelize(module, tp, group, expert_multiple(plan.profile))
+    return models
+
+
+def _size(part: str, module: nn.Module) -> tuple[int, int]:
+    """Parameters and their bytes."""
+    shared = COUNTED_ELSEWHERE.get(part, "\0")
+    own = [p for name, p in module.named_parameters() if not name.startswith(shared)]
+    return sum(p.numel() for p in own), sum(p.nbytes for p in own)

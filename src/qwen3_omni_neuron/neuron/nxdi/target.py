@@ -1,0 +1,33 @@
+"""The entry of AWS Neuron's SDK 2.31, with NxDI, in the table of targets."""
+
+from dataclasses import replace
+
+from qwen3_omni_neuron.compilation.target import LazyFunction, Target
+from qwen3_omni_neuron.compilation.versions import decisive_versions
+from qwen3_omni_neuron.neuron import target as neuron_target
+from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
+
+LIMITS = replace(
+    neuron_target.LIMITS,
+    target="neuron",
+    # The kernels of "fast" are written for logical cores of two physical ones.
+    profiles={"safe": (2, 1), "fast": (2,)},
+    extends=False,  # NxDI's context encoding begins at position 0
+)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of torch and of all that the Neuron SDK consists of."""
+    return decisive_versions(("torch", *NEURON_PACKAGES))
+
+
+NEURON = Target(
+    LIMITS,
+    versions,
+    compile_graph=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "compile_graph"),
+    expected_bytes=LazyFunction("qwen3_omni_neuron.neuron.nxdi.compile", "expected_bytes"),
+    build_engines=LazyFunction("qwen3_omni_neuron.neuron.nxdi.build", "build_engines"),
+    environments=neuron_target.environments,
+    needs_tree=True,
+    keeps_failed=True,
+)

@@ -1,0 +1,322 @@
+"""Audio of a message item -> a mono float32 waveform at the model's rate, read in blocks.
+
+`open_audio` reads every form that a caller may have audio in as mono blocks at its own rate;
+`load_waveform` checks, resamples and joins them. `ArrivingAudio` does the same with the pieces of
+a clip that is still being recorded.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import AudioError, PromptTooLongError, format_value
+from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media, real_number
+
+Waveform = NDArray[np.float32]
+Check = Callable[[float], object]
+"""Function of the length in seconds of a file's or an array's audio; may raise."""
+BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
+MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
+MOST_SAMPLE = 2.0**31  # 32-bit integers as they are; the mel spectrum of 1e17 is infinite
+MIN_SECONDS = 0.03  # 3 mel frames; less holds nothing to recognise
+_UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives where the header has none
+
+
+@dataclass(frozen=True)
+class AudioSource:
+    """Audio that is opened and not yet read.
+
+    rate: Hz. seconds: its length, None while it is still arriving. blocks: mono [samples], at most
+    BLOCK_NUMBERS each; can be iterated once, and raises AudioError.
+    """
+
+    rate: float
+    seconds: float | None
+    blocks: Iterator[Waveform]
+
+
+def accept_all(seconds: float) -> None:
+    """Accept every audio: the default check."""
+
+
+def load_waveform(
+    item: Mapping[str, Any],
+    rate: int,
+    where: str,
+    limit_s: float = math.inf,
+    check: Check = accept_all,
+) -> Waveform:
+    """Read an audio item of a message as mono float32 [samples] at `rate` Hz.
+
+    item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
+    (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
+    of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the length
+    of an array, or the one in a file's header, before anything is decoded.
+    Besides the result one block is in memory, whatever the length, rate and channels.
+    Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
+    anything is decoded, for an iterator as soon as it gave more. Raises AudioError when the audio
+    can't be read, is empty, too short, or holds NaN or infinity.
+    """
+    source = open_audio(item, where)
+    if source.seconds is not None:
+        check(source.seconds)
+        if source.seconds > limit_s:
+            raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
+    stream = _Resampled(source.rate, rate, where, limit_s)
+    collected = bytearray()  # grows in place; a list of blocks would be in memory twice when joined
+    for block in source.blocks:
+        collected += stream.push(block).tobytes()
+    collected += stream.finish().tobytes()
+    return np.frombuffer(collected, np.float32)
+
+
+class ArrivingAudio:
+    """One clip's pieces as they arrive: checked, mixed to mono and resampled.
+
+    The samples are those that `load_waveform` gives for the whole clip, to the bit, whatever the
+    pieces. sampling_rate: of the pieces; rate: of the result, both in Hz. where: names the clip in
+    errors. limit_s: longest clip.
+    """
+
+    def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):
+        self.sampling_rate = _checked_rate(sampling_rate, where)
+        self._where = where
+        self._mixer = _Mixer()
+        self._stream = _Resampled(self.sampling_rate, rate, where, limit_s)
+
+    @property
+    def begun(self) -> bool:
+        """True where any piece had a sample."""
+        return self._mixer.channels is not None
+
+    def push(self, piece: Any, sampling_rate: Any) -> Waveform:
+        """Take the next piece, [samples] or [samples, channels], any number of samples.
+
+        Returns the samples that it completes, at `rate`. A piece that is refused changes nothing.
+        Raises AudioError for a piece that is no sound, or of another rate or number of channels
+        than those before it, and PromptTooLongError.
+        """
+        now = _checked_rate(sampling_rate, self._where)
+        if now != self.sampling_rate:
+            raise AudioError(
+                f"{self._where} has {now:g} Hz, and the clip's pieces before it "
+                f"{self.sampling_rate:g} Hz. End the clip first, or resample the pieces."
+            )
+        blocks, channels = self._mixer.mix(piece, self._where)
+        mono = np.concatenate([np.empty(0, np.float32), *blocks])
+        samples = self._stream.push(mono)
+        self._mixer.channels = channels
+        return samples
+
+    def finish(self) -> Waveform:
+        """Return the clip's last samples. Raises AudioError, and ends nothing, for a short clip."""
+        return self._stream.finish()
+
+
+class _Resampled:
+    """Checker and resampler of one clip's mono blocks."""
+
+    def __init__(self, from_rate: float, to_rate: float, where: str, limit_s: float):
+        self._rate, self._where, self._limit_s = from_rate, where, limit_s
+        self._samples = 0  # taken so far
+        self._stream = None if from_rate == to_rate else _resampler(from_rate, to_rate)
+
+    def push(self, block: Waveform) -> Waveform:
+        """Take a block; return the samples that it completes.
+
+        Raises AudioError for NaN and what is larger than MOST_SAMPLE, PromptTooLongError beyond
+        the limit.
+        """
+        bad = len(block) - int((np.abs(block) <= MOST_SAMPLE).sum())
+        if bad:
+            raise AudioError(
+                f"{self._where}: {bad} of {len(block)} samples are NaN or larger than "
+                f"{MOST_SAMPLE:g}, in the block that begins at {self._samples / self._rate:.3f} s. "
+                "Give numbers from -1 to 1."
+            )
+        samples = self._samples + len(block)
+        if samples > self._limit_s * self._rate:
+            lasts = f"lasts {samples / self._rate:.3f} s or more"
+            raise too_long(self._where, lasts, self._limit_s)
+        self._samples = samples
+        return block if self._stream is None else self._stream.resample_chunk(block)
+
+    def finish(self) -> Waveform:
+        """Return the last samples. Raises AudioError where the clip is too short."""
+        seconds = self._samples / self._rate
+        if seconds < MIN_SECONDS:
+            raise AudioError(
+                f"{self._where} lasts {seconds:.3f} s ({self._samples} samples); {MIN_SECONDS} s "
+                "is the least."
+            )
+        rest = np.empty(0, np.float32)
+        return rest if self._stream is None else self._stream.resample_chunk(rest, last=True)
+
+
+def _resampler(from_rate: float, to_rate: float) -> Any:
+    import soxr
+
+    return soxr.ResampleStream(from_rate, to_rate, 1)
+
+
+def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
+    """Return the error of audio that the context can't hold. lasts: such as "lasts 3.2 s"."""
+    return PromptTooLongError(
+        f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
+        "Shorten it, or load with a larger context_length."
+    )
+
+
+def open_audio(item: Mapping[str, Any], where: str) -> AudioSource:
+    """Open the audio of a message item, in any of the forms that `load_waveform` describes.
+
+    Raises AudioError, which begins with `where`, for any other form.
+    """
+    source, rate = item.get("audio"), item.get("sampling_rate")
+    if isinstance(source, tuple) and len(source) == 2:
+        source, rate = source
+    if source is None:
+        raise AudioError(f'{where} has no "audio": give a path, bytes, or an array.')
+    if isinstance(source, str | Path | bytes | bytearray):
+        return _open_file(source, where)
+    if isinstance(source, Iterator):
+        return AudioSource(_checked_rate(rate, where), None, _arriving_blocks(source, where))
+    samples = _channels_last(_numbers(source, where), where)
+    rate = _checked_rate(rate, where)
+    return AudioSource(rate, len(samples) / rate, _mono_blocks(samples))
+
+
+def _open_file(source: Source, where: str) -> AudioSource:
+    import soundfile
+
+    try:
+        with open_media(source, where, AudioError) as file:
+            info = soundfile.info(file)
+    except (soundfile.SoundFileError, OSError, TypeError) as error:
+        raise _unreadable(where, source, error) from error
+    if info.frames == _UNKNOWN_LENGTH:  # libsndfile would fail at the end of such a file
+        raise _unreadable(where, source, "its header has no length, as in a FLAC written to a pipe")
+    rate = _checked_rate(info.samplerate, where)
+    return AudioSource(rate, info.frames / rate, _file_blocks(source, where))
+
+
+def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
+    import soundfile
+
+    try:
+        with open_media(source, where, AudioError) as file, soundfile.SoundFile(file) as audio:
+            # Not SoundFile.blocks(): it trusts the header's length, and repeats the last block's
+            # samples where the file ends earlier.
+            at_once = max(1, BLOCK_NUMBERS // audio.channels)
+            while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
+                yield from _mono_blocks(block)
+    except (soundfile.SoundFileError, OSError) as error:
+        raise _unreadable(where, source, error) from error
+
+
+def _unreadable(where: str, source: Source, error: object) -> AudioError:
+    reason = getattr(error, "error_string", error)  # its str has the address of the file object
+    return AudioError(
+        f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG and MP3 can."
+    )
+
+
+def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
+    """Yield the caller's blocks as they arrive."""
+    mixer = _Mixer()
+    for index, block in enumerate(source):
+        blocks, mixer.channels = mixer.mix(block, f"{where}, block {index},")
+        yield from blocks
+
+
+class _Mixer:
+    """Mixer of the pieces of one clip, which must have equal channels.
+
+    channels: number of those so far, None before there is any sample.
+    """
+
+    channels: int | None = None
+
+    def mix(self, piece: Any, place: str) -> tuple[Iterator[Waveform], int | None]:
+        """Return a piece's mono blocks, and the number of channels with it."""
+        samples = _numbers(piece, place)
+        if samples.ndim not in (1, 2):
+            raise _bad_shape(place, samples)
+        if not samples.size:
+            return iter(()), self.channels
+        # Not _channels_last: it would take a block of 1 sample and 2 channels for 2 samples.
+        now = samples.shape[1] if samples.ndim == 2 else 1
+        if self.channels not in (None, now):
+            raise AudioError(
+                f"{place} has {now} channels, and those before it {self.channels}. Give [samples] "
+                "or [samples, channels], with as many channels in every block."
+            )
+        return _mono_blocks(samples), now
+
+
+def _numbers(source: Any, where: str) -> NDArray[Any]:
+    """Return the source as an array of integers or floating point numbers."""
+    try:
+        samples = np.asarray(source)
+    except Exception as error:  # also what an object of the caller's raises on its own
+        raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
+    if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
+        samples.dtype, np.floating
+    ):
+        raise AudioError(f"{where} is an array of {samples.dtype}; numbers are needed.")
+    return samples
+
+
+def _channels_last(samples: NDArray[Any], where: str) -> NDArray[Any]:
+    if samples.ndim not in (1, 2):
+        raise _bad_shape(where, samples)
+    if not samples.size:
+        return samples.reshape(-1)
+    # Fewer rows than columns: [channels, samples], the order of torchaudio.
+    return samples.T if samples.ndim == 2 and samples.shape[0] < samples.shape[1] else samples
+
+
+def _bad_shape(where: str, samples: NDArray[Any]) -> AudioError:
+    return AudioError(
+        f"{where} has shape {list(samples.shape)}; give [samples] or [samples, channels]."
+    )
+
+
+def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
+    """Yield [samples] or [samples, channels] of any numbers in blocks, averaged over channels."""
+    at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
+    for start in range(0, len(samples), at_once):
+        # Contiguous: numpy sums many channels in another order where they are not.
+        block = np.ascontiguousarray(_scaled(samples[start : start + at_once]))
+        yield block if block.ndim == 1 else block.mean(axis=1)
+
+
+def _scaled(samples: NDArray[Any]) -> Waveform:
+    """Return samples as float32; the range of an integer type becomes -1 to 1."""
+    if np.issubdtype(samples.dtype, np.integer):
+        info = np.iinfo(samples.dtype)
+        middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
+        samples = (samples - float(middle)) / (float(info.max) - middle + 1)
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused
+        return samples.astype(np.float32)
+
+
+def _checked_rate(rate: Any, where: str) -> float:
+    hertz = real_number(rate)
+    if hertz is None or hertz <= 0:
+        raise AudioError(
+            f"{where} is audio without its sampling_rate (got {format_value(rate)}). "
+            'Add "sampling_rate": 16000, or whatever its rate is, in Hz.'
+        )
+    if not MIN_RATE <= hertz <= MAX_RATE:
+        raise AudioError(
+            f"{where} has a sampling_rate of {hertz:g} Hz; {MIN_RATE} to {MAX_RATE} Hz are "
+            "understood. Give the rate in Hz, not in kHz."
+        )
+    return hertz

@@ -1,0 +1,193 @@
+"""Image of a message item -> an upright RGB image, checked."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import ImageError
+from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MAX_ASPECT = 200  # longer side / shorter side; transformers' smart_resize takes no more
+FORMATS = (
+    *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
+    *("AVIF", "JPEG2000", "PCX", "PPM", "TGA"),
+)
+"""Pillow's formats that are read: those of which `open` reads the header alone.
+
+ICO and ICNS decode the picture inside before its size can be looked at, EPS is a program that
+Ghostscript would run, and IPTC holds a picture of any format.
+"""
+Check = Callable[[int, int], object]
+"""Function of the height and width of a file's image; may raise."""
+_CHANNELS = (1, 3, 4)  # grey, RGB, RGBA
+
+
+def accept_all(height: int, width: int) -> None:
+    """Accept every image: the default check."""
+
+
+def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -> "Image":
+    """Read an image item of a message, in RGB.
+
+    item["image"] is a path, the bytes of an image file, a PIL image, or an array or tensor
+    [height, width], [height, width, channels] or [channels, height, width], channels 1, 3 or 4,
+    of uint8 or of floats in [0, 1]. An array that fits both orders has its channels last.
+
+    A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
+    mix with white, an animation its first frame, and 16-bit grey its high byte.
+    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the height
+    and width of a file's image before it is decoded, and rotated.
+    Raises ImageError when it can't be read, has no pixels, NaN or numbers out of range, or has one
+    side more than MAX_ASPECT times the other.
+    Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
+    """
+    from PIL.Image import Image
+
+    source = item.get("image")
+    if source is None:
+        raise ImageError(f'{where} has no "image": give a path, bytes, a PIL image or an array.')
+    if isinstance(source, str | Path | bytes | bytearray):
+        picture = _read_file(source, where, check)
+    elif isinstance(source, Image):
+        picture = _from_pil(source, where)
+    else:
+        picture = _from_array(source, where)
+    return _checked(picture, where)
+
+
+def _read_file(source: Source, where: str, check: Check) -> "Image":
+    from PIL import Image
+
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]  # an older Pillow has no AVIF
+    name = name_of(source)
+    with open_media(source, where, ImageError) as file:
+        with _image_errors(where, name):
+            opened = Image.open(file, formats=formats)
+        with opened as picture:
+            check(picture.height, picture.width)
+            with _image_errors(where, name):
+                return _upright_rgb(picture)
+
+
+@contextlib.contextmanager
+def _image_errors(where: str, name: str) -> Iterator[None]:
+    from PIL import Image
+
+    try:
+        yield
+    except Image.UnidentifiedImageError as error:
+        raise ImageError(
+            f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
+        ) from error
+    # The second is a warning: raised only where Python runs with warnings as errors.
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
+    except Exception as error:  # a broken file: the decoders' exceptions have no common class
+        raise ImageError(
+            f"{where}: {name} is an image that is broken or cut short ({error}). Save it again."
+        ) from error
+
+
+def _from_pil(source: "Image", where: str) -> "Image":
+    try:
+        return _upright_rgb(source)
+    except Exception as error:  # PIL reads lazily: its file may be broken or closed by now
+        raise ImageError(f"{where} is a PIL image that can't be read ({error}).") from error
+
+
+def _upright_rgb(picture: "Image") -> "Image":
+    from PIL import Image, ImageOps
+
+    picture.load()
+    with contextlib.suppress(Exception):  # with broken EXIF the image is taken as it is
+        picture = ImageOps.exif_transpose(picture)
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray(_high_byte(np.asarray(picture)))
+    if "A" in picture.getbands() or picture.info.get("transparency") is not None:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        picture = Image.alpha_composite(white, picture)
+    return picture.convert("RGB")
+
+
+def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Convert 16-bit grey to 8-bit. Pillow's conversion would make nearly all, above 255, white.
+
+    Mode I holds any integers; an image of values up to 255 is taken as 8-bit.
+    """
+    if values.dtype.itemsize > 2 and values.max(initial=0) <= 255:
+        return values.clip(0, 255).astype(np.uint8)
+    return (values.clip(0, 65535).astype(np.int64) >> 8).astype(np.uint8)
+
+
+def _from_array(source: Any, where: str) -> "Image":
+    from PIL import Image
+
+    try:
+        torch = sys.modules.get("torch")  # where nothing has imported it, nothing is a tensor
+        if torch is not None and isinstance(source, torch.Tensor):
+            source = source.detach().cpu()
+            source = source.float() if source.is_floating_point() else source
+        values = np.asarray(source)
+    except Exception as error:  # also what an object of the caller's raises on its own
+        raise ImageError(
+            f"{where} is neither a path, bytes, a PIL image nor an array: {error}. Give one of "
+            "these."
+        ) from error
+    pixels = _bytes_of(_channels_last(values, where), where)
+    grey = pixels.shape[-1] == 1
+    return _upright_rgb(Image.fromarray(pixels[..., 0] if grey else pixels))
+
+
+def _channels_last(values: NDArray[Any], where: str) -> NDArray[Any]:
+    shape = list(values.shape)
+    if values.ndim > 0 and values.size == 0:
+        raise ImageError(f"{where} is an array of shape {shape}, which holds no pixels.")
+    if values.ndim == 2:
+        return values[..., None]
+    if values.ndim == 3 and shape[-1] in _CHANNELS:
+        return values
+    if values.ndim == 3 and shape[0] in _CHANNELS:
+        return np.moveaxis(values, 0, -1)
+    raise ImageError(
+        f"{where} is an array of {values.dtype} of shape {shape}; give [height, width], "
+        "[height, width, channels] or [channels, height, width], with 1, 3 or 4 channels."
+    )
+
+
+def _bytes_of(values: NDArray[Any], where: str) -> NDArray[np.uint8]:
+    if values.dtype == np.uint8:
+        return np.ascontiguousarray(values)
+    if not np.issubdtype(values.dtype, np.floating):
+        raise ImageError(
+            f"{where} is an array of {values.dtype}; give uint8 (0 to 255) or floats (0 to 1)."
+        )
+    low, high = float(values.min()), float(values.max())  # NaN if any value is NaN
+    if not (low >= 0 and high <= 1):
+        raise ImageError(
+            f"{where} is an array of floats from {low:g} to {high:g}; they have to be from 0 to 1. "
+            "Divide by 255, or give uint8."
+        )
+    return np.ascontiguousarray(np.round(values * 255), dtype=np.uint8)
+
+
+def _checked(picture: "Image", where: str) -> "Image":
+    width, height = picture.size
+    if not width or not height:
+        raise ImageError(f"{where} is {width} x {height} pixels: there is nothing to see.")
+    aspect = max(width, height) / min(width, height)
+    if aspect > MAX_ASPECT:
+        raise ImageError(
+            f"{where} is {width} x {height} pixels: one side is {aspect:.1f} times the other, "
+            f"and {MAX_ASPECT} times is the most. Crop it."
+        )
+    return picture

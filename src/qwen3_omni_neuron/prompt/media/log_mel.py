@@ -1,0 +1,202 @@
+"""Log-mel features, computed as the audio arrives.
+
+A clip of an hour takes the memory of its features and of one block. A frame is complete 200 samples
+after its middle; a later, louder part of the clip changes only the floor that `scaled` applies.
+Frames are computed BLOCK_FRAMES at a time, from the clip's first one on, and the last ones with
+zeros after them: a library's matrix product may round a frame differently in a block of another
+size, and so every frame is the same to the bit, however the samples arrived.
+Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.errors import AudioError, CheckpointError
+from qwen3_omni_neuron.prompt.media.audio import Waveform
+from qwen3_omni_neuron.prompt.preprocessor import check_served, whole_setting
+
+BLOCK_FRAMES = 200  # 2 s, a quarter of the audio encoder's window: 0.4 ms of one core
+MAX_HZ = 8000.0  # WhisperFeatureExtractor sets it, for every sampling rate
+# The Slaney scale: 3 mels for 200 Hz up to 1000 Hz, above it 27 mels for a factor of 6.4.
+_KNEE_HZ, _KNEE_MELS = 1000.0, 15.0
+_LOG_STEP = np.log(6.4) / 27.0
+SILENCE = 1e-10  # least power: smaller ones are raised to it, so that log10 is -10 or more
+RANGE = 8.0  # in log10 units (80 dB): values further below the clip's peak are raised to there
+
+
+@dataclass(frozen=True, eq=False)
+class MelSettings:
+    """Settings of a checkpoint's mel features.
+
+    n_fft: samples of one frame. hop: samples from one frame to the next. filters: float32
+    [mel_bins, n_fft // 2 + 1]. rate: Hz.
+    """
+
+    n_fft: int
+    hop: int
+    filters: Tensor
+    rate: int
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "MelSettings":
+        """Read those of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that aren't supported.
+        """
+        check_served(settings, {"dither": 0.0, "padding_value": 0.0, "padding_side": "right"})
+        n_fft = whole_setting(settings, "n_fft", 400)
+        hop = whole_setting(settings, "hop_length", 160)
+        if n_fft % 2 or n_fft // 2 <= hop:
+            raise CheckpointError(
+                f"preprocessor_config.json has n_fft {n_fft} and hop_length {hop}; an even n_fft "
+                "of more than twice the hop_length is served."
+            )
+        rate = whole_setting(settings, "sampling_rate", 16000)
+        filters = mel_filters(n_fft // 2 + 1, whole_setting(settings, "feature_size", 80), rate)
+        return cls(n_fft, hop, torch.from_numpy(filters.astype(np.float32)), rate)
+
+    def frames(self, samples: int, padded_samples: int) -> int:
+        """Count the frames of a clip when the longest clip of its request has padded_samples.
+
+        Every frame begins inside its clip. The last one of the longest clip, made of the end's
+        mirror image only, does not count: 330 samples are 2 frames alone, and 3 in a request with
+        a clip of 480.
+        """
+        return min(math.ceil(samples / self.hop), padded_samples // self.hop)
+
+
+class LogMelStream:
+    """Features of one clip, computed as its samples arrive. For one thread.
+
+    samples: number of them so far. peak: largest value so far, over the frames that were returned.
+    """
+
+    def __init__(self, settings: MelSettings):
+        self.samples, self.peak = 0, math.log10(SILENCE)
+        self._settings = settings
+        self._window = torch.hann_window(settings.n_fft)
+        self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
+        self._frames = 0  # returned so far
+        # Samples from the next frame's first one on; before there is any frame, all samples.
+        self._held: list[Waveform] = []
+
+    def push(self, samples: Waveform) -> Tensor:
+        """Take the next samples, any number; return the blocks of frames that they complete.
+
+        Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, 0 dB at
+        0.0, not yet `scaled`. Working memory grows with what is pushed at once.
+        """
+        self.samples += len(samples)
+        self._held.append(samples)
+        last_middle = (self._frames + BLOCK_FRAMES - 1) * self._settings.hop
+        if self.samples < last_middle + self._settings.n_fft // 2:
+            return torch.empty(len(self._settings.filters), 0)
+        tail = self._tail(0)
+        blocks = 1 + (len(tail) - self._block_samples) // (BLOCK_FRAMES * self._settings.hop)
+        mel = self._compute(tail, blocks * BLOCK_FRAMES)
+        self.peak = max(self.peak, mel.max().item())
+        self._frames += mel.shape[1]
+        self._held = [tail[mel.shape[1] * self._settings.hop :].copy()]
+        return mel
+
+    def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
+        """Return the frames that follow those of `push` where the clip ends here, and the peak.
+
+        padded_samples: length of the longest clip of the request, to which the reference pads
+        this one with zeros; None: this clip's own. The stream stays as it is: it can be finished
+        with another length, or go on. Raises AudioError where that length is too short.
+        """
+        n_fft, hop = self._settings.n_fft, self._settings.hop
+        padded, half = max(self.samples, padded_samples or 0), n_fft // 2
+        if padded <= half:
+            raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
+        # Frames beyond n_fft zeros hold none of the clip's samples: not kept, and never the peak.
+        zeros = min(padded - self.samples, n_fft)
+        tail = self._tail(zeros)
+        if self.samples + zeros == padded:
+            tail = np.concatenate((tail, tail[-half - 1 : -1][::-1]))
+        count = min((len(tail) - n_fft) // hop + 1, padded // hop - self._frames)
+        if count <= 0:
+            return torch.empty(len(self._settings.filters), 0), self.peak
+        mel = self._compute(tail, count)
+        kept = self._settings.frames(self.samples, padded) - self._frames
+        return mel[:, :kept], max(self.peak, mel.max().item())
+
+    def _tail(self, zeros: int) -> Waveform:
+        """Return the samples from the next frame's first one on, and zeros after them."""
+        tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
+        if self._frames:
+            return tail
+        # The first frame's middle is sample 0: before it, the mirror image of what is after.
+        return np.concatenate((tail[self._settings.n_fft // 2 : 0 : -1], tail))
+
+    def _compute(self, tail: Waveform, count: int) -> Tensor:
+        """Compute the first `count` frames of a tail."""
+        n_fft, hop, filters = self._settings.n_fft, self._settings.hop, self._settings.filters
+        mel = torch.empty(len(filters), count)
+        for start in range(0, count, BLOCK_FRAMES):
+            block = torch.zeros(self._block_samples)
+            part = torch.from_numpy(tail[start * hop :][: self._block_samples])
+            block[: len(part)] = part
+            waves = torch.stft(
+                block, n_fft, hop, window=self._window, center=False, return_complex=True
+            )
+            values = (filters @ waves.abs().square_()).clamp_(min=SILENCE).log10_()
+            mel[:, start : start + BLOCK_FRAMES] = values[:, : count - start]
+        return mel
+
+
+def scaled(mel: Tensor, peak: float) -> Tensor:
+    """Scale frames of a LogMelStream for the encoder, in place.
+
+    peak: that of the whole clip. Values below peak - 8 are raised to peak - 8; then 4 is added,
+    and the sum divided by 4.
+    """
+    return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
+
+
+def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -> Tensor:
+    """Compute the features of one clip, float32 [mel_bins, frames].
+
+    samples: float32, at the extractor's rate. padded_samples: length of the longest clip of the
+    request. The features are those that the extractor gives in one call with padding=True, where
+    its attention mask is true.
+    """
+    padded = max(len(samples), padded_samples)
+    stream = LogMelStream(settings)
+    mel = torch.empty(len(settings.filters), settings.frames(len(samples), padded))
+    block, end = 5 * BLOCK_FRAMES * settings.hop, 0  # 10 s
+    for start in range(0, len(samples), block):
+        frames = stream.push(samples[start : start + block])
+        mel[:, end : end + frames.shape[1]] = frames
+        end += frames.shape[1]
+    mel[:, end:], peak = stream.finish(padded)
+    return scaled(mel, peak)
+
+
+def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
+    """Compute triangular filters of equal area, float64 [mel_bins, bins].
+
+    bins: frequencies of the transform, from 0 to rate / 2.
+    Source: transformers audio_utils.mel_filter_bank, with the norm and the scale of Slaney.
+    """
+    top_mels = _KNEE_MELS + np.log(MAX_HZ / _KNEE_HZ) / _LOG_STEP
+    corners = _hertz(np.linspace(0.0, top_mels, mel_bins + 2))
+    frequencies = np.linspace(0, rate // 2, bins)
+    widths = np.diff(corners)[:, None]
+    distances = corners[:, None] - frequencies  # [mel_bins + 2, bins]
+    rising, falling = -distances[:-2] / widths[:-1], distances[2:] / widths[1:]
+    heights = 2.0 / (corners[2:] - corners[:-2])
+    return np.maximum(0.0, np.minimum(rising, falling)) * heights[:, None]
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    linear = 200.0 * mels / 3.0
+    exponential = _KNEE_HZ * np.exp(_LOG_STEP * (mels - _KNEE_MELS))
+    return np.where(mels < _KNEE_MELS, linear, exponential)

@@ -1,0 +1,74 @@
+"""Images and video frames -> pixels in the size that the vision encoder takes.
+
+The settings are those of the checkpoint's preprocessor_config.json. An item's tokens are counted
+before memory is spent on it.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import VideoError
+from qwen3_omni_neuron.prompt.media.pixels import CHANNELS, PixelSettings, Visual, resize
+from qwen3_omni_neuron.prompt.media.sizes import USUAL, Grid, SizeLimits
+from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class PatchMaker:
+    """Resizer of images and videos for one checkpoint's patches, without state between calls.
+
+    sizes: those of the checkpoint.
+    Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
+    """
+
+    def __init__(self, folder: Path):
+        """Load the settings of the checkpoint in `folder`.
+
+        Raises CheckpointError where it has no usable preprocessor_config.json.
+        """
+        self._pixels = PixelSettings.of(read_preprocessor(folder))
+        self.sizes = self._pixels.sizes
+
+    def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Visual:
+        """Resize an RGB image. where: names the item in errors.
+
+        Raises what Sizes.image_grid raises.
+        """
+        width, height = picture.size
+        grid = self.sizes.image_grid(height, width, where, asked)
+        return Visual(resize(picture, self.sizes.pixels(grid))[None], self._pixels)
+
+    def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Visual:
+        """Resize uint8 frames [n, height, width, 3], which must not change later.
+
+        The last one is repeated up to a multiple of temporal_patch_size. The limits count the
+        pixels of a frame; their defaults are 131,072 and 786,432.
+        Pillow resizes the frames, torchvision those of the reference: both are bicubic with
+        antialiasing, and a pixel differs by at most one of 256 levels.
+        Raises VideoError for other frames, and what Sizes.video_grid raises.
+        """
+        shape = list(frames.shape)
+        if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS or 0 in shape:
+            raise VideoError(
+                f"{where} has frames of {frames.dtype} {shape}. Give uint8 [n, height, width, 3]."
+            )
+        grid = self.sizes.video_grid(shape[0], shape[1], shape[2], where, asked)
+        return Visual(self._resized(frames, grid), self._pixels)
+
+    def _resized(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
+        """Resize frames, and repeat the last one where the grid takes more of them."""
+        from PIL import Image
+
+        size, n = self.sizes.pixels(grid), grid[0] * self.sizes.temporal_patch_size
+        if frames.shape[:3] == (n, *size):
+            return frames
+        pixels = np.empty((n, *size, CHANNELS), np.uint8)
+        for index, frame in enumerate(frames):
+            pixels[index] = resize(Image.fromarray(frame), size)
+        pixels[len(frames) :] = pixels[len(frames) - 1]
+        return pixels

@@ -1,0 +1,116 @@
+"""Pixels of images and videos as a prompt keeps them, and the patches that the encoder takes."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import CheckpointError
+from qwen3_omni_neuron.prompt.media.sizes import Grid, Sizes
+from qwen3_omni_neuron.prompt.preprocessor import check_served
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+CHANNELS = 3
+_BICUBIC = 3  # Pillow's number of the filter
+# What CLIP was trained with, and the defaults of transformers' processor.
+_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_STD = (0.26862954, 0.26130258, 0.27577711)
+
+
+def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
+    """Resize an RGB image to (height, width), uint8 [height, width, 3].
+
+    An image that has the size already stays as it is, to the bit.
+    """
+    height, width = size
+    if picture.size != (width, height):
+        picture = picture.resize((width, height), resample=_BICUBIC)
+    return np.asarray(picture)
+
+
+@dataclass(frozen=True, eq=False)
+class PixelSettings:
+    """Settings of a checkpoint's image processor.
+
+    levels: float32 [256, 3], the number for each level of each channel.
+    """
+
+    sizes: Sizes
+    levels: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "PixelSettings":
+        """Read those of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that make no patches or are not supported.
+        """
+        served = dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True)
+        check_served(settings, {**served, "resample": _BICUBIC})
+        return cls(Sizes.of(settings), _levels(settings))
+
+
+@dataclass(frozen=True, eq=False)
+class Visual:
+    """Image or video in the size that the vision encoder takes, kept as pixels.
+
+    pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures for each frame of the
+    grid, or the one of an image, which fills a frame alone. They never change.
+    """
+
+    pixels: NDArray[np.uint8]
+    settings: PixelSettings
+
+    @property
+    def grid(self) -> Grid:
+        """Frames, and rows and columns of patches in a frame."""
+        pictures, height, width, _ = self.pixels.shape
+        together, patch = self.settings.sizes.temporal_patch_size, self.settings.sizes.patch_size
+        return -(-pictures // together), height // patch, width // patch
+
+    def part(self, first: int, stop: int) -> "Visual":
+        """Return the frames from `first` up to `stop`, without a copy."""
+        together = self.settings.sizes.temporal_patch_size
+        return Visual(self.pixels[first * together : stop * together], self.settings)
+
+    def patches(self) -> "Tensor":
+        """Return the patches, float32 [frames, patches in a frame, patch_values].
+
+        They take four times the bytes of the pixels, of an image eight times: ask for a `part` at
+        a time. A patch is [channel, picture, y, x]; those that become one token are neighbours.
+        """
+        import torch  # the process that decodes and resizes does without
+
+        frames, rows, columns = self.grid
+        merge, patch = self.settings.sizes.merge_size, self.settings.sizes.patch_size
+        # [frame, picture, token row, patch row, y, token column, patch column, x, channel] ->
+        # [frame, token row, token column, patch row, patch column, channel, picture, y, x]
+        cut = self.pixels.reshape(
+            frames, -1, rows // merge, merge, patch, columns // merge, merge, patch, CHANNELS
+        ).transpose(0, 2, 5, 3, 6, 8, 1, 4, 7)
+        cut = cut.reshape(frames, rows * columns, CHANNELS, -1, patch**2)
+        shape = (*cut.shape[:3], self.settings.sizes.temporal_patch_size, patch**2)
+        patches = torch.empty(shape, dtype=torch.float32)  # aligned, as in engines.process.mailbox
+        for channel, levels in enumerate(self.settings.levels.T):
+            patches.numpy()[:, :, channel] = levels.take(cut[:, :, channel])
+        return patches.flatten(2)
+
+
+def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
+    """Return the number for each of 256 levels, scaled and normalised as transformers does it."""
+    factor = settings.get("rescale_factor", 1 / 255)
+    mean, std = settings.get("image_mean", _MEAN), settings.get("image_std", _STD)
+    try:
+        scaled = (np.arange(256, dtype=np.float64)[:, None] * factor).astype(np.float32)
+        levels = (scaled - np.array(mean, np.float32)) / np.array(std, np.float32)
+        if levels.shape == (256, CHANNELS) and np.isfinite(levels).all():
+            return levels
+    except (TypeError, ValueError):
+        pass
+    raise CheckpointError(
+        f"preprocessor_config.json has image_mean {mean!r}, image_std {std!r} and rescale_factor "
+        f"{factor!r}; {CHANNELS} numbers, {CHANNELS} numbers above 0 and one number are needed."
+    )

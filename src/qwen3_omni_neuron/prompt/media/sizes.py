@@ -1,0 +1,191 @@
+"""Sizes that images and frames are resized to, and the tokens that they become.
+
+Nothing here needs torch: a process that only decodes has to know them too.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from qwen3_omni_neuron.errors import (
+    CheckpointError,
+    ImageError,
+    InputError,
+    PromptTooLongError,
+    VideoError,
+    format_value,
+)
+from qwen3_omni_neuron.prompt.media.fields import whole_number
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT
+from qwen3_omni_neuron.prompt.preprocessor import whole_setting
+
+Grid = tuple[int, int, int]
+"""Frames, and rows and columns of patches in a frame."""
+Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
+_MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
+# Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
+_VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
+
+
+@dataclass(frozen=True)
+class SizeLimits:
+    """Limits that an item sets for its size.
+
+    min_pixels, max_pixels: after resizing; None: the default of its kind. most_tokens: maximum of
+    tokens that it may become; None: no maximum.
+    """
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    most_tokens: int | None = None
+
+
+USUAL = SizeLimits()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of patches and images in a checkpoint's preprocessor_config.json.
+
+    patch_size: pixels. merge_size: patches to a side of what becomes one token.
+    temporal_patch_size: frames in a patch. min_pixels, max_pixels: of an image after resizing.
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> "Sizes":
+        """Read those of a preprocessor_config.json, with the defaults of transformers.
+
+        Raises CheckpointError for settings that make no patches.
+        """
+        size = settings.get("size") or {}
+        if not isinstance(size, dict):
+            raise CheckpointError(f"preprocessor_config.json has size {size!r}, not an object.")
+        limits = {
+            "min_pixels": size.get("shortest_edge", 56 * 56),
+            "max_pixels": size.get("longest_edge", 28 * 28 * 1280),
+        } | {n: settings[n] for n in ("min_pixels", "max_pixels") if settings.get(n) is not None}
+        return cls(
+            whole_setting(settings, "patch_size", 14),
+            whole_setting(settings, "merge_size", 2),
+            whole_setting(settings, "temporal_patch_size", 2),
+            whole_setting(limits, "min_pixels", 0),
+            whole_setting(limits, "max_pixels", 0),
+        )
+
+    def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
+        """Return the grid of patches of an image; its first number is 1.
+
+        where: names the item in errors. Raises ImageError for a side more than MAX_ASPECT times the
+        other or for impossible limits, and PromptTooLongError for more than asked.most_tokens.
+        """
+        limits = _limits((self.min_pixels, self.max_pixels), asked, where, ImageError)
+        grid = self._grid(1, height, width, limits, where, ImageError)
+        what = f"{where} is an image of {width} x {height} pixels, which"
+        advice = f"Lower its max_pixels (now {limits[1]})."
+        self._check_tokens(grid, asked.most_tokens, what, advice)
+        return grid
+
+    def video_grid(
+        self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
+    ) -> Grid:
+        """Return the grid of patches of a video; its first number is of groups of frames.
+
+        The limits count the pixels of a frame. Raises VideoError and PromptTooLongError in the
+        cases of `image_grid`.
+        """
+        limits = _limits(_VIDEO_LIMITS, asked, where, VideoError)
+        grid = self._grid(frames, height, width, limits, where, VideoError)
+        what = f"{where} is a video of {frames} frames of {width} x {height} pixels, which"
+        advice = f"Lower its max_pixels (now {limits[1]} a frame), or its fps."
+        self._check_tokens(grid, asked.most_tokens, what, advice)
+        return grid
+
+    def tokens(self, grid: Grid) -> int:
+        """Count the tokens that a grid of patches becomes in a prompt."""
+        t, h, w = grid
+        return t * h * w // self.merge_size**2
+
+    def pixels(self, grid: Grid) -> tuple[int, int]:
+        """Return the height and width in pixels of a grid."""
+        return grid[1] * self.patch_size, grid[2] * self.patch_size
+
+    def resized(self, height: int, width: int, limits: Limits) -> tuple[int, int]:
+        """Return the height and width that an image is resized to.
+
+        Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
+        is within the limits, except where one such multiple a side is already more.
+        Raises ValueError where one side is more than MAX_ASPECT times the other.
+        Source: transformers smart_resize.
+        """
+        aspect = max(height, width) / min(height, width)
+        if aspect > MAX_ASPECT:
+            raise ValueError(
+                f"one side is {aspect:.1f} times the other, and {MAX_ASPECT} times is the most"
+            )
+        unit = self.patch_size * self.merge_size
+        low, high = limits
+        nearest = round(height / unit) * round(width / unit) * unit**2
+        if nearest > high:
+            shrink = math.sqrt((height * width) / high)
+            sides = [max(1, math.floor(side / shrink / unit)) for side in (height, width)]
+        elif nearest < low:
+            grow = math.sqrt(low / (height * width))
+            sides = [math.ceil(side * grow / unit) for side in (height, width)]
+        else:
+            sides = [round(side / unit) for side in (height, width)]
+        return sides[0] * unit, sides[1] * unit
+
+    def _grid(
+        self,
+        frames: int,
+        height: int,
+        width: int,
+        limits: Limits,
+        where: str,
+        error: type[InputError],
+    ) -> Grid:
+        if height < 1 or width < 1:
+            raise error(f"{where} is {width} x {height} pixels: there is nothing to see.")
+        try:
+            resized = self.resized(height, width, limits)
+        except ValueError as reason:
+            raise error(f"{where} is {width} x {height} pixels: {reason}.") from reason
+        times = -(-frames // self.temporal_patch_size)
+        return times, resized[0] // self.patch_size, resized[1] // self.patch_size
+
+    def _check_tokens(self, grid: Grid, most: int | None, what: str, advice: str) -> None:
+        tokens = self.tokens(grid)
+        if most is not None and tokens > most:
+            raise PromptTooLongError(
+                f"{what} makes {tokens} vision tokens; {most} is the most. {advice}"
+            )
+
+
+def _limits(usual: Limits, asked: SizeLimits, where: str, error: type[InputError]) -> Limits:
+    min_pixels = _pixels(asked.min_pixels, "min_pixels", where, error)
+    max_pixels = _pixels(asked.max_pixels, "max_pixels", where, error)
+    if min_pixels is not None and max_pixels is not None and min_pixels > max_pixels:
+        raise error(f"{where} has min_pixels {min_pixels}, above its max_pixels {max_pixels}.")
+    low = usual[0] if min_pixels is None else min_pixels
+    high = usual[1] if max_pixels is None else max_pixels
+    if low <= high:
+        return low, high
+    # Only one was given, and the other's default contradicts it. The minimum becomes 1, not
+    # the maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
+    return (low, low) if max_pixels is None else (1, high)
+
+
+def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
+    """Return a limit that an item has, None where it has none. Raises `error`."""
+    if value is None:
+        return None
+    pixels = whole_number(value)
+    if pixels is None or pixels < 1:
+        raise error(f"{where} has {name} {format_value(value)}; it is a whole number, 1 or more.")
+    return min(pixels, _MAX_PIXELS)

@@ -1,0 +1,156 @@
+"""Video of a message item -> frames, their rate, and audio, checked."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen3_omni_neuron.errors import ImageError, VideoError, format_value
+from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.prompt.media.fields import real_number, whole_number
+from qwen3_omni_neuron.prompt.media.image import load_image
+from qwen3_omni_neuron.prompt.media.video_file import (
+    Check,
+    Fit,
+    Frames,
+    Video,
+    VideoHeader,
+    accept_all,
+    keep_whole,
+    read_video_file,
+)
+
+__all__ = ["Video", "VideoHeader", "load_video"]
+
+_FPS = 2.0
+_MAX_FRAMES = 768
+# A frame in 11 days is more of a time lapse than there is, and has positions that float32 holds.
+_LEAST_FPS, _MOST_FPS = 1e-6, 1e6
+
+
+def load_video(
+    item: Mapping[str, Any],
+    where: str,
+    *,
+    audio_rate: int | None,
+    limit_s: float = math.inf,
+    check: Check = accept_all,
+    fit: Fit = keep_whole,
+    threads: int = 0,
+) -> Video:
+    """Read a video item of a message.
+
+    item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
+    [n, height, width, channels], or a list of what an image item takes.
+    item["fps"]: for frames their rate, which is required. For a file, how many frames are sampled
+    a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for which.
+    item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
+    audio_rate: sampling rate of the result's audio in Hz; None where it isn't wanted.
+    where: names the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit, threads: as
+    `read_video_file` has them; the last three are for files alone.
+    Raises VideoError, or AudioError and PromptTooLongError for its audio.
+    Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
+    """
+    source = item.get("video")
+    if source is None:
+        raise VideoError(f'{where} has no "video": give a path, bytes, or frames with their fps.')
+    audio = _given_audio(item, where, audio_rate, limit_s)
+    if isinstance(source, str | Path | bytes | bytearray):
+        return _with_audio(
+            read_video_file(
+                source,
+                where,
+                fps=_rate(item.get("fps"), _FPS, where),
+                max_frames=_max_frames(item.get("max_frames"), where),
+                audio_rate=audio_rate if audio is None else None,
+                limit_s=limit_s,
+                check=check,
+                fit=fit,
+                threads=threads,
+            ),
+            audio,
+        )
+    fps = _rate(item.get("fps"), None, where)
+    return Video(_frames(source, where), fps, audio)
+
+
+def _given_audio(
+    item: Mapping[str, Any], where: str, audio_rate: int | None, limit_s: float
+) -> Waveform | None:
+    if audio_rate is None or item.get("audio") is None:
+        return None
+    return load_waveform(item, audio_rate, where, limit_s)
+
+
+def _with_audio(video: Video, audio: Waveform | None) -> Video:
+    return video if audio is None else Video(video.frames, video.fps, audio)
+
+
+def _rate(fps: Any, usual: float | None, where: str) -> float:
+    if fps is None:
+        if usual is None:
+            raise VideoError(
+                f'{where} is frames without their rate. Add "fps": 2.0, or whatever it is.'
+            )
+        return usual
+    rate = real_number(fps)
+    if rate is None or not _LEAST_FPS <= rate <= _MOST_FPS:
+        raise VideoError(
+            f"{where} has fps {format_value(fps)}; it is a number of frames a second, above 0: "
+            f"{_LEAST_FPS:g} to {_MOST_FPS:g}."
+        )
+    return rate
+
+
+def _max_frames(value: Any, where: str) -> int:
+    if value is None:
+        return _MAX_FRAMES
+    frames = whole_number(value)
+    if frames is None or frames < 2:
+        raise VideoError(
+            f"{where} has max_frames {format_value(value)}; it is an integer of 2 or more, since "
+            "frames are taken in pairs."
+        )
+    return frames
+
+
+def _frames(source: Any, where: str) -> Frames:
+    """Return frames of one size as uint8 [n, height, width, 3]."""
+    try:
+        n = len(source)
+        shape = None if isinstance(source, list | tuple) else list(source.shape)
+    except Exception as error:  # also what an object of the caller's raises on its own
+        kind = type(source).__name__
+        raise VideoError(
+            f"{where} is neither a path, bytes nor frames, but {kind}. Give one of these."
+        ) from error
+    if shape is not None and len(shape) != 4:
+        raise VideoError(
+            f"{where} is an array of shape {shape}. Give frames [n, height, width, channels]."
+        )
+    if not n:
+        raise VideoError(f"{where} is a video of no frames. Give at least one.")
+    kept: Frames | None = None
+    for index in range(n):
+        place = f"{where}.video[{index}]"
+        try:
+            frame = source[index]
+        except Exception as error:  # the same
+            raise VideoError(f"{place} can't be had ({format_value(error)}).") from error
+        try:
+            picture = load_image({"image": frame}, place)
+        except ImageError as error:
+            raise VideoError(str(error)) from error
+        pixels = np.asarray(picture)
+        if kept is None:
+            kept = np.empty((n, *pixels.shape), np.uint8)
+        if pixels.shape != kept.shape[1:]:
+            raise VideoError(
+                f"{where} has frames of {kept.shape[2]} x {kept.shape[1]} and, at {index}, of "
+                f"{pixels.shape[1]} x {pixels.shape[0]} pixels. Make them one size."
+            )
+        kept[index] = pixels
+    assert kept is not None
+    return kept

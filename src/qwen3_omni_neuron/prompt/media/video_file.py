@@ -1,0 +1,312 @@
+"""Video file -> the frames that the model sees, their rate, and the audio.
+
+PyAV decodes. A file is read twice: first its packets, without decoding, for the frames'
+timestamps; then its frames, of which the chosen ones are kept. Its audio takes a third reading.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qwen3_omni_neuron.errors import InputError, VideoError
+from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform, too_long
+from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media
+from qwen3_omni_neuron.prompt.media.video_times import Timeline, choose_frames, read_timeline
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+Frames = NDArray[np.uint8]
+Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
+"""Function of an upright frame, [height, width, 3], that returns what is kept of it; may raise."""
+_COMPLETE = Fraction(9, 10)  # of the length in the header, which is not exact to a frame
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """Sizes of a file's video and audio, known before anything is decoded.
+
+    frames: how many the model sees. height, width: of one, before it is rotated. seconds: length of
+    the video. audio_s: that of the audio, as far as the file says; 0 where there is or is wanted
+    none.
+    """
+
+    frames: int
+    height: int
+    width: int
+    seconds: float
+    audio_s: float
+
+
+Check = Callable[[VideoHeader], object]
+"""Function of what is known of a video before it is decoded; may raise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Video:
+    """Frames and audio of a video for the model.
+
+    frames: uint8 [n, height, width, 3], RGB.
+    fps: rate of these frames, so frame i is shown i / fps seconds after the first.
+    audio: float32 [samples] at the rate that was asked for, mono, from the first frame on.
+    """
+
+    frames: Frames
+    fps: float
+    audio: Waveform | None = None
+
+
+class _DisorderError(Exception):
+    """Decoded frames, which come in the order they are shown, have descending timestamps.
+
+    Seen in AVI of H.264: it stores no presentation timestamps, and FFmpeg gives decoding times.
+    """
+
+
+def accept_all(header: VideoHeader) -> None:
+    """Accept every video: the default check."""
+
+
+def keep_whole(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Keep a frame as it is: the default fit."""
+    return frame
+
+
+def read_video_file(
+    source: Source,
+    where: str,
+    *,
+    fps: float,
+    max_frames: int,
+    audio_rate: int | None,
+    limit_s: float = math.inf,
+    check: Check = accept_all,
+    fit: Fit = keep_whole,
+    threads: int = 0,
+) -> Video:
+    """Read a file's frames, evenly spread over its length, and its audio where audio_rate is given.
+
+    Which frames: the k-th of n is frame floor(k * total / n) of the file, as in the reference. In
+    a file of variable frame rate it is the frame that is shown at k / n of the length, by the
+    presentation timestamps. In both cases frame k of the result is shown at k / Video.fps seconds,
+    with Video.fps = n / length, which is near `fps`, not equal. Frames are rotated by the file's
+    rotation.
+    Video.audio is None where the file has no audio. It is delayed, or cut at its beginning, to
+    begin with the first frame.
+    limit_s: longest audio. check: called before anything is decoded. fit: called with each of the
+    frames, to keep a smaller one. threads: of the video's decoder; 0: as many as there are cores.
+    Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
+    PromptTooLongError when it is too long.
+    """
+    with _opened(source, where) as container:
+        stream = _video_stream(container, source, where, threads)
+        timeline = read_timeline(container, stream, fps)
+        if not len(timeline.ticks):
+            raise VideoError(
+                f"{where}: {name_of(source)} has a video stream without any frame. Export it again."
+            )
+        # MP4 stores the length of each stream; in other formats it is a guess, sometimes wrong.
+        if "mp4" in container.format.name and stream.duration and stream.time_base:
+            promised = stream.duration * stream.time_base
+            if timeline.seconds < _COMPLETE * promised:
+                raise VideoError(
+                    f"{where}: {name_of(source)} is cut short: of {float(promised):.2f} s of video "
+                    f"{float(timeline.seconds):.2f} s are there. Copy or export it again."
+                )
+        chosen = choose_frames(timeline, fps, max_frames)
+        audio_s = 0.0 if audio_rate is None else _audio_seconds(container, timeline)
+        seconds = float(timeline.seconds)
+        check(VideoHeader(len(chosen), stream.height, stream.width, seconds, audio_s))
+    try:
+        frames = _read_frames(source, where, timeline, chosen, fit, threads)
+    except _DisorderError:
+        timeline = timeline.by_count()
+        chosen = choose_frames(timeline, fps, max_frames)
+        frames = _read_frames(source, where, timeline, chosen, fit, threads)
+    if frames is None:
+        raise VideoError(f"{where}: no frame of {name_of(source)} can be decoded. Export it again.")
+    audio = None
+    if audio_rate is not None:
+        audio = _read_audio(source, where, audio_rate, timeline, limit_s)
+    return Video(frames, float(len(frames) / timeline.seconds), audio)
+
+
+class _Nameless:
+    """File object without a name, so that FFmpeg finds the format from the content alone."""
+
+    def __init__(self, file: BinaryIO):
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell
+
+
+@contextmanager
+def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
+    try:
+        import av
+    except ImportError as error:
+        raise VideoError(
+            f"{where} is a video file, which PyAV decodes, and it isn't installed. "
+            "Run: pip install 'qwen3-omni-neuron[video]'; or give frames, with their fps."
+        ) from error
+    # FFmpeg also reads playlists, which name other files, on this machine or another. Without any
+    # protocol it can't open those; the file that we opened ourselves needs none.
+    options = {"protocol_whitelist": ""}
+    with open_media(source, where, VideoError) as file:
+        try:
+            with av.open(
+                _Nameless(file), "r", options=options, metadata_errors="replace"
+            ) as container:
+                yield container
+        except InputError:
+            raise
+        # Those that are none of FFmpeg's come from PyAV, and from sums over numbers in the file.
+        except (av.FFmpegError, ValueError, ArithmeticError) as error:
+            raise VideoError(
+                f"{where}: {name_of(source)} can't be decoded as video; it is something else, "
+                f"broken or cut short ({error}). Export it again."
+            ) from error
+
+
+def _video_stream(
+    container: "InputContainer", source: Source, where: str, threads: int
+) -> "VideoStream":
+    from av.stream import Disposition
+
+    # The cover image of a song is a video stream of one frame, but not a video.
+    videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
+    for stream in videos:
+        if stream.codec_context is not None:
+            stream.thread_type, stream.codec_context.thread_count = "AUTO", threads
+            return stream
+    if videos:
+        raise _no_decoder(where, source, "video")
+    others = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+    raise VideoError(
+        f"{where}: {name_of(source)} has no video stream that can be decoded, only {others}. Give "
+        "a video, or frames."
+    )
+
+
+def _no_decoder(where: str, source: Source, kind: str) -> VideoError:
+    return VideoError(
+        f"{where}: the {kind} of {name_of(source)} is of a codec that FFmpeg has no decoder for "
+        "here. Export it with another one, such as H.264 and AAC."
+    )
+
+
+def _audio_seconds(container: "InputContainer", timeline: Timeline) -> float:
+    """Return how long a file says that its audio is, and where it does not, its video."""
+    if not container.streams.audio:
+        return 0.0
+    stream = container.streams.audio[0]
+    if stream.duration and stream.time_base:
+        return max(0.0, float(stream.duration * stream.time_base))
+    return float(timeline.seconds)
+
+
+def _read_frames(
+    source: Source, where: str, timeline: Timeline, chosen: list[int], fit: Fit, threads: int
+) -> Frames | None:
+    with _opened(source, where) as container:
+        stream = _video_stream(container, source, where, threads)
+        return _decode(container, stream, chosen, timeline.counted, fit)
+
+
+def _decode(
+    container: "InputContainer",
+    stream: "VideoStream",
+    chosen: list[int],
+    counted: bool,
+    fit: Fit,
+) -> Frames | None:
+    """Decode the frame that is shown at each chosen tick, with no others in memory."""
+    kept = _Kept(len(chosen), fit)
+    previous: VideoFrame | None = None
+    latest: int | None = None
+    for index, frame in enumerate(container.decode(stream)):
+        now = index if counted else frame.pts
+        if now is not None and latest is not None and now < latest:
+            raise _DisorderError
+        latest = latest if now is None else now
+        while now is not None and kept.count < len(chosen) and now > chosen[kept.count]:
+            kept.add(previous or frame)
+        if kept.count == len(chosen):
+            return kept.frames
+        previous = frame
+    while previous is not None and kept.count < len(chosen):
+        kept.add(previous)
+    return kept.frames
+
+
+class _Kept:
+    """Chosen frames, upright, fitted, and of one size.
+
+    n: how many there will be. count: how many there are. frames: None where there are none.
+    """
+
+    def __init__(self, n: int, fit: Fit):
+        self._n, self._fit = n, fit
+        self._size: tuple[int, ...] | None = None  # of the first frame, upright and not yet fitted
+        self.count = 0
+        self.frames: Frames | None = None
+
+    def add(self, frame: "VideoFrame") -> None:
+        """Take the next one."""
+        pixels: NDArray[Any]
+        quarters = round(frame.rotation / 90)  # counterclockwise
+        if self._size is None:
+            pixels = np.rot90(frame.to_ndarray(format="rgb24"), quarters)
+            self._size = pixels.shape[:2]
+        else:  # a stream may change its size: later frames are scaled to the size of the first
+            height, width = self._size if quarters % 2 == 0 else self._size[::-1]
+            scaled = frame.to_ndarray(format="rgb24", width=width, height=height)
+            pixels = np.rot90(scaled, quarters)
+        fitted = self._fit(pixels)
+        if self.frames is None:
+            self.frames = np.empty((self._n, *fitted.shape), np.uint8)
+        self.frames[self.count] = fitted
+        self.count += 1
+
+
+def _read_audio(
+    source: Source, where: str, rate: int, timeline: Timeline, limit_s: float
+) -> Waveform | None:
+    """Read the first audio stream, mono at `rate` Hz, from the first frame on.
+
+    None where the file has no audio.
+    """
+    import av
+
+    pieces: list[NDArray[Any]] = []
+    begins, count, place = timeline.start, 0, f"{where} (its audio)"
+    with _opened(source, where) as container:
+        if not container.streams.audio:
+            return None
+        stream: AudioStream = container.streams.audio[0]
+        if stream.codec_context is None:
+            raise _no_decoder(where, source, "audio")
+        resampler = av.AudioResampler(format="fltp")  # rate and channels stay as they are
+        for frame in container.decode(stream):
+            if not pieces and frame.pts is not None and frame.time_base is not None:
+                begins = frame.pts * frame.time_base
+            file_rate = frame.sample_rate
+            # [channels, samples] -> [samples]
+            parts = [part.to_ndarray().mean(axis=0) for part in resampler.resample(frame)]
+            pieces += parts
+            count += sum(map(len, parts))
+            late = round((begins - timeline.start) * file_rate)
+            silence = min(max(late, 0), round(timeline.seconds * file_rate))
+            if silence - max(-late, 0) + count > limit_s * file_rate:
+                raise too_long(place, "lasts longer", limit_s)
+    if not pieces:
+        return None
+    samples = np.concatenate([np.zeros(silence, np.float32), *pieces])[max(-late, 0) :]
+    return load_waveform({"audio": samples, "sampling_rate": file_rate}, rate, place, limit_s)

@@ -1,0 +1,47 @@
+"""Prompt of a conversation: token ids, positions, mel features and pixels."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from qwen3_omni_neuron.prompt.media.pixels import Visual
+
+
+@dataclass(frozen=True)
+class TalkerPrompt:
+    """Part of a prompt that the talker reads.
+
+    token_ids: int64 [U], the tokens of user segments. positions: float32 [3, U + 9], the rope
+    positions of those and of the assistant rows that follow (see model.talker).
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+
+    def __len__(self) -> int:
+        """Count the rows of the whole talker prompt, including the first generated token's."""
+        return int(self.positions.shape[1])
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Model inputs of one conversation.
+
+    token_ids: int64 [S], media as runs of their placeholders. positions: float32 [3, S], the rope
+    positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio clip
+    and each video's audio; images, videos: their pixels. Each is in the order of the placeholders
+    in token_ids. audio_tokens, image_tokens: how many of token_ids are of audio, and of images and
+    videos.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    talker: TalkerPrompt
+    audio_mel: tuple[Tensor, ...] = ()
+    images: tuple[Visual, ...] = ()
+    videos: tuple[Visual, ...] = ()
+    audio_tokens: int = 0
+    image_tokens: int = 0
+
+    def __len__(self) -> int:
+        return len(self.token_ids)

@@ -1,0 +1,319 @@
+"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's own files.
+
+Each media item's placeholder in the chat template's text is repeated once for every row that the
+item's encoder gives.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qwen3_omni_neuron.errors import CheckpointError, MessageError, PromptTooLongError
+from qwen3_omni_neuron.model.config import ASSISTANT_ROWS, OmniConfig
+from qwen3_omni_neuron.model.talker import user_positions
+from qwen3_omni_neuron.prompt.chat_template import ChatTemplate
+from qwen3_omni_neuron.prompt.literal_text import LiteralText, SpecialNames
+from qwen3_omni_neuron.prompt.media.clip import GrowingClip, features
+from qwen3_omni_neuron.prompt.media.items import (
+    AudioItem,
+    ImageItem,
+    Media,
+    MediaLoader,
+    VideoItem,
+)
+from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
+from qwen3_omni_neuron.prompt.media.patches import PatchMaker
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.messages import Check, Messages, read_messages, read_tools
+from qwen3_omni_neuron.prompt.positions import (
+    MediaRun,
+    Placed,
+    rope_positions,
+    talker_positions,
+)
+from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
+from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
+
+
+class Conversation:
+    """Converter of messages into prompts for one checkpoint.
+
+    media_settings: the checkpoint's settings that media are decoded by.
+    Source: transformers Qwen3OmniMoeProcessor.__call__.
+    """
+
+    def __init__(self, folder: Path, config: OmniConfig):
+        self._config = config
+        self._tokenizer = Tokenizer(folder)
+        self._mel = MelSettings.of(read_preprocessor(folder))
+        self._patches = PatchMaker(folder)
+        self._template = ChatTemplate(folder, self._tokenizer)
+        c = config.thinker
+        ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
+        self._placeholder_ids = ids
+        self._placeholders = {kind: self._tokenizer.token(i) for kind, i in ids.items()}
+        chunk = c.audio.chunk_mel_frames
+        chunk_s = chunk * self._mel.hop / self._mel.rate
+        self.media_settings = MediaSettings(
+            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._patches.sizes
+        )
+        self.newline_id = self._tokenizer.encode("\n")[0]
+
+    def prompt(
+        self,
+        messages: Messages,
+        use_audio_in_video: bool = False,
+        most_tokens: int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+    ) -> Prompt:
+        """Make the prompt of a conversation, up to where the assistant's answer begins.
+
+        messages: dicts with "role" (system, user, assistant, or tool where the template takes
+        tools) and "content": a string, or a list of {"type": "text", "text": ...} and, from users,
+        {"type": "audio", "audio": ...}, "image" and "video"; see
+        prompt.media.audio.load_waveform, prompt.media.image.load_image and
+        prompt.media.video.load_video for their forms. use_audio_in_video: also take the
+        audio of videos. most_tokens: an item that alone has more is refused before it is decoded,
+        text that must have more before it is read, and a long prompt that has more before all of
+        it is tokenised; without it nothing is refused for its length.
+        tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
+        have its "tool_calls". literal_text: names of special tokens in the messages' text are
+        words, as they must be in text from strangers; otherwise they are those tokens, as in the
+        reference.
+        Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
+        the message or item at fault.
+        """
+        load = self.loader(use_audio_in_video, most_tokens)
+        reserved = () if literal_text else self.reserved
+        check = self.text_check(most_tokens)
+        checked, media = read_messages(messages, reserved, load, check)
+        return self.assemble(
+            checked,
+            media,
+            tools=read_tools(tools, reserved, check),
+            literal_text=literal_text,
+            most_tokens=most_tokens,
+        )
+
+    @property
+    def reserved(self) -> tuple[str, ...]:
+        """Tokens that stand for media in a prompt, which no text may contain."""
+        return tuple(self._placeholders.values())
+
+    def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
+        """Return the reader of a conversation's media; `prompt` has the same arguments."""
+        return MediaLoader(
+            self._patches, self._mel, self.media_settings, use_audio_in_video, most_tokens
+        )
+
+    def text_check(self, most_tokens: int | None) -> Check:
+        """Return the check of a message's text; `prompt` has the same argument.
+
+        Blanks around a text do not count: a chat template may leave them out.
+        """
+        return partial(self._check_text, most_tokens)
+
+    def _check_text(self, most_tokens: int | None, text: str, where: str) -> None:
+        if most_tokens is not None:
+            least = self.least_tokens(text, most_tokens)
+            if least > most_tokens:
+                least = self.least_tokens(text.strip(), most_tokens)
+            if least > most_tokens:
+                raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
+
+    def least_tokens(self, text: str, enough: float = math.inf) -> int:
+        """Return a number of tokens that a text has at least; see conversation.least_tokens."""
+        return self._tokenizer.least_tokens(text, enough)
+
+    def assemble(
+        self,
+        messages: Messages,
+        media: Sequence[Media],
+        growing: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        literal_text: bool = False,
+        said: Collection[int] = (),
+        most_tokens: int | None = None,
+    ) -> Prompt:
+        """Make the prompt of messages that prompt.messages.read_messages has read.
+
+        growing: the last item of the messages is a clip that still arrives. The prompt then ends
+        with the last row that is final whatever follows: that of the clip's last whole window of
+        the audio encoder, or the one before the clip. Rows before it change in two cases alone: a
+        later, louder moment of the clip can change its windows' features, and a clip that becomes
+        the longest the ends of the others. Such a prompt has no use for its talker's assistant
+        rows: they have the positions of a reply that begins there. tools: as read_tools has read
+        them. literal_text: as in `prompt`. said: indices of the messages that are replies of the
+        model, whose text has special tokens' names only where the model spelled them in words.
+        most_tokens: as in `prompt`.
+        Raises PromptTooLongError for a prompt that is not tokenised since it can't fit.
+        """
+        if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
+            raise MessageError(
+                "this checkpoint's chat template takes no tools: leave tools, and messages of role "
+                "tool, out; or take a checkpoint whose template does."
+            )
+        literal = LiteralText(self._all_names) if literal_text else None
+        if literal is not None:
+            messages, tools = literal.marked(messages), literal.marked(tools)
+        elif self._spelled(messages, said):
+            literal = LiteralText(self._reply_names)
+            messages = [
+                literal.marked([message])[0] if index in said else message
+                for index, message in enumerate(messages)
+            ]
+        text = self._template.render(messages, tools or None)
+        ids = self._encode(text, literal, most_tokens)
+        clips = [item.clip for item in media if item.clip is not None]
+        window = self._config.thinker.audio.window_mel_frames if growing else None
+        mel = features(clips, window)
+        runs = self._runs(media, mel)
+        token_ids, placed = self._expand(ids, media, runs, growing)
+        if growing and not len(runs[-1]):
+            placed, mel = placed[:-1], mel[:-1]
+        user_tokens = user_positions(token_ids, self._config)
+        user_ids = torch.from_numpy(token_ids.numpy()[user_tokens.numpy()])  # numpy: see positions
+        rows = len(user_tokens) + ASSISTANT_ROWS
+        return Prompt(
+            token_ids,
+            rope_positions(len(token_ids), placed),
+            TalkerPrompt(user_ids, talker_positions(user_tokens, rows, placed)),
+            tuple(mel),
+            tuple(m.visual for m in media if isinstance(m, ImageItem)),
+            tuple(m.visual for m in media if isinstance(m, VideoItem)),
+            audio_tokens=sum(run.audio_tokens for run in runs),
+            image_tokens=sum(len(run) - run.audio_tokens for run in runs),
+        )
+
+    @property
+    def takes_tools(self) -> bool:
+        """True where the template shows tools to the model."""
+        return self._template.takes_tools
+
+    @cached_property
+    def thinks(self) -> bool:
+        """True where the template lets a reply begin with reasoning."""
+        prompt = self._template.render([{"role": "user", "content": ""}])
+        return prompt.rstrip().endswith("<think>")
+
+    def whole_windows(self, clip: GrowingClip) -> int:
+        """Count the whole windows of the audio encoder that a growing clip has so far."""
+        window = self._config.thinker.audio.window_mel_frames
+        return clip.complete_frames(window) // window
+
+    def encode_words(self, text: str, most: int | None = None) -> list[int]:
+        """Tokenise text that is part of a reply; names of special tokens are words.
+
+        most: as `Tokenizer.encode` has it.
+        """
+        return self._tokenizer.encode_words(text, most)
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Decode generated tokens to text, without special ones."""
+        return self._tokenizer.decode(token_ids)
+
+    @cached_property
+    def _all_names(self) -> SpecialNames:
+        return SpecialNames(self._tokenizer)
+
+    @cached_property
+    def _reply_names(self) -> SpecialNames:
+        return SpecialNames(self._tokenizer, self._special)
+
+    @cached_property
+    def _special(self) -> tuple[str, ...]:
+        return tuple({*self._tokenizer.special_tokens, *self.reserved})
+
+    def _spelled(self, messages: Messages, said: Collection[int]) -> bool:
+        """Return whether a reply has the name of a special token in its text."""
+        return any(name in messages[i]["content"] for i in said for name in self._special)
+
+    def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
+        """Return the run of tokens of each item. mel: features of those with audio, in order."""
+        c, clips, runs = self._config.thinker, iter(mel), []
+        for item in media:
+            audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
+            if isinstance(item, AudioItem):
+                runs.append(MediaRun(audio_tokens))
+                continue
+            frames, height, width = item.visual.grid
+            merge = c.vision.merge_size
+            step = item.seconds_per_frame * c.positions_per_second
+            runs.append(MediaRun(audio_tokens, (frames, height // merge, width // merge), step))
+        return runs
+
+    def _encode(self, text: str, literal: LiteralText | None, most: int | None) -> list[int]:
+        """Tokenise a prompt. Raises PromptTooLongError for a long one that has more than `most`.
+
+        One that is tokenised at once anyway is left to whoever knows what else it is to fit.
+        """
+        encode = literal.encode if literal else self._tokenizer.encode
+        if most is None or len(text) <= AT_ONCE:
+            return encode(text)
+        words = literal.unmarked(text) if literal else text
+        least = self.least_tokens(words, most)
+        if least <= most:
+            ids = encode(text, most)
+            if len(ids) <= most:
+                return ids
+            least = len(ids)
+        raise _too_long(f"the prompt has {len(words)} characters", least, most)
+
+    def _expand(
+        self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
+    ) -> tuple[Tensor, list[Placed]]:
+        """Replace each item's one placeholder in the template's tokens by all of its tokens.
+
+        growing: leave out what follows the last item. Returns the prompt's tokens, int64 [S], and
+        the runs with their places in it.
+        """
+        template, media_ids = np.array(ids, dtype=np.int64), self._config.thinker.media_token_ids
+        found = [at for at, token_id in enumerate(ids) if token_id in media_ids]
+        wanted = [self._placeholder_ids[item.kind] for item in media]
+        if template[found].tolist() != wanted:
+            names = [self._tokenizer.token(i) for i in template[found]]
+            raise CheckpointError(
+                f"the chat template made {names} of media items that are "
+                f"{[self._tokenizer.token(i) for i in wanted]}. It must write one placeholder an "
+                "item, in their order."
+            )
+        parts, placed, at, length = [], [], 0, 0
+        for place, item, run in zip(found, media, runs, strict=True):
+            tokens = self._tokens(item, run)
+            parts += [template[at:place], tokens]
+            length += place - at
+            placed.append((length + (len(tokens) - len(run)) // 2, run))  # behind the bracket
+            length += len(tokens)
+            at = place + 1
+        if not growing:
+            parts.append(template[at:])
+        return torch.from_numpy(np.concatenate(parts)), placed
+
+    def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
+        """Return an item's tokens; those of a video's audio are among the frames', in brackets."""
+        own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
+        tokens = np.where(run.is_audio(), audio, own)
+        if isinstance(item, VideoItem) and run.audio_tokens:
+            named = self._tokenizer.named_tokens
+            begin, end = (
+                self._tokenizer.encode(named[f"audio_{edge}_token"]) for edge in ("bos", "eos")
+            )
+            return np.array([*begin, *tokens, *end])
+        return tokens
+
+
+def _too_long(what: str, least: int, most: int) -> PromptTooLongError:
+    return PromptTooLongError(
+        f"{what}, which are {least} tokens or more, and {most} fit into the KV cache beside the "
+        "reply. Shorten the conversation (of a session: begin another with fewer of its messages), "
+        "or load with a larger context_length."
+    )

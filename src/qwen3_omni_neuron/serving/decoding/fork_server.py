@@ -1,0 +1,193 @@
+"""The small process whose forks decode: it has the codecs loaded, and one thread.
+
+It forks a child for each order, kills those that the pool names, by the number of their job, since
+it alone reaps them and so knows that the process is still the one, and reports how each ended. It
+ends when the pool's end of the connection does, and ends its children first.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qwen3_omni_neuron.engines.process.child import take_signals
+from qwen3_omni_neuron.serving.decoding import wire, work
+
+Run = Callable[[socket.socket, int, int], object]
+"""What a child does with its connection, and the descriptors of content and result."""
+NICENESS = 5
+MOST_FILES = 64  # that a child may have open
+MOST_OUTPUT_BYTES = 1 << 20  # that children may print before it is thrown away
+_LIVENESS_S = 1.0  # between looks whether the parent is there
+_REAP_S = 0.5
+_PR_SET_PDEATHSIG = 1
+
+
+def main(control: int, parent: int) -> None:
+    """Serve until the pool disconnects. control: descriptor of the connection."""
+    serve(control, parent, work.run)
+
+
+def serve(control: int, parent: int, run: Run) -> None:
+    """Serve with children that do `run`."""
+    take_signals()
+    # A service manager sends it to every process, and the server may then finish what it has begun.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    load_codecs()
+    gc.freeze()  # else a collection in a child would copy every page with objects
+    _ForkServer(socket.socket(fileno=control), parent, run).serve()
+
+
+def load_codecs() -> None:
+    """Import what children need, so that none has to."""
+    from PIL import Image
+
+    Image.init()
+    for name in ("soundfile", "soxr", "av"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    Image.MAX_IMAGE_PIXELS = None  # whoever asks says how many an image may have
+    with contextlib.suppress(ImportError):  # Pillow before 11.3
+        avif: Any = importlib.import_module("PIL.AvifImagePlugin")
+        # As many threads as cores have more stacks, on a large machine, than a child may map.
+        avif.DEFAULT_MAX_THREADS = work.THREADS
+
+
+class _ForkServer:
+    """Loop over orders and the ends of children."""
+
+    def __init__(self, control: socket.socket, parent: int, run: Run):
+        self._control, self._parent, self._run = control, parent, run
+        self._pid = os.getpid()
+        self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+        self._numbers: dict[int, int] = {}  # of the jobs, by process id
+        self._wake, self._woken = os.pipe()
+        for end in (self._wake, self._woken):
+            os.set_blocking(end, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake, select.POLLIN)
+        with contextlib.suppress(ConnectionError):
+            while os.getppid() == self._parent:
+                ready = {descriptor for descriptor, _ in poll.poll(1000 * _LIVENESS_S)}
+                if self._wake in ready:
+                    os.read(self._wake, 4096)
+                self._reap()
+                if self._control.fileno() in ready and not self._obey():
+                    break
+        self._end()
+
+    def _obey(self) -> bool:
+        """Do the next order. Returns False where the connection has ended."""
+        order, files, _, _ = socket.recv_fds(self._control, wire.ORDER.size, 3)
+        while order and len(order) < wire.ORDER.size:
+            rest = self._control.recv(wire.ORDER.size - len(order))
+            order = order + rest if rest else b""
+        try:
+            if not order:
+                return False
+            kind, number, memory_bytes, cpu_s = wire.ORDER.unpack(order)
+            if kind == wire.FORK:
+                self._fork(number, memory_bytes, cpu_s, files)
+            else:
+                for pid in [p for p, n in self._numbers.items() if n == number]:
+                    os.kill(pid, signal.SIGKILL)
+            return True
+        finally:
+            for descriptor in files:
+                os.close(descriptor)
+
+    def _fork(self, number: int, memory_bytes: int, cpu_s: int, files: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError:
+            self._control.sendall(wire.REPORT.pack(number, wire.NO_FORK))
+            return
+        if pid:
+            self._numbers[pid] = number
+        else:
+            self._be_child(memory_bytes, cpu_s, *files)
+
+    def _be_child(
+        self, memory_bytes: int, cpu_s: int, connection: int, content: int, result: int
+    ) -> NoReturn:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGCHLD, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            if self._libc is not None:
+                self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != self._pid:  # it ended before that
+                os._exit(1)
+            self._control.close()
+            os.close(self._wake)
+            os.close(self._woken)
+            limit(memory_bytes, cpu_s)
+            self._run(socket.socket(fileno=connection), content, result)
+            status = 0
+        except MemoryError:
+            status = wire.OUT_OF_MEMORY
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def _reap(self, options: int = os.WNOHANG) -> None:
+        """Report every child that has ended."""
+        while self._numbers:
+            pid, status = os.waitpid(-1, options)
+            if not pid:
+                return
+            number = self._numbers.pop(pid)
+            if os.fstat(2).st_size > MOST_OUTPUT_BYTES // 2:
+                os.ftruncate(2, 0)
+                os.lseek(2, 0, os.SEEK_SET)
+            self._control.sendall(wire.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
+
+    def _end(self) -> None:
+        """End the children. They are reaped, since nobody else may do it in a container."""
+        for pid in self._numbers:
+            os.kill(pid, signal.SIGKILL)
+        end_s = time.monotonic() + _REAP_S
+        while self._numbers and time.monotonic() < end_s:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+            self._numbers.pop(pid, None)
+            if not pid:
+                time.sleep(0.001)
+
+
+def limit(memory_bytes: int, cpu_s: int) -> None:
+    """Limit what this process may use from now on; where the system has no such limit, not."""
+    os.nice(NICENESS)
+    limits = {
+        resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_FSIZE: (MOST_OUTPUT_BYTES, MOST_OUTPUT_BYTES),
+        resource.RLIMIT_NOFILE: (MOST_FILES, MOST_FILES),
+    }
+    with contextlib.suppress(OSError):  # no /proc
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+        most = pages * resource.getpagesize() + memory_bytes
+        limits[resource.RLIMIT_AS] = (most, most)
+    for kind, both in limits.items():
+        with contextlib.suppress(OSError, ValueError):  # there may be a lower one already
+            resource.setrlimit(kind, both)
+    with contextlib.suppress(OSError):
+        # Where the machine runs out of memory, this process goes before the server does.
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

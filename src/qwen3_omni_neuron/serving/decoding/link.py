@@ -1,0 +1,208 @@
+"""The fork server and the connections to its children, as the pool's event loop has them."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from qwen3_omni_neuron.engines.process.child import OutputTail, start_child
+from qwen3_omni_neuron.serving.decoding import wire
+
+logger = logging.getLogger(__name__)
+# One thread at a fork, and one arena: each would take 64 MiB of a child's address space.
+ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
+    "MALLOC_ARENA_MAX": "1",
+}
+END_S = 1.0  # for the fork server to end its children and itself
+_TICK_S = 0.005
+
+
+class ForkServer:
+    """The process of serving.decoding.fork_server, or of a module that serves as it does.
+
+    Used by the event loop in which it was made. Raises OSError where it can't be started.
+    """
+
+    def __init__(self, module: str):
+        self._loop = asyncio.get_running_loop()
+        self._exits: dict[int, asyncio.Future[int | None]] = {}
+        self._received = bytearray()
+        self._output = OutputTail()
+        self._socket, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._process = start_child(
+                    module,
+                    (theirs.fileno(),),
+                    self._output,
+                    ENVIRONMENT,
+                    stdin=subprocess.DEVNULL,
+                )
+            except BaseException:
+                self._socket.close()
+                self._output.close()
+                raise
+        self._socket.setblocking(False)
+        self._loop.add_reader(self._socket, self._on_reports)
+
+    @property
+    def pid(self) -> int:
+        """The id of the process."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """True where it takes no more orders."""
+        return self._socket.fileno() < 0
+
+    def fork(
+        self, number: int, memory_bytes: int, cpu_s: int, files: Sequence[int]
+    ) -> "asyncio.Future[int | None]":
+        """Have it fork a child. files: descriptors of its connection, content and result.
+
+        Returns how the child will have ended, as subprocess has it; serving.decoding.wire.NO_FORK
+        where there was none, None where the fork server ended before.
+        """
+        self._exits[number] = exited = self._loop.create_future()
+        self._order(wire.ORDER.pack(wire.FORK, number, memory_bytes, cpu_s), files)
+        return exited
+
+    def kill(self, number: int) -> None:
+        """Kill the child of a job, unless it has ended."""
+        if number in self._exits:
+            self._order(wire.ORDER.pack(wire.KILL, number, 0, 0), ())
+
+    def end(self, why: str | None = None) -> None:
+        """End it at once. why: what is wrong with it, for the log."""
+        if self.ended:
+            return
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        self._process.kill()  # on Linux its children end with it
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        if why is not None:
+            logger.warning("the fork server of the decoders %s. %s", why, self.output())
+        self._release()
+
+    async def close(self) -> None:
+        """End it and its children in order, and wait for it."""
+        if self.ended:
+            return
+        self._loop.remove_reader(self._socket)
+        self._socket.close()
+        end_s = time.monotonic() + END_S
+        try:
+            while self._process.poll() is None and time.monotonic() < end_s:
+                await asyncio.sleep(_TICK_S)
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._release()
+
+    def output(self) -> str:
+        """Return the end of what it and its children have printed, for the log."""
+        text = self._output.read()
+        return f"The end of its output:\n{text}" if text else "It printed nothing."
+
+    def _order(self, order: bytes, files: Sequence[int]) -> None:
+        if self.ended:
+            self._release()
+            return
+        try:
+            whole = socket.send_fds(self._socket, [order], files) == len(order)
+        except OSError:  # it has gone, or takes no orders
+            whole = False
+        if not whole:
+            self.end("took no order")
+
+    def _on_reports(self) -> None:
+        try:
+            some = self._socket.recv(1 << 12)
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            some = b""
+        if not some:
+            self.end("ended by itself")
+            return
+        self._received += some
+        while len(self._received) >= wire.REPORT.size:
+            number, status = wire.REPORT.unpack_from(self._received)
+            del self._received[: wire.REPORT.size]
+            _resolve(self._exits.pop(number, None), status)
+
+    def _release(self) -> None:
+        """Tell those that wait for a child that nobody will say how it ended."""
+        self._output.close()
+        exits, self._exits = self._exits, {}
+        for exited in exits.values():
+            _resolve(exited, None)
+
+
+class Line:
+    """The pool's end of the connection to one child."""
+
+    def __init__(self, connection: socket.socket):
+        self._loop = asyncio.get_running_loop()
+        self._socket, self._received, self._ended = connection, bytearray(), False
+        self._waiter: asyncio.Future[None] | None = None
+        connection.setblocking(False)
+        self._loop.add_reader(connection, self._on_bytes)
+
+    def send(self, data: bytes) -> None:
+        """Send a few bytes. Where the child has gone, nothing is sent."""
+        with contextlib.suppress(OSError):
+            self._socket.send(data)
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Wait for the child's next message; None: there will be none.
+
+        Raises BrokenAnswerError.
+        """
+        while True:
+            size = wire.LENGTH.size
+            if len(self._received) >= size:
+                (length,) = wire.LENGTH.unpack_from(self._received)
+                if length > wire.MOST_BYTES:
+                    raise wire.BrokenAnswerError("it is too long")
+                if len(self._received) >= size + length:
+                    data = bytes(self._received[size : size + length])
+                    del self._received[: size + length]
+                    return wire.unpacked(data)
+            if self._ended:
+                return None
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    def end(self) -> None:
+        """Wait for no more messages."""
+        if not self._ended:
+            self._ended = True
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+        _resolve(self._waiter, None)
+
+    def _on_bytes(self) -> None:
+        try:
+            some = self._socket.recv(1 << 12)
+        except BlockingIOError:
+            return
+        except OSError:
+            some = b""
+        self._received += some
+        # A child of ours sends one message, and waits.
+        if not some or len(self._received) > wire.LENGTH.size + wire.MOST_BYTES:
+            self.end()
+        else:
+            _resolve(self._waiter, None)
+
+
+def _resolve(future: "asyncio.Future[Any] | None", value: Any) -> None:
+    if future is not None and not future.done():
+        future.set_result(value)

@@ -1,0 +1,148 @@
+"""Form of what the pool, the fork server and its children say to each other.
+
+Pool and fork server: fixed structs. Pool and child: the job and its answers as JSON behind their
+length, of which the pool checks every number; and one byte that lets the child go on.
+"""
+
+import json
+import math
+import struct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from qwen3_omni_neuron.errors import InputError, OptionError, PromptTooLongError, printable
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
+
+ORDER = struct.Struct("<cQQQ")
+"""Order to the fork server: FORK or KILL, number of the job, and for FORK bytes and CPU seconds.
+
+With FORK come three files: the child's end of its connection, the content, and the result.
+"""
+FORK, KILL = b"F", b"K"
+REPORT = struct.Struct("<Qi")
+"""Report of the fork server: number of a job, and how its child ended, as subprocess has it."""
+NO_FORK = 1 << 16  # in place of how a child ended: there was none
+OUT_OF_MEMORY = 12  # exit status of a child
+GO = b"g"
+LENGTH = struct.Struct("<I")
+MOST_BYTES = 1 << 16  # of an answer
+MOST_JOB_BYTES = 4096  # that a connection takes at once, on any system
+MOST_CHARACTERS = 2000  # of an error's message
+_MOST = 1 << 48  # of any number
+_REFUSALS = {e.__name__: e for e in (*ERRORS.values(), PromptTooLongError)}
+
+
+class BrokenAnswerError(Exception):
+    """A child has answered what none of ours does."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Sizes of a result: first the frames, uint8 [frames, height, width, 3], then the samples.
+
+    frames, height, width: 0 where it has no picture. samples: float32, 0 where it has no sound.
+    fps: of a video. fitted: the frames have the size that the checkpoint's processor gives them.
+    """
+
+    frames: int = 0
+    height: int = 0
+    width: int = 0
+    samples: int = 0
+    fps: float = 0.0
+    fitted: bool = True
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Bytes of the frames."""
+        return self.frames * self.height * self.width * 3
+
+    @property
+    def size(self) -> int:
+        """Bytes of all."""
+        return self.pixel_bytes + 4 * self.samples
+
+
+def packed(message: Any) -> bytes:
+    """Return a message with its length before it."""
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Return a message of a child. Raises BrokenAnswerError."""
+    try:
+        message = json.loads(data)
+    except (ValueError, RecursionError):
+        message = None
+    if not isinstance(message, dict):
+        raise BrokenAnswerError("it is no JSON object")
+    return message
+
+
+def job_message(job: Job) -> bytes:
+    """Return a job without its content, for a child. Raises OptionError for long options."""
+    fields = {n: getattr(job, n) for n in job.__dataclass_fields__ if n not in ("content", "media")}
+    message = packed(fields | {"options": dict(job.options), "media": asdict(job.media)})
+    if len(message) > MOST_JOB_BYTES:
+        raise OptionError(
+            f"{printable(job.where, 100)} has options of {len(message)} bytes; {MOST_JOB_BYTES} "
+            "is the most."
+        )
+    return message
+
+
+def job_of(message: dict[str, Any], content: bytes) -> Job:
+    """Return the job of a `job_message`."""
+    media = message.pop("media")
+    media = MediaSettings(**media | {"sizes": Sizes(**media["sizes"])})
+    return Job(**message, media=media, content=content)
+
+
+def measured_of(value: Any) -> Measured:
+    """Return the sizes that a child sends as [seconds, pixels, bytes]. Raises BrokenAnswerError."""
+    if not isinstance(value, list) or len(value) != 3:
+        raise BrokenAnswerError("its sizes are not three numbers")
+    seconds, pixels, size = value
+    return Measured(_real(seconds, 0), _whole(pixels, 0), _whole(size, 0))
+
+
+def holding_of(value: Any, kind: str) -> Holding:
+    """Return the sizes of a result of some kind. Raises BrokenAnswerError."""
+    if not isinstance(value, dict) or value.keys() != Holding.__dataclass_fields__.keys():
+        raise BrokenAnswerError("its result has other fields")
+    sides = {n: _whole(value[n], 0) for n in ("frames", "height", "width", "samples")}
+    if type(value["fitted"]) is not bool:
+        raise BrokenAnswerError("whether its frames are fitted is not said")
+    holding = Holding(**sides, fps=_real(value["fps"], 0), fitted=value["fitted"])
+    seen, heard = kind != "audio", kind == "audio"
+    if (holding.pixel_bytes > 0) is not seen or (heard and not holding.samples):
+        raise BrokenAnswerError(f"its result is no {kind}")
+    if kind == "image" and (holding.frames != 1 or holding.samples):
+        raise BrokenAnswerError("its result is no image")
+    if kind == "video" and not holding.fps > 0:
+        raise BrokenAnswerError("its video has no rate")
+    return holding
+
+
+def refusal_of(value: Any) -> InputError:
+    """Return the error that a child sends as [class, message]. Raises BrokenAnswerError."""
+    if not isinstance(value, list) or [type(v) for v in value] != [str, str]:
+        raise BrokenAnswerError("its error is not two strings")
+    name, message = value
+    if name not in _REFUSALS:
+        raise BrokenAnswerError("its error is of no known class")
+    return _REFUSALS[name](printable(message, MOST_CHARACTERS))
+
+
+def _whole(value: Any, least: int) -> int:
+    if type(value) is not int or not least <= value <= _MOST:
+        raise BrokenAnswerError("a whole number of it is none, or too large")
+    return value
+
+
+def _real(value: Any, least: float) -> float:
+    if type(value) not in (int, float) or not least <= value <= _MOST or not math.isfinite(value):
+        raise BrokenAnswerError("a number of it is none, or too large")
+    return float(value)

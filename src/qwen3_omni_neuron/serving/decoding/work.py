@@ -1,0 +1,226 @@
+"""The work of a child: read a job, say how large the result will be, decode, write the result."""
+
+import errno
+import json
+import math
+import mmap
+import os
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from qwen3_omni_neuron.errors import InputError
+from qwen3_omni_neuron.prompt.media.audio import Waveform, load_waveform
+from qwen3_omni_neuron.prompt.media.image import MAX_ASPECT, load_image
+from qwen3_omni_neuron.prompt.media.pixels import resize
+from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
+from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
+from qwen3_omni_neuron.serving.decoding import wire
+from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
+
+Ask = Callable[[Measured], object]
+"""Function that tells the sizes of the item, and returns when it may be decoded."""
+THREADS = 2  # of a video's decoder: each has frames of its own in memory
+
+
+@dataclass(frozen=True, eq=False)
+class Made:
+    """Result of an item.
+
+    pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: as
+    serving.decoding.wire.Holding has them.
+    """
+
+    pixels: NDArray[np.uint8] | None = None
+    samples: Waveform | None = None
+    fps: float = 0.0
+    fitted: bool = True
+
+
+def run(connection: socket.socket, content: int, result: int) -> None:
+    """Decode one item.
+
+    content, result: descriptors of the files with the item and for what becomes of it.
+    Raises MemoryError.
+    """
+    line = _Line(connection)
+    job = wire.job_of(line.receive(), os.pread(content, os.fstat(content).st_size, 0))
+    try:
+        made = decode(job, line.ask)
+    except InputError as error:
+        if _lacks_memory(error):
+            raise MemoryError from None
+        line.send({"error": [type(error).__name__, str(error)[: wire.MOST_CHARACTERS]]})
+        return
+    parts = [part for part in (made.pixels, made.samples) if part is not None]
+    line.send({"holds": asdict(_holding(made))})
+    line.wait()
+    with mmap.mmap(result, sum(part.nbytes for part in parts)) as memory:
+        for part in parts:
+            memory.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8).data)
+
+
+def decode(job: Job, ask: Ask) -> Made:
+    """Decode an item. Raises InputError where it can't be, or is too large."""
+    return {"audio": _audio, "image": _image, "video": _video}[job.kind](job, ask)
+
+
+def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
+    """Read a job's audio, given as an item of a message, at the checkpoint's rate."""
+    rate = job.media.audio_rate
+
+    def check(seconds: float) -> None:
+        ask(Measured(seconds, 0, 4 * round(seconds * rate)))
+        _check_seconds(job, seconds)
+
+    holds_s = job.media.longest_audio_s(job.most_tokens)
+    return load_waveform(item, rate, job.where, holds_s, check)
+
+
+def _audio(job: Job, ask: Ask) -> Made:
+    return Made(samples=read_audio(job, {"audio": job.content}, ask))
+
+
+def _image(job: Job, ask: Ask) -> Made:
+    def check(height: int, width: int) -> None:
+        size, _ = _kept_size(job, height, width)
+        ask(Measured(0.0, height * width, 3 * math.prod(size)))
+        _check_pixels(job, height, width)
+        job.media.sizes.image_grid(height, width, job.where, _asked(job))
+
+    picture = load_image({"image": job.content}, job.where, check)
+    _check_pixels(job, picture.height, picture.width)
+    size, fitted = _kept_size(job, picture.height, picture.width)
+    return Made(pixels=resize(picture, size)[None], fitted=fitted)
+
+
+def _video(job: Job, ask: Ask) -> Made:
+    audio_rate = job.media.audio_rate if job.use_audio_in_video else None
+    holds_s = job.media.longest_audio_s(job.most_tokens)
+    frames, fitted = 0, True
+
+    def check(header: VideoHeader) -> None:
+        nonlocal frames
+        frames = header.frames
+        size, _ = _kept_size(job, header.height, header.width)
+        audio = round(header.audio_s * job.media.audio_rate)
+        kept = 3 * frames * math.prod(size) + 4 * audio
+        seconds = max(header.seconds, header.audio_s)
+        ask(Measured(seconds, header.height * header.width, kept))
+        _check_seconds(job, seconds)
+        check_frame(header.height, header.width)
+
+    def check_frame(height: int, width: int) -> None:
+        _check_pixels(job, height, width)
+        job.media.sizes.video_grid(frames, height, width, job.where, _asked(job))
+
+    def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        nonlocal fitted
+        height, width, _ = frame.shape
+        check_frame(height, width)  # it may be another one than in the header
+        size, fitted = _kept_size(job, height, width)
+        return resize(Image.fromarray(frame), size)
+
+    video = load_video(
+        {**job.options, "video": job.content},
+        job.where,
+        audio_rate=audio_rate,
+        limit_s=holds_s if job.most_s is None else min(holds_s, job.most_s),
+        check=check,
+        fit=fit,
+        threads=THREADS,
+    )
+    return Made(video.frames, video.audio, video.fps, fitted)
+
+
+def _kept_size(job: Job, height: int, width: int) -> tuple[tuple[int, int], bool]:
+    """Return the height and width that are kept of a picture, and whether they are fitted.
+
+    They are unless the API would refuse them as too long and narrow: what is allowed as it is can
+    become so, since sides are rounded to whole tokens. Raises what the API raises.
+    """
+    asked = replace(_asked(job), most_tokens=None)
+    sizes = job.media.sizes
+    if job.kind == "image":
+        grid = sizes.image_grid(height, width, job.where, asked)
+    else:
+        grid = sizes.video_grid(1, height, width, job.where, asked)
+    size = sizes.pixels(grid)
+    fits = max(size) <= MAX_ASPECT * min(size)
+    return (size if fits else (height, width)), fits
+
+
+def _asked(job: Job) -> SizeLimits:
+    low, high = job.options.get("min_pixels"), job.options.get("max_pixels")
+    return SizeLimits(low, high, job.most_tokens)
+
+
+def _check_seconds(job: Job, seconds: float) -> None:
+    if job.most_s is not None and seconds > job.most_s:
+        raise ERRORS[job.kind](
+            f"{job.where} lasts {seconds:.1f} s, and {job.most_s:g} s is the most. Send a part of "
+            "it."
+        )
+
+
+def _check_pixels(job: Job, height: int, width: int) -> None:
+    if job.most_pixels is not None and height * width > job.most_pixels:
+        raise ERRORS[job.kind](
+            f"{job.where} has {height * width} pixels, and {job.most_pixels} is the most. Shrink "
+            "it."
+        )
+
+
+def _holding(made: Made) -> wire.Holding:
+    frames, height, width, _ = (0, 0, 0, 0) if made.pixels is None else made.pixels.shape
+    samples = 0 if made.samples is None else len(made.samples)
+    return wire.Holding(frames, height, width, samples, made.fps, made.fitted)
+
+
+def _lacks_memory(error: BaseException | None) -> bool:
+    """Return whether an error comes from memory that was not there."""
+    while error is not None:
+        no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if no_memory or isinstance(error, MemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class _Line:
+    """The child's end of its connection. Where the pool has gone, the child ends."""
+
+    def __init__(self, connection: socket.socket):
+        self._connection = connection
+
+    def receive(self) -> dict[str, Any]:
+        """Return the pool's next message."""
+        (length,) = wire.LENGTH.unpack(self._exactly(wire.LENGTH.size))
+        return json.loads(self._exactly(length))
+
+    def ask(self, measured: Measured) -> None:
+        """Tell sizes, and wait until they are admitted."""
+        self.send({"measured": [measured.seconds, measured.pixels, measured.size]})
+        self.wait()
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send a message."""
+        self._connection.sendall(wire.packed(message))
+
+    def wait(self) -> None:
+        """Wait until the pool lets it go on."""
+        self._exactly(len(wire.GO))
+
+    def _exactly(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            some = self._connection.recv(count - len(data))
+            if not some:
+                raise EOFError("the pool has gone")
+            data += some
+        return data

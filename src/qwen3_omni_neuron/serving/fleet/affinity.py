@@ -1,0 +1,164 @@
+"""Affinity: the key that all turns of a conversation share, by which Ray routes them.
+
+The replica that answered the last turn holds its KV rows. Ray's ConsistentHashRouter routes by the
+header x-session-id; a client that does not send it gets one here, in Ray's HTTP proxies.
+"""
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import deque
+from typing import Any, Literal
+
+from pydantic_core import from_json
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+SESSION_HEADER = "x-session-id"
+CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
+"""Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, by which Ray's proxies use this module."""
+CHAT_PATH = "/chat/completions"  # how it ends: an application may have a prefix before /v1
+# Of a body no more is read than its beginning, and that only where it has few values: the proxy's
+# event loop and memory are all clients', and no API key has been checked yet.
+BEGINNING_BYTES = 1 << 18
+MOST_VALUES = 1 << 15
+MOST_SESSION_ID = 256
+_NAME_BYTES = 16
+
+
+def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
+    """Return a hash of the beginning of a chat request's conversation, None where it has none.
+
+    It covers the API key, the request's cache_key, and the messages up to the first of the user's,
+    so that later turns have the same key, and conversations under one system prompt different ones.
+    What the first BEGINNING_BYTES of a longer body do not have is left out.
+    """
+    begun = body[:BEGINNING_BYTES]
+    if sum(map(begun.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        return None
+    partial: Literal["trailing-strings", "off"] = "off"
+    if len(body) > BEGINNING_BYTES:
+        partial = "trailing-strings"
+    try:
+        request = from_json(begun, allow_partial=partial)
+        messages = _beginning(request)
+        if messages is None:
+            return None
+        text = json.dumps([request.get("cache_key"), messages], sort_keys=True)
+    except (ValueError, RecursionError):
+        return None
+    return _name(authorization + b"\0" + text.encode())
+
+
+def _beginning(request: Any) -> list[Any] | None:
+    """Return the messages up to the first of the user's."""
+    messages = request.get("messages") if isinstance(request, dict) else None
+    if isinstance(messages, list):
+        for count, message in enumerate(messages, 1):
+            if isinstance(message, dict) and message.get("role") == "user":
+                return messages[:count]
+    return None
+
+
+def _name(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=_NAME_BYTES).hexdigest()
+
+
+class AffinityMiddleware:
+    """ASGI middleware that gives each chat request the header that Ray routes by.
+
+    A body is held until its beginning is there, at most wait_s; a slower one goes on without a
+    key. The application gets the same messages as without the middleware. A client's own header
+    stays, but for one that Ray could not read, which is hashed.
+    """
+
+    def __init__(self, app: ASGIApp, header: str = SESSION_HEADER, wait_s: float = 30.0):
+        self._app, self._header, self._wait_s = app, header.lower().encode(), wait_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on one request."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = [self._readable(name, value) for name, value in scope["headers"]]
+        scope = {**scope, "headers": headers}
+        has_key = any(value and self._is_session(name) for name, value in headers)
+        chat = scope.get("method") == "POST" and scope["path"].endswith(CHAT_PATH)
+        if has_key or not chat:
+            await self._app(scope, receive, send)
+            return
+        body = _Body(receive)
+        try:
+            begun = await body.begun(BEGINNING_BYTES, self._wait_s)
+            authorization = dict(headers).get(b"authorization", b"")
+            key = None if begun is None else conversation_key(begun, authorization)
+            del begun  # the messages hold it, too
+            if key is not None:
+                headers.append((self._header, key.encode()))
+            await self._app(scope, body.receive, send)
+        finally:
+            body.close()
+
+    def _readable(self, name: bytes, value: bytes) -> tuple[bytes, bytes]:
+        if self._is_session(name) and not (
+            value.isascii() and value.decode().isprintable() and len(value) <= MOST_SESSION_ID
+        ):
+            value = _name(value).encode()
+        return name, value
+
+    def _is_session(self, name: bytes) -> bool:
+        return name.lower().replace(b"_", b"-") == self._header.replace(b"_", b"-")
+
+
+class _Body:
+    """A request's messages: read ahead by `begun`, and passed on in their order by `receive`."""
+
+    def __init__(self, receive: Receive):
+        self._receive = receive
+        self._read: deque[Message] = deque()
+        self._reading: asyncio.Future[Message] | None = None
+
+    async def begun(self, least_bytes: int, wait_s: float) -> bytes | None:
+        """Read the body, a longer one only until it is longer than `least_bytes`.
+
+        Returns None where it takes longer, or its client leaves.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, parts, size = loop.time() + wait_s, list[bytes](), 0
+        while True:
+            self._reading = asyncio.ensure_future(self._receive())
+            await asyncio.wait((self._reading,), timeout=until_s - loop.time())
+            if not self._reading.done():
+                return None
+            message = self._reading.result()
+            self._reading = None
+            self._read.append(message)
+            if message["type"] != "http.request":
+                return None
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > least_bytes or not message.get("more_body", False):
+                return b"".join(parts)
+
+    async def receive(self) -> Message:
+        """Return the next message, as the server's own `receive` would."""
+        if self._read:
+            return self._read.popleft()
+        if self._reading is None:
+            return await self._receive()
+        message = await asyncio.shield(self._reading)
+        self._reading = None
+        return message
+
+    def close(self) -> None:
+        """End what still waits for a message."""
+        if self._reading is not None:
+            self._reading.cancel()
+
+
+def proxy_middlewares() -> list[Any]:
+    """Return the middlewares of Ray's HTTP proxies; see CALLBACK."""
+    from starlette.middleware import Middleware
+
+    header = os.environ.get("RAY_SERVE_SESSION_ID_HEADER_KEY", SESSION_HEADER)  # as Ray reads it
+    return [Middleware(AffinityMiddleware, header=header)]

@@ -1,0 +1,57 @@
+"""`serve --ray CONFIG`: Ray's own `serve run CONFIG`, after its settings were checked."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.fleet.affinity import CALLBACK
+from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
+
+CALLBACK_VARIABLE = "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"
+KILL_VARIABLE = "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"
+IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
+
+
+def run_config(config: Path) -> NoReturn:
+    """Become the process of Ray's that runs the applications of a Serve YAML.
+
+    It starts a Ray cluster, unless RAY_ADDRESS names one, and ends with a signal. Raises
+    OptionError where the file can't be read, or has settings that can't be used.
+    """
+    check_config(config)
+    command = [sys.executable, "-m", "ray.serve.scripts", "run", str(config)]
+    os.execve(sys.executable, command, environment())
+
+
+def check_config(config: Path) -> None:
+    """Check the settings of this package's applications in a Serve YAML. Raises OptionError."""
+    import yaml
+
+    try:
+        content: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise OptionError(f"{config} can't be read as YAML: {error}.") from error
+    applications = content.get("applications") if isinstance(content, dict) else None
+    ours = [
+        one
+        for one in (applications if isinstance(applications, list) else [])
+        if isinstance(one, dict) and one.get("import_path") == IMPORT_PATH
+    ]
+    if not ours:
+        raise OptionError(
+            f"{config} has no application whose import_path is {IMPORT_PATH}. Begin with a file of "
+            "deploy/ray."
+        )
+    for one in ours:
+        FleetSettings.parse(one.get("args") or {})
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a Ray cluster.
+
+    Its proxies route by conversation. It kills an unhealthy replica at once: one that does not
+    answer would keep its cores, and its clients waiting, for graceful_shutdown_timeout_s.
+    """
+    return {CALLBACK_VARIABLE: CALLBACK, KILL_VARIABLE: "1", **os.environ}

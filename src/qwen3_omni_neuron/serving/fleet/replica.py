@@ -1,0 +1,148 @@
+"""One replica: a loaded model behind the application of `serving`, in an actor of Ray's."""
+
+import asyncio
+import os
+from functools import partial
+from typing import Any
+
+import ray
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from qwen3_omni_neuron.checkpoint.config_json import read_config
+from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
+from qwen3_omni_neuron.checkpoint.modules import STAGES
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.app import make_app
+from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
+from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
+from qwen3_omni_neuron.serving.fleet.figures import Figures
+from qwen3_omni_neuron.serving.fleet.scaling import ReplicaFigures
+from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
+from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
+from qwen3_omni_neuron.serving.server import EXIT_MODEL_DIED
+from qwen3_omni_neuron.serving.service import Service
+
+FIGURES_S = 2.0  # between two copies of the figures
+_REQUEST_ID = b"x-request-id"
+
+
+class ReplicaError(RuntimeError):
+    """The replica can answer no request any more: Ray starts another one."""
+
+
+@serve.ingress()
+class Replica:
+    """A model and its endpoints. Ray counts it as ready once it has made a reply.
+
+    It is drained when Ray's list of running replicas has it no more: no new realtime session is
+    taken and the open ones end, while requests, also late ones, are answered to their end.
+    """
+
+    # Ray awaits it.
+    async def __init__(self, settings: FleetSettings):  # type: ignore[misc]
+        """Load the model. Raises its errors, and OptionError for cores that don't fit."""
+        logs.log_to_stderr("info")
+        self._loop = asyncio.get_running_loop()
+        self._service = Service.of(settings.server_settings())
+        self._service.decoder.start()
+        self._load = ReplicaFigures(self._service.metrics.registry)
+        load = settings.load_arguments(self._cores(settings))
+        model = await self._loop.run_in_executor(None, partial(load_and_answer, **load))
+        self._service.model.loaded(model)
+        context = serve.get_replica_context()
+        PRESENCE.watch(context.replica_tag, self._on_change)
+        own = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._own = own.options()  # makes its router
+        beside = (self._copy_figures(), self._service.model.watch())
+        self._beside = [asyncio.create_task(task) for task in beside]
+        logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        """Return the application that Ray sends requests to."""
+        return _BehindProxy(make_app(self._service), serve.get_replica_context().replica_tag)
+
+    async def check_health(self) -> None:
+        """Raise ReplicaError where this replica has to be started anew. Ray calls it."""
+        fault = self._service.model.fault
+        if fault is not None:
+            raise ReplicaError(fault)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return the figures of `serving.fleet.scaling`. Ray calls it."""
+        return self._load.read()
+
+    async def __del__(self) -> None:
+        """End the model. Ray calls it once no request runs."""
+        for task in getattr(self, "_beside", ()):
+            task.cancel()
+        if hasattr(self, "_service"):
+            await self._service.decoder.close()
+            self._service.model.close()
+
+    def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
+        given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
+        # Ray lists all cores there; each stage's process gets its own range instead.
+        os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
+        config = read_config(resolve_checkpoint(settings.model))
+        stages = STAGES if config.talker is not None else STAGES[:1]
+        cores = [int(core) for core in given]
+        return stage_cores(cores, settings.neuron_cores, settings.placement, stages)
+
+    def _on_change(self, listed: bool) -> None:
+        self._loop.call_soon_threadsafe(self._stay if listed else self._leave)
+
+    def _stay(self) -> None:
+        self._service.model.keep_sessions()
+
+    def _leave(self) -> None:
+        model, seconds = self._service.model, self._service.settings.drain_timeout_s
+        logs.event("draining", most_s=seconds, fault=model.fault)
+        model.end_sessions(seconds)
+        if model.fault is not None:  # Ray would wait for requests that nothing answers
+            self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
+
+    async def _copy_figures(self) -> None:
+        figures = Figures(self._service.metrics.registry)
+        while True:
+            try:
+                figures.copy()
+            except Exception:  # a reply is worth more than its figures
+                logs.logger.exception("figures")
+            await asyncio.sleep(FIGURES_S)
+
+
+class _BehindProxy:
+    """Application behind a proxy of Ray's: without the route's prefix, with the proxy's id.
+
+    Answers have the replica's name in the header x-replica.
+    """
+
+    def __init__(self, app: ASGIApp, replica: str):
+        self._app, self._replica = app, replica.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == "lifespan":
+            return await _lifespan(receive, send)
+        prefix = scope.get("root_path", "")
+        inner: dict[str, Any] = {**scope, "path": scope["path"].removeprefix(prefix) or "/"}
+        inner["root_path"] = ""
+        found = [value for name, value in scope["headers"] if name == _REQUEST_ID]
+        if found:
+            inner["request_id"] = found[-1].decode("latin-1")
+
+        async def named(message: Message) -> None:
+            if message["type"].endswith("http.response.start"):
+                # The proxy adds the id itself.
+                kept = [pair for pair in message["headers"] if pair[0] != _REQUEST_ID]
+                message = {**message, "headers": [*kept, (b"x-replica", self._replica)]}
+            await send(message)
+
+        return await self._app(inner, receive, named)
+
+
+async def _lifespan(receive: Receive, send: Send) -> None:
+    for word in ("startup", "shutdown"):
+        await receive()
+        await send({"type": f"lifespan.{word}.complete"})

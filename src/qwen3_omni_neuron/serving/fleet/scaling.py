@@ -1,0 +1,187 @@
+"""Autoscaling by the predicted time to first audio: queue x service time over all slots.
+
+A YAML of Ray Serve names the policy in its autoscaling config:
+
+    policy:
+      policy_function: qwen3_omni_neuron.serving.fleet.scaling:FirstAudioPolicy
+      policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
+
+The fewest and the most replicas, and the delays of growing and shrinking, stay Ray's. Open realtime
+sockets are requests to Ray; here only what has a slot or waits for one counts.
+
+A replica with few requests answers each sooner. So requests that run now say little of how many
+replicas a load needs: a fleet that shrank to what runs now would be too slow at once, and grow
+again, minutes late. What counts is replies a second, and how long each takes where all slots run.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+WINDOW_S = 60.0
+PEAK = 2.0  # standard deviations: what 98 % of moments stay below
+SHRINK_MARGIN = 1.25
+# Names of a replica's figures, as Ray's controller gets them.
+SLOTS, REQUESTS, REPLIES = "slots", "requests", "replies_per_s"
+SERVICE, AT_ONCE, FIRST_AUDIO = "service_s", "at_once", "first_audio_s"
+_PREFIX = "qwen3_omni_"
+
+
+@dataclass(frozen=True)
+class FleetLoad:
+    """Load of all replicas together, as means over the last minute or less.
+
+    requests: that would run or wait if all slots of the fleet ran. slots: requests that one replica
+    runs at a time. service_s, first_audio_s: time that a request holds a slot, and from getting it
+    to the first sample, where all slots run; first_audio_s is infinite where nothing has spoken.
+    """
+
+    requests: float
+    slots: float
+    service_s: float
+    first_audio_s: float
+
+    @property
+    def peak(self) -> float:
+        """Requests at a busy moment, where each comes independently of the others."""
+        return self.requests + PEAK * math.sqrt(self.requests)
+
+    def predicted_s(self, replicas: int) -> float:
+        """Return the time to first audio of a request that comes at a busy moment."""
+        slots = self.slots * replicas
+        if not slots:
+            return math.inf
+        return self.first_audio_s + max(0.0, self.peak - slots) * self.service_s / slots
+
+    def needed(self, target_s: float) -> int:
+        """Return the fewest replicas whose predicted time to first audio is target_s at most.
+
+        Where first_audio_s alone is longer, more replicas don't help: as many as have a slot for
+        every request.
+        """
+        wait_s = max(0.0, target_s - self.first_audio_s)
+        queue = wait_s / self.service_s if self.service_s else 0.0
+        return math.ceil(self.peak / (1 + queue) / self.slots - 1e-9)
+
+
+def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int) -> int:
+    """Return how many replicas there should be. replicas: that run or are being loaded.
+
+    spare: more than the load needs, since a load takes minutes: also the least there ever are. A
+    fleet shrinks only to what would be enough for a quarter more requests, so that a load that goes
+    up and down by less does not let it grow and shrink in turn.
+    """
+    grown = load.needed(target_s) + spare
+    shrunk = replace(load, requests=SHRINK_MARGIN * load.requests).needed(target_s) + spare
+    return max(grown, min(replicas, shrunk))
+
+
+class FirstAudioPolicy:
+    """Autoscaling policy of Ray Serve. Its figures are those of `ReplicaFigures.read`.
+
+    target_s: time to first audio that is aimed at, above what a reply alone takes. spare: see
+    replicas_wanted. gain: how many times as many replies a second a replica makes with all slots
+    as with one: 1 where eight requests take eight times as long (`bench.concurrency` measures it).
+    """
+
+    def __init__(self, target_s: float = 2.0, spare: int = 1, gain: float = 1.0):
+        if not (target_s > 0 and spare >= 0 and gain > 0):
+            raise ValueError(
+                "target_s and gain are above 0 and spare is 0 or more, "
+                f"got {target_s}, {gain} and {spare}."
+            )
+        self.target_s, self.spare, self.gain = target_s, spare, gain
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return the wanted replicas, by Ray's context of a decision, and no state."""
+        figures, queued = context.aggregated_metrics or {}, context.total_queued_requests or 0.0
+        load = load_of(figures, queued, self.gain)
+        replicas = context.target_num_replicas
+        if load is None:  # no replica has reported yet
+            return replicas, {}
+        return replicas_wanted(load, replicas, self.target_s, self.spare), {}
+
+
+def load_of(
+    figures: Mapping[str, Mapping[Any, float]], queued: float, gain: float
+) -> FleetLoad | None:
+    """Return the load that the replicas report, None where none does.
+
+    figures: by name and replica. queued: requests that no replica has taken yet. A request's time
+    is taken to grow in a straight line with the requests that run beside it.
+    """
+    if not figures.get(SLOTS):
+        return None
+
+    def mean(name: str, otherwise: float) -> float:
+        values = figures.get(name)
+        return math.fsum(values.values()) / len(values) if values else otherwise
+
+    def total(name: str) -> float:
+        return math.fsum(figures.get(name, {}).values())
+
+    slots = mean(SLOTS, 1.0)
+    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that one beside it adds
+    slower = (1 + (slots - 1) * each) / (1 + (mean(AT_ONCE, slots) - 1) * each)
+    service_s = mean(SERVICE, 0.0) * slower
+    # Replies a second say nothing of requests that wait: then what runs and waits is more.
+    requests = max(total(REPLIES) * service_s, total(REQUESTS) + queued)
+    return FleetLoad(requests, slots, service_s, mean(FIRST_AUDIO, math.inf) * slower)
+
+
+class ReplicaFigures:
+    """Figures of one replica for the policy, from its registry of Prometheus.
+
+    They are means over the last WINDOW_S; times stay what they were as long as no reply has ended
+    in it. most: requests that the replica gets at a time, where that is below its slots.
+    """
+
+    def __init__(
+        self, registry: Any, most: float = math.inf, now: Callable[[], float] = time.monotonic
+    ):
+        self._registry, self._most, self._now = registry, most, now
+        self._seen: deque[tuple[float, dict[str, float]]] = deque()
+        self._times: dict[str, float] = {}
+
+    def read(self) -> dict[str, float]:
+        """Return them by name, as record_autoscaling_stats of a deployment does."""
+        families = self._registry.collect()
+        found = {s.name: s.value for f in families for s in f.samples if not s.labels}
+        figures = {name.removeprefix(_PREFIX): value for name, value in found.items()}
+        if "slots" not in figures:
+            return {}  # it loads
+        seconds, grown = self._grown(figures)
+        replies, spoken = grown("queued_seconds_count"), grown("ttfb_seconds_count")
+        if replies:  # by Little's law, for requests and turns of realtime sessions alike
+            self._times[SERVICE] = grown("held_s") / replies
+            self._times[AT_ONCE] = grown("beside_s") / grown("held_s") if grown("held_s") else 1.0
+        if spoken:
+            queued_s = grown("queued_seconds_sum") / replies if replies else 0.0
+            first_audio_s = grown("ttfb_seconds_sum") / spoken - queued_s
+            self._times[FIRST_AUDIO] = max(0.0, first_audio_s)
+        return {
+            SLOTS: min(figures["slots"], self._most),
+            REQUESTS: figures["slots_used"] + figures["queue_length"],
+            REPLIES: replies / seconds if seconds else 0.0,
+            **self._times,
+        }
+
+    def _grown(self, figures: dict[str, float]) -> tuple[float, Callable[[str], float]]:
+        """Return the seconds since the window's begin, and what a figure has grown by in them.
+
+        held_s: time of all requests in their slots; beside_s: with each counted once for every
+        request that runs.
+        """
+        now, used = self._now(), figures["slots_used"]
+        before_s, before = self._seen[-1] if self._seen else (now, figures)
+        held_s = before.get("held_s", 0.0) + (now - before_s) * used
+        beside_s = before.get("beside_s", 0.0) + (now - before_s) * used**2
+        self._seen.append((now, {**figures, "held_s": held_s, "beside_s": beside_s}))
+        while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
+            self._seen.popleft()
+        first_s, first = self._seen[0]
+        last = self._seen[-1][1]
+        return now - first_s, lambda name: last.get(name, 0.0) - first.get(name, 0.0)
