@@ -44,7 +44,7 @@ PYTEST := python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reord
 
 # The tests whose oracle is transformers.
 WITH_TRANSFORMERS := $(addprefix test/unit/,$(addsuffix .py,test_config test_conversation \
-    test_log_mel test_patches test_positions test_sampling test_tiny test_tokenizer)) \
+    test_log_mel test_resizer test_positions test_sampling test_tiny test_tokenizer)) \
     $(addprefix test/integration/,$(addsuffix .py,test_generate test_media test_models)) \
     test/unit/test_training.py::test_rows_of_training_are_rows_of_generation \
     test/integration/test_speaking.py::test_transformers_answers_code_for_code

@@ -210,7 +210,7 @@ class LoadArguments(TypedDict, total=False):
     """Keyword arguments of `api.Qwen3Omni.load`, which has the defaults and checks the values."""
 
     target: Annotated[
-        str | None, OptionDoc("cpu or neuron", default="the compiled tree's, else cpu")
+        str | None, OptionDoc("cpu, neuron or torchneuron", default="the compiled tree's, else cpu")
     ]
     dtype: Annotated[str, OptionDoc("auto, or one that the target has: for the CPU see below")]
     max_concurrency: Annotated[

@@ -29,7 +29,7 @@ from qwen3_omni_neuron.prompt.media.items import (
     VideoItem,
 )
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.patches import PatchMaker
+from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.messages import Check, Messages, read_messages, read_tools
 from qwen3_omni_neuron.prompt.positions import (
@@ -54,7 +54,7 @@ class Conversation:
         self._config = config
         self._tokenizer = Tokenizer(folder)
         self._mel = MelSettings.of(read_preprocessor(folder))
-        self._patches = PatchMaker(folder)
+        self._resizer = Resizer(folder)
         self._template = ChatTemplate(folder, self._tokenizer)
         c = config.thinker
         ids = {"audio": c.audio_token_id, "image": c.image_token_id, "video": c.video_token_id}
@@ -63,7 +63,7 @@ class Conversation:
         chunk = c.audio.chunk_mel_frames
         chunk_s = chunk * self._mel.hop / self._mel.rate
         self.media_settings = MediaSettings(
-            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._patches.sizes
+            self._mel.rate, c.audio.tokens(chunk) / chunk_s, self._resizer.sizes
         )
         self.newline_id = self._tokenizer.encode("\n")[0]
 
@@ -112,7 +112,7 @@ class Conversation:
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
         """Return the reader of a conversation's media; `prompt` has the same arguments."""
         return MediaLoader(
-            self._patches, self._mel, self.media_settings, use_audio_in_video, most_tokens
+            self._resizer, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
 
     def text_check(self, most_tokens: int | None) -> Check:

@@ -9,8 +9,8 @@ from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
 from qwen3_omni_neuron.prompt.media.image import load_image
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
-from qwen3_omni_neuron.prompt.media.patches import PatchMaker
 from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.settings import MediaSettings
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 from qwen3_omni_neuron.prompt.media.video import VideoHeader, load_video
@@ -61,13 +61,13 @@ class MediaLoader:
 
     def __init__(
         self,
-        patches: PatchMaker,
+        resizer: Resizer,
         mel: MelSettings,
         settings: MediaSettings,
         use_audio_in_video: bool,
         most_tokens: int | None,
     ):
-        self._patches, self._mel, self._most_tokens = patches, mel, most_tokens
+        self._resizer, self._mel, self._most_tokens = resizer, mel, most_tokens
         self._audio_rate = mel.rate if use_audio_in_video else None
         self._limit_s = settings.longest_audio_s(most_tokens)
 
@@ -81,19 +81,19 @@ class MediaLoader:
             return AudioItem(Clip(waveform, self._mel))
         asked = SizeLimits(item.get("min_pixels"), item.get("max_pixels"), self._most_tokens)
         if kind == "image":
-            check = partial(self._patches.sizes.image_grid, where=where, asked=asked)
-            return ImageItem(self._patches.image(load_image(item, where, check), where, asked))
+            check = partial(self._resizer.sizes.image_grid, where=where, asked=asked)
+            return ImageItem(self._resizer.image(load_image(item, where, check), where, asked))
 
         def check_video(header: VideoHeader) -> None:
             size = (header.frames, header.height, header.width)
-            self._patches.sizes.video_grid(*size, where, asked)
+            self._resizer.sizes.video_grid(*size, where, asked)
 
         video = load_video(
             item, where, audio_rate=self._audio_rate, limit_s=self._limit_s, check=check_video
         )
-        visual = self._patches.video(video.frames, where, asked)
+        visual = self._resizer.video(video.frames, where, asked)
         clip = None if video.audio is None else Clip(video.audio, self._mel)
-        return VideoItem(visual, self._patches.sizes.temporal_patch_size / video.fps, clip)
+        return VideoItem(visual, self._resizer.sizes.temporal_patch_size / video.fps, clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
         """Begin a clip that arrives in pieces of this rate. Raises AudioError for the rate."""

@@ -17,9 +17,9 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     VideoError,
 )
-from qwen3_omni_neuron.prompt.media import patches
-from qwen3_omni_neuron.prompt.media.patches import PatchMaker
+from qwen3_omni_neuron.prompt.media import resizer as resizer_module
 from qwen3_omni_neuron.prompt.media.pixels import Visual
+from qwen3_omni_neuron.prompt.media.resizer import Resizer
 from qwen3_omni_neuron.prompt.media.sizes import SizeLimits
 
 PATCH, MERGE, TOGETHER = 16, 2, 2
@@ -43,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def maker(folder: Path) -> PatchMaker:
-    return PatchMaker(folder)
+def resizer(folder: Path) -> Resizer:
+    return Resizer(folder)
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def same(made: Visual, values: np.ndarray, grid: tuple[int, int, int]) -> None:
 
 
 def picture_grid(
-    maker: PatchMaker, height: int, width: int, asked: SizeLimits | None = None
+    resizer: Resizer, height: int, width: int, asked: SizeLimits | None = None
 ) -> tuple[int, int, int]:
     """The size that an image is resized to."""
-    return maker.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
+    return resizer.image(Image.new("RGB", (width, height)), "here", asked or SizeLimits()).grid
 
 
-def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
-    made = maker.sizes
+def test_sizes_are_those_of_the_checkpoint(resizer: Resizer) -> None:
+    made = resizer.sizes
     sizes = (made.patch_size, made.merge_size, made.temporal_patch_size)
     assert sizes == (PATCH, MERGE, TOGETHER)
 
@@ -92,18 +92,18 @@ def test_sizes_are_those_of_the_checkpoint(maker: PatchMaker) -> None:
     [(64, 96), (100, 37), (1, 1), (1, 150), (150, 1), (3, 50), (33, 3), (3, 3), (1000, 700)],
 )
 def test_pictures_are_as_transformers_makes_them(
-    maker: PatchMaker, processor: Any, height: int, width: int
+    resizer: Resizer, processor: Any, height: int, width: int
 ) -> None:
     pixels = noise(height, width, 3)
     expected = processor(images=[pixels], input_data_format="channels_last", return_tensors="np")
-    made = maker.image(Image.fromarray(pixels), "here")
+    made = resizer.image(Image.fromarray(pixels), "here")
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
-    assert maker.sizes.tokens(made.grid) * MERGE**2 == made.patches().shape[1]
+    assert resizer.sizes.tokens(made.grid) * MERGE**2 == made.patches().shape[1]
 
 
 @pytest.mark.parametrize("limits", [(4096, 8192), (200_000, 300_000), (1024, 1024)])
 def test_pictures_are_resized_into_the_limits(
-    maker: PatchMaker, processor: Any, limits: tuple[int, int]
+    resizer: Resizer, processor: Any, limits: tuple[int, int]
 ) -> None:
     pixels = noise(200, 120, 3)
     low, high = limits
@@ -113,25 +113,31 @@ def test_pictures_are_resized_into_the_limits(
         input_data_format="channels_last",
         return_tensors="np",
     )
-    made = maker.image(Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high))
+    made = resizer.image(
+        Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
+    )
     same(made, expected["pixel_values"], tuple(expected["image_grid_thw"][0].tolist()))
     assert low <= np.prod(made.grid) * PATCH**2 <= high
 
 
 def test_limits_of_the_checkpoint_are_used(tmp_path: Path) -> None:
-    small = PatchMaker(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
+    small = Resizer(folder_with(tmp_path, min_pixels=1024, max_pixels=4096))
     assert np.prod(picture_grid(small, 500, 500)) * PATCH**2 == 4096
     assert np.prod(picture_grid(small, 1, 1)) * PATCH**2 == 1024
 
 
-def test_one_limit_moves_the_other_out_of_its_way(maker: PatchMaker) -> None:
-    assert picture_grid(maker, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
-    assert maker.sizes.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (1, 12, 12)
-    enlarged = maker.sizes.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
+def test_one_limit_moves_the_other_out_of_its_way(resizer: Resizer) -> None:
+    assert picture_grid(resizer, 50, 50, SizeLimits(max_pixels=1024)) == (1, 2, 2)
+    assert resizer.sizes.video_grid(2, 200, 200, "here", SizeLimits(max_pixels=50_000)) == (
+        1,
+        12,
+        12,
+    )
+    enlarged = resizer.sizes.video_grid(2, 50, 50, "here", SizeLimits(min_pixels=1_000_000))
     assert np.prod(enlarged) > 1_000_000 / 256
 
 
-def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
+def laid_out(frames: np.ndarray, resizer: Resizer) -> np.ndarray:
     """Lay out resized, normalised frames [n, 3, H, W], one number at a time."""
     n, channels, height, width = frames.shape
     h, w = height // PATCH, width // PATCH
@@ -153,30 +159,30 @@ def laid_out(frames: np.ndarray, maker: PatchMaker) -> np.ndarray:
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8, 11])
-def test_videos_are_laid_out_frame_by_frame(maker: PatchMaker, n: int) -> None:
+def test_videos_are_laid_out_frame_by_frame(resizer: Resizer, n: int) -> None:
     frames = noise(n, 64, 96, 3)  # of a size that is not resized
     mean, std = np.array([0.5, 0.4, 0.3]), np.array([0.5, 0.25, 0.2])
     normal = ((frames / 255 - mean) / std).astype(np.float32).transpose(0, 3, 1, 2)
-    made = maker.video(frames, "here", SizeLimits(min_pixels=1024))
-    same(made, laid_out(normal, maker), (-(-n // TOGETHER), 4, 6))
-    assert maker.sizes.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
+    made = resizer.video(frames, "here", SizeLimits(min_pixels=1024))
+    same(made, laid_out(normal, resizer), (-(-n // TOGETHER), 4, 6))
+    assert resizer.sizes.video_grid(n, 64, 96, "here", SizeLimits(min_pixels=1024)) == made.grid
 
 
 @pytest.mark.parametrize("size", [(70, 50), (1, 1), (3, 40)])
 def test_a_video_of_one_picture_is_that_picture_over_and_over(
-    maker: PatchMaker, size: tuple[int, int]
+    resizer: Resizer, size: tuple[int, int]
 ) -> None:
     pixels = noise(*size, 3)
     low, high = VIDEO_LIMITS
-    still = maker.image(
+    still = resizer.image(
         Image.fromarray(pixels), "here", SizeLimits(min_pixels=low, max_pixels=high)
     )
-    video = maker.video(np.stack([pixels] * 6), "here")
+    video = resizer.video(np.stack([pixels] * 6), "here")
     same(video, still.patches()[0].repeat(3, 1).numpy(), (3, *still.grid[1:]))
 
 
-def test_the_patches_of_a_part_are_those_of_the_whole(maker: PatchMaker) -> None:
-    made = maker.video(noise(5, 64, 96, 3), "here", SizeLimits(min_pixels=1024))
+def test_the_patches_of_a_part_are_those_of_the_whole(resizer: Resizer) -> None:
+    made = resizer.video(noise(5, 64, 96, 3), "here", SizeLimits(min_pixels=1024))
     patches = made.patches()
     for first, stop in ((0, 1), (1, 3), (2, 3), (2, 9)):
         part = made.part(first, stop)
@@ -184,16 +190,16 @@ def test_the_patches_of_a_part_are_those_of_the_whole(maker: PatchMaker) -> None
         assert torch.equal(part.patches(), patches[first:stop])
 
 
-def test_frames_that_need_no_change_are_kept_without_a_copy(maker: PatchMaker) -> None:
+def test_frames_that_need_no_change_are_kept_without_a_copy(resizer: Resizer) -> None:
     frames, limits = noise(4, 64, 96, 3), SizeLimits(min_pixels=1024)
-    assert maker.video(frames, "here", limits).pixels is frames
-    assert maker.video(frames[:3], "here", limits).pixels.shape == frames.shape
+    assert resizer.video(frames, "here", limits).pixels is frames
+    assert resizer.video(frames[:3], "here", limits).pixels.shape == frames.shape
 
 
-def test_frames_have_limits_of_their_own(maker: PatchMaker) -> None:
+def test_frames_have_limits_of_their_own(resizer: Resizer) -> None:
     # 131,072 pixels, rounded up to multiples of 32: 384 x 384; 786,432 rounded down: 864 x 864.
-    assert maker.sizes.video_grid(2, 10, 10, "here") == (1, 24, 24)
-    assert maker.sizes.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
+    assert resizer.sizes.video_grid(2, 10, 10, "here") == (1, 24, 24)
+    assert resizer.sizes.video_grid(2, 4000, 4000, "here") == (1, 54, 54)
 
 
 def never(*_: Any, **__: Any) -> Any:
@@ -201,26 +207,26 @@ def never(*_: Any, **__: Any) -> Any:
 
 
 def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
-    maker: PatchMaker, monkeypatch: pytest.MonkeyPatch
+    resizer: Resizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = Image.new("RGB", (640, 320))
     frames = np.zeros((5, 320, 640, 3), np.uint8)
-    made = maker.sizes.tokens(picture_grid(maker, 320, 640))
+    made = resizer.sizes.tokens(picture_grid(resizer, 320, 640))
     assert made == 200
-    assert maker.image(picture, "here", SizeLimits(most_tokens=200)).grid == (1, 20, 40)
-    monkeypatch.setattr(patches, "resize", never)
+    assert resizer.image(picture, "here", SizeLimits(most_tokens=200)).grid == (1, 20, 40)
+    monkeypatch.setattr(resizer_module, "resize", never)
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is an image of 640 x 320 pixels, which makes 200 vision tokens; 199 is the "
         r"most. Lower its max_pixels \(now 12845056\)",
     ):
-        maker.image(picture, "here", SizeLimits(most_tokens=199))
+        resizer.image(picture, "here", SizeLimits(most_tokens=199))
     with pytest.raises(
         PromptTooLongError,
         match=r"^here is a video of 5 frames of 640 x 320 pixels, which makes 600 vision tokens; "
         r"599 is the most. Lower its max_pixels \(now 786432 a frame\), or its fps",
     ):
-        maker.video(frames, "here", SizeLimits(most_tokens=599))
+        resizer.video(frames, "here", SizeLimits(most_tokens=599))
 
 
 @pytest.mark.parametrize(
@@ -234,19 +240,19 @@ def test_too_many_tokens_are_refused_before_any_pixel_is_touched(
         ({"min_pixels": 9000, "max_pixels": 8000}, "9000, above its max_pixels 8000"),
     ],
 )
-def test_limits_that_cannot_be_are_refused(maker: PatchMaker, limits: Any, said: str) -> None:
+def test_limits_that_cannot_be_are_refused(resizer: Resizer, limits: Any, said: str) -> None:
     with pytest.raises(ImageError, match=f"^here has .*{said}"):
-        maker.image(Image.new("RGB", (64, 64)), "here", SizeLimits(**limits))
+        resizer.image(Image.new("RGB", (64, 64)), "here", SizeLimits(**limits))
     with pytest.raises(VideoError, match=f"^here has .*{said}"):
-        maker.video(np.zeros((2, 64, 64, 3), np.uint8), "here", SizeLimits(**limits))
+        resizer.video(np.zeros((2, 64, 64, 3), np.uint8), "here", SizeLimits(**limits))
 
 
-def test_what_is_too_long_for_the_encoder_is_refused(maker: PatchMaker) -> None:
-    assert picture_grid(maker, 1, 200)
+def test_what_is_too_long_for_the_encoder_is_refused(resizer: Resizer) -> None:
+    assert picture_grid(resizer, 1, 200)
     for error, call in (
-        (ImageError, lambda: picture_grid(maker, 1, 201)),
-        (VideoError, lambda: maker.video(np.zeros((2, 201, 1, 3), np.uint8), "here")),
-        (ImageError, lambda: picture_grid(maker, 0, 5)),
+        (ImageError, lambda: picture_grid(resizer, 1, 201)),
+        (VideoError, lambda: resizer.video(np.zeros((2, 201, 1, 3), np.uint8), "here")),
+        (ImageError, lambda: picture_grid(resizer, 0, 5)),
     ):
         with pytest.raises(error, match=r"^here is .* pixels: "):
             call()
@@ -261,9 +267,9 @@ def test_what_is_too_long_for_the_encoder_is_refused(maker: PatchMaker) -> None:
         np.zeros((2, 8, 8, 3), np.float32),
     ],
 )
-def test_frames_of_another_shape_are_refused(maker: PatchMaker, frames: np.ndarray) -> None:
+def test_frames_of_another_shape_are_refused(resizer: Resizer, frames: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"^here has frames of"):
-        maker.video(frames, "here")
+        resizer.video(frames, "here")
 
 
 @pytest.mark.parametrize(
@@ -271,12 +277,12 @@ def test_frames_of_another_shape_are_refused(maker: PatchMaker, frames: np.ndarr
 )
 def test_a_checkpoint_that_makes_no_patches_is_refused(tmp_path: Path, changed: Any) -> None:
     with pytest.raises(CheckpointError, match=r"preprocessor_config.json has"):
-        PatchMaker(folder_with(tmp_path, **changed))
+        Resizer(folder_with(tmp_path, **changed))
 
 
 def test_a_checkpoint_without_its_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no preprocessor_config.json"):
-        PatchMaker(tmp_path / "nowhere")
+        Resizer(tmp_path / "nowhere")
     (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(CheckpointError, match=r"no usable preprocessor_config.json"):
-        PatchMaker(tmp_path)
+        Resizer(tmp_path)

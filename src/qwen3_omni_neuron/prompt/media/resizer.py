@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class PatchMaker:
+class Resizer:
     """Resizer of images and videos for one checkpoint's patches, without state between calls.
 
     sizes: those of the checkpoint.
