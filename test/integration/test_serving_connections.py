@@ -22,7 +22,12 @@ from websockets.frames import Frame, Opcode
 from websockets.uri import parse_uri
 
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.protocol import STEP_BYTES, GuardedSocket
+from qwen3_omni_neuron.serving.protocol import (
+    CROWDED_KEEP_ALIVE_S,
+    KEEP_ALIVE_S,
+    STEP_BYTES,
+    GuardedSocket,
+)
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
@@ -188,6 +193,22 @@ def test_a_server_that_ends_waits_no_longer_than_it_may() -> None:
             ask(sock)
             wait_until(lambda: server._gate.running == 1)
         assert len(body_of(sock)) < len(BIG)
+
+
+def test_an_idle_connection_is_kept_for_longer_than_clients_keep_it() -> None:
+    """The server must not close it in the moment in which its client sends the next request."""
+    with scripted(max_connections=2) as server, ExitStack() as stack:
+        kept = []
+        for _ in range(2):
+            client = HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+            stack.enter_context(closing(client))
+            client.request("GET", "/health")
+            client.getresponse().read()
+            open_now = server._uvicorn.server_state.connections
+            kept.append([one.timeout_keep_alive for one in open_now])
+    assert kept[0] == [KEEP_ALIVE_S]
+    assert sorted(kept[1]) == [CROWDED_KEEP_ALIVE_S, KEEP_ALIVE_S]
+    assert KEEP_ALIVE_S > 90, "Go's clients"
 
 
 # Messages of a socket.

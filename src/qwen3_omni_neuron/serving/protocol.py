@@ -23,6 +23,10 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 # The system would let it grow to megabytes, which a client that does not read would fill.
 SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
+# A connection without a request is kept for longer than any client keeps it (httpx 5 s, load
+# balancers 60, Go 90): one that sends just when its server closes gets no answer. Unless more than
+# half of the connections are taken.
+KEEP_ALIVE_S, CROWDED_KEEP_ALIVE_S = 120, 5
 MOST_HEADERS = 100
 MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
 STEP_BYTES = 1 << 14  # of a socket, that are parsed at a time
@@ -121,6 +125,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
         A client that sends all of it before it reads would not see a refusal that closes at once.
         """
+        crowded = 2 * len(self.connections) > self._settings.max_connections
+        self.timeout_keep_alive = CROWDED_KEEP_ALIVE_S if crowded else KEEP_ALIVE_S
         super().on_response_complete()
         if self._in_request:
             self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
