@@ -192,9 +192,17 @@ def test_all_replicas_figures_are_in_one_scrape(fleet: Cluster) -> None:
 
 
 def endless(client: OpenAI) -> tuple[Iterator[Any], str]:
-    """A streamed reply without an end, of which a piece has come; and its replica."""
+    """Return a streamed reply of minutes of speech, of which a piece has come, and its replica.
+
+    It is more than the buffers on its way hold, so that it goes on until it is read or cut.
+    """
     answer = client.chat.completions.with_raw_response.create(
-        model=MODEL, messages=[{"role": "user", "content": "hello"}], stream=True, extra_body=LONG
+        model=MODEL,
+        messages=[{"role": "user", "content": "hello"}],
+        modalities=["text", "audio"],
+        audio={"voice": "Ethan", "format": "pcm16"},
+        stream=True,
+        extra_body=LONG,
     )
     stream = iter(answer.parse())
     next(stream)

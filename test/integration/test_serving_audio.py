@@ -22,9 +22,9 @@ import soundfile
 from openai import OpenAI
 from openai.types.audio import Transcription, TranscriptionVerbose
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni, sound
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.events import TextDelta
-from qwen3_omni_neuron.serving import chat, speech, transcriptions
+from qwen3_omni_neuron.serving import chat, sound, speech, transcriptions
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.forms import MOST_PARTS, read_form
 from qwen3_omni_neuron.serving.server import Server

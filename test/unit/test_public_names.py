@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import qwen3_omni_neuron
-from qwen3_omni_neuron import Qwen3Omni, cli, errors, events, status
+from qwen3_omni_neuron import Qwen3Omni, cli, errors, events
 from qwen3_omni_neuron.compilation import manifest
 from qwen3_omni_neuron.compilation.plan import CompilePlan
 from qwen3_omni_neuron.options import RequestOptions
@@ -219,7 +219,7 @@ def test_fields_of_events_and_results(name: str) -> None:
 
 @pytest.mark.parametrize("name", STATUS)
 def test_fields_of_a_models_status(name: str) -> None:
-    assert [field.name for field in fields(getattr(status, name))] == STATUS[name].split()
+    assert [field.name for field in fields(getattr(events, name))] == STATUS[name].split()
 
 
 def test_errors() -> None:
