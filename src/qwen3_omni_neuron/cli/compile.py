@@ -109,7 +109,7 @@ def _top_ks(limits: Sequence[Limits]) -> str:
 
 
 def _defaults(limits: Sequence[Limits], name: str) -> str:
-    """Return every target's default of a list of sizes, where it has one."""
+    """Return the default of each target that has one for a list of sizes."""
     sizes = {limit.target: limit.sizes.get(name, ()) for limit in limits}
     return "; ".join(f"{t}: {','.join(map(str, of))}" for t, of in sizes.items() if of)
 
@@ -160,7 +160,7 @@ def _plan(parsed: argparse.Namespace, model: Path, target: str) -> "CompilePlan"
 def _dry_run(plan: "CompilePlan", degrees: tuple[int, ...] | None) -> int:
     """Print the sizes and least times of a plan on a trn2.
 
-    degrees: of tensor parallelism; None: 4 and 8, for one chip and for two.
+    degrees: tensor parallelism degrees; None: 4 and 8, for one chip and for two.
     """
     from qwen3_omni_neuron.checkpoint.config_json import read_config
     from qwen3_omni_neuron.neuron.graphs.dry_run import TP_DEGREES, dry_run, dry_run_text

@@ -96,7 +96,7 @@ def _neuron() -> list[str]:
 
 
 def _prompts() -> list[str]:
-    """Say of each target what it does with rows of a prompt that a slot holds already."""
+    """Return a table of the targets that reuse KV rows of an earlier prompt."""
     reused = {True: "reused", False: "none: each prompt is computed anew"}
     rows = [(name, reused[target.limits.extends]) for name, target in TARGETS.items()]
     return [
@@ -121,7 +121,7 @@ def _machine() -> list[str]:
 
 
 def _native_library() -> str:
-    """Say whether the C runs; it is checked by code that imports torch, which may be broken."""
+    """Say whether the C library runs. The check imports torch, which may be broken."""
     try:
         from qwen3_omni_neuron.cpu.native.installed import library_verdict
     except (ImportError, OSError) as error:
@@ -136,7 +136,7 @@ def _cpu() -> str:
 
 
 def _memory() -> str:
-    """Return the memory in GB, from /proc, which has it in KiB."""
+    """Return the memory in GB, converted from KiB in /proc."""
     found = dict(line.split(":", 1) for line in _lines(Path("/proc/meminfo")) if ":" in line)
     if not {"MemTotal", "MemAvailable"} <= found.keys():
         return "unknown"
@@ -150,5 +150,5 @@ def _disk() -> str:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return a file's lines; none where the system has no such file."""
+    """Return a file's lines, or no lines where the file does not exist."""
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []

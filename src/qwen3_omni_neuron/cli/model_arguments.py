@@ -47,7 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, otherwise: str = _NO_DE
 
 
 def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _NO_DEFAULT) -> None:
-    """Add --model. otherwise: words for the default where the environment names none."""
+    """Add --model. otherwise: help text for the default where the environment sets none."""
     parser.add_argument(
         "--model",
         default=os.environ.get(MODEL_VARIABLE),
@@ -57,12 +57,12 @@ def add_checkpoint_argument(parser: argparse.ArgumentParser, otherwise: str = _N
 
 
 def model_or_shipped(parsed: argparse.Namespace) -> str:
-    """Return the named checkpoint, or else the one that ships with the package."""
+    """Return the checkpoint that was named, or the one that ships with the package."""
     return parsed.model or str(SPEAKING_CHECKPOINT)
 
 
 def chosen_model(parsed: argparse.Namespace) -> str:
-    """Return the named checkpoint. Raises OptionError where none was named."""
+    """Return the checkpoint that was named. Raises OptionError where none was."""
     if not parsed.model:
         raise OptionError(f"no checkpoint: give --model PATH, or set {MODEL_VARIABLE}.")
     return parsed.model
@@ -71,7 +71,7 @@ def chosen_model(parsed: argparse.Namespace) -> str:
 def load_arguments(parsed: argparse.Namespace, slots: int) -> dict[str, Any]:
     """Return the keyword arguments of `Qwen3Omni.load`.
 
-    slots: number that the verb needs; a compiled tree has its own.
+    slots: number of slots that the verb needs; a compiled tree has its own number.
     """
     return {
         "dtype": parsed.dtype,

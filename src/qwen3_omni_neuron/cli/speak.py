@@ -90,9 +90,9 @@ def write_speech(
     start: "Callable[[Qwen3Omni, dict[str, Any]], SpeechStream]",
     shows_text: bool = True,
 ) -> int:
-    """Load the model, and write what a stream says. Returns the exit status.
+    """Load the model, and write a stream's speech. Returns the exit status.
 
-    start: starts the stream with the options that were given. shows_text: also print the text.
+    start: function that starts the stream with the given options. shows_text: also print the text.
     """
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.cli.wav import WavFile
@@ -129,7 +129,7 @@ def _write_events(
     write_audio: "Callable[[NDArray[np.float32]], None]",
     text: TextIO | None,
 ) -> "SpeechResult":
-    """Write the audio of a stream, and print its text where there is a file for it."""
+    """Write a stream's audio, and write its text to `text` unless that is None."""
     from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 
     with stream:

@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron push` and `pull`: compiled trees to shared storage, and from there."""
+"""`qwen3-omni-neuron push` and `pull`: copy compiled trees to and from shared storage."""
 
 import argparse
 import sys
@@ -53,7 +53,7 @@ def _pull(parsed: argparse.Namespace) -> int:
 
 @contextmanager
 def _byte_bar() -> Iterator[Progress]:
-    """Show a progress bar on stderr, in bytes."""
+    """Show a progress bar in bytes on stderr."""
     from tqdm import tqdm
 
     with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:

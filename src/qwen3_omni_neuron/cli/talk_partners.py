@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
     from qwen3_omni_neuron.session import ReplyStream
 
-_PIECE = HEARD_RATE  # samples of an event
+_PIECE = HEARD_RATE  # samples in one event
 _INSTALL = "pip install 'qwen3-omni-neuron[talk]'"
 _OPEN_S = 10.0
 
 
 class ServerPartner:
-    """Server of this project, over its socket. Events come in a thread."""
+    """Server of this project, over its WebSocket. A thread reads its events."""
 
     def __init__(self, url: str, key: str, speaker: str | None, hands_free: bool, talk: Talk):
-        """Connect. Raises NotInstalledError, and OptionError where no server takes it."""
+        """Connect. Raises NotInstalledError, and OptionError where no server accepts it."""
         self._talk = talk
         self._stack = ExitStack()
         self._socket = self._stack.enter_context(_connected(url, key))
-        self._lock = threading.Lock()  # between an answer's next sound and its interruption
-        self._item: str | None = None  # of the answer whose sound came last
-        self._response: str | None = None  # that is being made
-        self._dropped: str | None = None  # the last response that was interrupted
-        self._asked = False  # for a response that the server has not begun
-        self._unwanted = False  # it was interrupted, too
+        self._lock = threading.Lock()  # orders an answer's next sound and its interruption
+        self._item: str | None = None  # id of the item whose sound came last
+        self._response: str | None = None  # id of the response that is being made
+        self._dropped: str | None = None  # id of the last response that was interrupted
+        self._asked = False  # a response was requested that the server has not begun
+        self._unwanted = False  # the requested response was interrupted, too
         self._ends = False
         detection = {"type": "server_vad"} if hands_free else None
         form = {"type": "audio/pcm", "rate": HEARD_RATE}
@@ -70,19 +70,19 @@ class ServerPartner:
         self._reader.join()
 
     def hear(self, samples: Samples) -> None:
-        """Take what the user says."""
+        """Add samples of the user's sound."""
         for first in range(0, len(samples), _PIECE):
             data = pcm16(samples[first : first + _PIECE].clip(-1, 1))
             self._send("input_audio_buffer.append", audio=base64.b64encode(data).decode())
 
     def answer(self) -> None:
-        """Take the user's turn as ended and answer it."""
+        """End the user's turn and answer it."""
         self._send("input_audio_buffer.commit")
         self._asked = True
         self._send("response.create")
 
     def interrupt(self) -> None:
-        """Stop the answer, and note what was heard of it."""
+        """Stop the answer, and record how much of it was heard."""
         with self._lock:
             self._unwanted = self._asked
         if self._unwanted or self._response is not None:
@@ -148,7 +148,7 @@ class ServerPartner:
     def _error(self, event: dict[str, Any]) -> None:
         error = event["error"]
         self._asked = self._unwanted = False
-        if error["code"] == "response_cancel_not_active":  # the answer was complete already
+        if error["code"] == "response_cancel_not_active":  # the answer was already complete
             return
         if (error["param"] or "").startswith("session."):
             self._talk.failed(OptionError(error["message"]))
@@ -205,7 +205,7 @@ def _ended(error: Any) -> OptionError:
 
 
 class ModelPartner:
-    """Session of a model in this process. Answers are read in a thread of their own."""
+    """Session of a model in this process. A thread of its own reads each answer."""
 
     def __init__(self, omni: "Qwen3Omni", speaker: str | None, hands_free: bool, talk: Talk):
         """Begin a session. Raises NotInstalledError, and OptionError for an unknown speaker."""
@@ -230,7 +230,7 @@ class ModelPartner:
         self._session.close()
 
     def hear(self, samples: Samples) -> None:
-        """Take what the user says."""
+        """Add samples of the user's sound."""
         if self._detector is None:
             self._session.append_audio(samples, HEARD_RATE)
             return
@@ -247,7 +247,7 @@ class ModelPartner:
                 self._talk.end_turn(self)
 
     def answer(self) -> None:
-        """Take the user's turn as ended and answer it. Raises the session's errors."""
+        """End the user's turn and answer it. Raises the session's errors."""
         self._end_answer()
         try:
             self._stream = self._session.respond(self._speaks)
@@ -258,10 +258,10 @@ class ModelPartner:
         self._reader.start()
 
     def interrupt(self) -> None:
-        """Stop the answer, and note what was heard of it."""
+        """Stop the answer, and record how much of it was heard."""
         heard_s = self._talk.interrupted()
         self._end_answer()
-        self._talk.interrupted()  # what came in between
+        self._talk.interrupted()  # drop the sound that came in between
         if heard_s is not None and self._stream is not None and self._stream.reply.spoken:
             self._session.heard(min(heard_s, self._stream.reply.audio_s))
 

@@ -16,17 +16,17 @@ from qwen3_omni_neuron.errors import NotInstalledError, OptionError, OutputError
 from qwen3_omni_neuron.events import SAMPLE_RATE
 
 Samples = NDArray[np.float32]
-HEARD_RATE = 16000  # of the user's sound
+HEARD_RATE = 16000  # sample rate of the user's sound
 PIECE_S = 0.02
-_AGAIN_S = 0.12  # sound that is waited for after an underrun
-_DEAD_S = 2.0  # without a call from the loudspeaker, which asks for sound every PIECE_S
+_AGAIN_S = 0.12  # seconds of sound to buffer after an underrun before playing again
+_DEAD_S = 2.0  # time limit between calls of the loudspeaker, which come every PIECE_S
 _FILES = "Without a device, take --from FILE and --to WAV."
 
 
 class Sink(Protocol):
     """Loudspeaker, or a file in its place.
 
-    underruns: how often an answer that plays had to wait for its next part.
+    underruns: how often playback of an answer had to wait for its next samples.
     """
 
     underruns: int
@@ -35,17 +35,17 @@ class Sink(Protocol):
         """Append samples at SAMPLE_RATE."""
 
     def end(self) -> None:
-        """Nothing more of this answer comes."""
+        """Mark the end of this answer's samples."""
 
     def interrupt(self) -> float | None:
-        """Be silent. Returns the seconds of the answer that were heard, None where all were."""
+        """Stop playback. Returns the seconds of the answer that were heard, None if all were."""
 
     def drain(self) -> None:
-        """Wait until all is played. Raises OutputError where that will not be."""
+        """Wait until all is played. Raises OutputError where playback has stopped."""
 
 
 class FileSink(WavFile):
-    """WAV file in the place of a loudspeaker."""
+    """WAV file in place of a loudspeaker."""
 
     underruns = 0
 
@@ -57,20 +57,20 @@ class FileSink(WavFile):
         self.write(samples)
 
     def end(self) -> None:
-        """Do nothing: a file has no time."""
+        """Do nothing: a file has no playback."""
 
     def interrupt(self) -> float | None:
-        """Return None: what is in the file is there."""
+        """Return None: samples that were written stay in the file."""
         return None
 
     def drain(self) -> None:
-        """Do nothing: a file has no time."""
+        """Do nothing: a file has no playback."""
 
 
 class Player:
     """Queue between a conversation and a loudspeaker. The lock guards all fields.
 
-    latency_s: from `fill` to the ear.
+    latency_s: seconds from a call of `fill` until its samples are heard.
     """
 
     def __init__(self) -> None:
@@ -78,11 +78,11 @@ class Player:
         self.underruns = 0
         self._lock = threading.Condition()
         self._pieces: deque[Samples] = deque()
-        self._left = self._played = 0  # samples of this answer
+        self._left = self._played = 0  # samples of this answer still to play, and played
         self._ended = self._waiting = True
 
     def push(self, samples: Samples) -> None:
-        """Append samples at SAMPLE_RATE. The first after an end begin an answer."""
+        """Append samples at SAMPLE_RATE. The first samples after `end` begin a new answer."""
         with self._lock:
             if self._ended:
                 self._played, self._ended, self._waiting = -self._left, False, False
@@ -90,12 +90,12 @@ class Player:
             self._left += len(samples)
 
     def end(self) -> None:
-        """Nothing more of this answer comes."""
+        """Mark the end of this answer's samples."""
         with self._lock:
             self._ended, self._waiting = True, False
 
     def interrupt(self) -> float | None:
-        """Be silent. Returns the seconds of the answer that were heard, None where all were."""
+        """Stop playback. Returns the seconds of the answer that were heard, None if all were."""
         with self._lock:
             heard_s = max(0.0, self._played / SAMPLE_RATE - self.latency_s)
             playing = self._left > 0 or not self._ended
@@ -116,7 +116,7 @@ class Player:
                     )
 
     def fill(self, out: Samples) -> None:
-        """Write the next samples into a loudspeaker's buffer, and silence after them."""
+        """Write the next samples into a loudspeaker's buffer; fill the rest with silence."""
         with self._lock:
             out[:] = 0
             if self._waiting and self._left < _AGAIN_S * SAMPLE_RATE:
@@ -153,7 +153,7 @@ def loudspeaker() -> Iterator[Player]:
 
 @contextmanager
 def microphone(hear: Callable[[Samples], None]) -> Iterator[None]:
-    """Open the microphone. hear: gets pieces of PIECE_S at HEARD_RATE, in a thread of the device.
+    """Open the microphone. hear: called with PIECE_S of sound at HEARD_RATE, in a device thread.
 
     Raises NotInstalledError, and OptionError where there is none.
     """

@@ -13,23 +13,23 @@ _TICK_S = 0.05
 
 
 class Partner(Protocol):
-    """Other side of a conversation; what it says goes to a Talk."""
+    """Other side of a conversation. It reports its answers to a Talk."""
 
     def hear(self, samples: Samples) -> None:
-        """Take what the user says, at HEARD_RATE."""
+        """Add samples of the user's sound, at HEARD_RATE."""
 
     def answer(self) -> None:
-        """Take the user's turn as ended and answer it."""
+        """End the user's turn and answer it."""
 
     def interrupt(self) -> None:
-        """Stop the answer, and note what was heard of it."""
+        """Stop the answer, and record how much of it was heard."""
 
 
 class Talk:
     """State of one conversation. Its partner calls it from a thread of its own.
 
-    recording: what the microphone hears goes to the partner. by_hand: the user ends turns by Enter.
-    over: set when the conversation can't go on, or is to end. error: that ended it.
+    recording: the microphone's sound goes to the partner. by_hand: the user ends turns by Enter.
+    over: set when the conversation can't go on, or is to end. error: the error that ended it.
     """
 
     def __init__(self, sink: Sink):
@@ -43,7 +43,7 @@ class Talk:
         self._first_sound_s: float | None = None
 
     def pump(self, pieces: queue.Queue[Samples], partner: Partner) -> None:
-        """Hand on what the microphone hears, until the conversation is over."""
+        """Pass the microphone's sound to the partner until the conversation is over."""
         try:
             while not self.over.is_set():
                 try:
@@ -72,29 +72,29 @@ class Talk:
         if self._refused:
             raise OptionError("the turn was not answered, and nothing is written.")
 
-    # What the partner tells.
+    # Reports of the partner.
 
     def turn_ended(self) -> None:
-        """The user's turn has ended."""
+        """Note that the user's turn has ended."""
         self._turn_end_s, self._first_sound_s = time.monotonic(), None
         self._answered.clear()
 
     def text(self, text: str) -> None:
-        """Next part of the answer's text."""
+        """Print the next part of the answer's text."""
         print(text, end="", flush=True)
 
     def sound(self, samples: "Samples") -> None:
-        """Next samples of the answer."""
+        """Play the next samples of the answer."""
         if self._first_sound_s is None:
             self._first_sound_s = time.monotonic()
         self._sink.push(samples)
 
     def interrupted(self) -> float | None:
-        """Be silent. Returns the seconds that were heard, None where all of it was."""
+        """Stop playback. Returns the seconds that were heard, None if all were."""
         return self._sink.interrupt()
 
     def answered(self) -> None:
-        """The answer has ended, or was interrupted."""
+        """Note that the answer has ended, or was interrupted."""
         self._sink.end()
         print(flush=True)
         if self._first_sound_s is not None:
@@ -105,19 +105,19 @@ class Talk:
         self._answered.set()
 
     def refused(self, why: str) -> None:
-        """The turn can't be answered; the conversation goes on."""
+        """Report that the turn can't be answered; the conversation goes on."""
         say(why)
         self._refused = True
         self._answered.set()
 
     def failed(self, error: Qwen3OmniError) -> None:
-        """The conversation can't go on."""
-        if self.by_hand and self.error is None:  # the reader of Enter can't be woken
+        """End the conversation, which can't go on."""
+        if self.by_hand and self.error is None:  # the thread that waits for Enter can't be woken
             say("The conversation has ended: press Enter.")
         self.error = self.error or error
         self.over.set()
 
 
 def say(text: str) -> None:
-    """Tell the user something beside the answers."""
+    """Show the user a message that is not part of an answer."""
     print(f"[{text}]", file=sys.stderr, flush=True)

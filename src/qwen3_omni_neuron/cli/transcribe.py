@@ -51,7 +51,7 @@ def add_transcribe(parser: argparse.ArgumentParser) -> None:
 
 
 def _transcribe(parsed: argparse.Namespace) -> int:
-    """Transcribe the files. Returns the exit status: 1 where any of them failed."""
+    """Transcribe the files. Returns the exit status: 1 if any file failed."""
     from tqdm import tqdm
 
     from qwen3_omni_neuron.api import Qwen3Omni

@@ -1,4 +1,4 @@
-"""WAV output that is complete at its path, or not there at all."""
+"""WAV output that appears at its path only when it is complete."""
 
 import os
 import tempfile
@@ -17,8 +17,8 @@ from qwen3_omni_neuron.errors import OutputError
 class WavFile:
     """WAV file that is written under a temporary name and renamed when it is complete.
 
-    Used in a `with` block, which checks at its start that the folder can be written; leaving it
-    with an error leaves what was at the path unchanged. 16-bit PCM, mono.
+    Used in a `with` block, which checks at its start that the folder can be written. An error in
+    the block leaves an earlier file at the path unchanged. 16-bit PCM, mono.
     """
 
     def __init__(self, path: Path, sample_rate: int):

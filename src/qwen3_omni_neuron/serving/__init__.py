@@ -1,7 +1,7 @@
-"""The server: OpenAI's API over HTTP, over the package's public API alone.
+"""HTTP server with OpenAI's API, built on the package's public API alone.
 
-An endpoint is a module: `serving.chat`, `serving.speech`, `serving.transcriptions`,
-`serving.listing`, `serving.health`, `serving.page`. `serving.app` puts them together;
-`serving.gate` stands before all of them and has the keys and limits;
-`serving.server` runs the event loop, loads the model and ends it. Nothing here knows of engines.
+Each endpoint has a module: `serving.chat`, `serving.speech`, `serving.transcriptions`,
+`serving.listing`, `serving.health`, `serving.page`. `serving.app` combines them;
+`serving.gate` handles every request first and checks keys and limits;
+`serving.server` runs the event loop, loads the model and ends it. Nothing here uses engines.
 """

@@ -1,4 +1,4 @@
-"""Listening sockets of a server, and connections that are being made, within its limits."""
+"""Listening sockets of a server, and acceptance of connections within its limits."""
 
 import asyncio
 import errno
@@ -13,14 +13,14 @@ from typing import Any
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
-PAUSE_S = 1.0  # where the system has no more files or memory for another connection
+PAUSE_S = 1.0  # pause when the system has no files or memory for another connection
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-_IN_A_ROW = 32  # accepted before other tasks have their turn
+_IN_A_ROW = 32  # connections accepted before other tasks run
 
 
 async def listening_sockets(host: str, port: int, backlog: int) -> list[socket.socket]:
-    """Return a socket for each address of a host. Raises OSError where there is none."""
+    """Return a socket for each address of a host. Raises OSError if there is no address."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     made, missing = list[socket.socket](), OSError(f"{host!r} has no address")
@@ -31,7 +31,7 @@ async def listening_sockets(host: str, port: int, backlog: int) -> list[socket.s
             except OSError as error:
                 if error.errno not in _NOT_HERE:
                     raise
-                missing = error  # such as IPv6's on a machine without it
+                missing = error  # such as an IPv6 address on a machine without IPv6
                 continue
             sock.setblocking(False)
             made.append(sock)
@@ -45,10 +45,10 @@ async def listening_sockets(host: str, port: int, backlog: int) -> list[socket.s
 
 
 class Acceptor:
-    """Server in asyncio's sense, whose TLS handshakes count as connections and have a deadline.
+    """An asyncio server whose TLS handshakes count as connections and have a deadline.
 
-    One connection too many is closed before its handshake; without TLS the protocol refuses it.
-    For one event loop, of which it is made in a task.
+    A connection over the limit is closed before its handshake; without TLS the protocol refuses
+    it. Made in a task of the one event loop that uses it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Acceptor:
         settings: ServerSettings,
         context: ssl.SSLContext | None,
     ):
-        """connections: protocols whose connection is made. context: of TLS, None without it."""
+        """connections: protocols of open connections. context: TLS context, None without TLS."""
         self.sockets = tuple(sockets)
         self._make_protocol, self._connections = make_protocol, connections
         self._most = settings.max_connections
@@ -67,7 +67,7 @@ class Acceptor:
         if context is not None:
             self._tls = {"ssl": context, "ssl_handshake_timeout": settings.header_timeout_s}
             if sys.version_info >= (3, 11):
-                # Also to send what waits when it is closed; `SendWatch` cuts who does not read.
+                # Covers bytes unsent at the close; `SendWatch` cuts clients that do not read.
                 self._tls["ssl_shutdown_timeout"] = settings.request_timeout_s
         self._in_handshake = set[asyncio.Protocol]()
         self._tasks = set[asyncio.Task[None]]()
@@ -77,12 +77,12 @@ class Acceptor:
 
     @property
     def open(self) -> int:
-        """Connections, with those that are in their handshake."""
+        """Number of connections, including those in their handshake."""
         making = sum(protocol not in self._connections for protocol in self._in_handshake)
         return len(self._connections) + making
 
     def close(self) -> None:
-        """Accept no more, and end the handshakes."""
+        """Stop accepting, and end the handshakes."""
         self.sockets = ()
         for task in self._tasks:
             task.cancel()
@@ -106,7 +106,7 @@ class Acceptor:
             except OSError as error:
                 if error.errno in _SHORT:
                     await self._pause(error)
-                else:  # of that connection, which has gone
+                else:  # an error of that connection alone, which is closed by now
                     await asyncio.sleep(0)
                 continue
             self._short = False
@@ -119,7 +119,7 @@ class Acceptor:
                 await asyncio.sleep(0)
 
     async def _pause(self, error: OSError) -> None:
-        """Let connections wait in the system until others have ended."""
+        """Leave connections in the system's backlog until others have ended."""
         if not self._short:
             self._short = True
             open_now = self.open
@@ -137,7 +137,7 @@ class Acceptor:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             loop = asyncio.get_running_loop()
             await loop.connect_accepted_socket(lambda: protocol, sock, **self._tls)
-        except OSError as error:  # no handshake in time, or the client has left
+        except OSError as error:  # the handshake was late, or the client has left
             logs.logger.debug("no connection: %s", error)
             sock.close()
 

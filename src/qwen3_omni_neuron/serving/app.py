@@ -1,4 +1,4 @@
-"""The application: endpoints, errors in OpenAI's shape, and the gate before them."""
+"""The application: endpoints, errors in OpenAI's format, and the gate in front of them."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     else:
         refusal, headers = api_error_of(error, context.param), {}
     if refusal.code == "internal_error" and isinstance(error, Qwen3OmniError):
-        # All others go on to the gate, which logs them.
+        # All other errors go to the gate, which logs them.
         logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
     context.error = refusal.code
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

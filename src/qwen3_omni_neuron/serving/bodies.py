@@ -1,4 +1,4 @@
-"""Reading of the endpoints' bodies: fields, the model's name, and options of a request."""
+"""Parsing of request bodies: fields, the model's name, and options of a request."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
@@ -11,15 +11,15 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 LARGEST_SEED = 2**63 - 1
-SMALL_BODY_BYTES = 1 << 12  # without media: read at once, sooner than a thread has its turn
-# More than a prompt of 32,768 tokens has: an empty message of Qwen's template has five.
+SMALL_BODY_BYTES = 1 << 12  # a smaller body without media is parsed at once, without a thread
+# More than fit into a prompt of 32,768 tokens: an empty message in Qwen's template has 5 tokens.
 MOST_MESSAGES = 1 << 13
-MOST_TOOLS = 128  # as OpenAI has it
+MOST_TOOLS = 128  # OpenAI's limit
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def parse_json(kind: type[Body], body: bytes) -> Body:
-    """Return a JSON body as an object. Raises ApiError, which names the first wrong field."""
+    """Parse a JSON body. Raises ApiError, which names the first wrong field."""
     check_json(body)
     try:
         return kind.model_validate_json(body)
@@ -28,7 +28,7 @@ def parse_json(kind: type[Body], body: bytes) -> Body:
 
 
 def refused_field(error: ValidationError) -> ApiError:
-    """Return the refusal of a body for its first wrong field."""
+    """Return the error for the first wrong field of a body."""
     first = error.errors(include_url=False, include_input=False)[0]
     path = ".".join(map(str, first["loc"]))[:200]
     return ApiError(
@@ -41,7 +41,7 @@ def refused_field(error: ValidationError) -> ApiError:
 
 
 def wrong_value(message: str, param: str) -> ApiError:
-    """Return the refusal of a field's value."""
+    """Return the error for a field's value."""
     return ApiError(400, message, "invalid_value", param)
 
 
@@ -57,7 +57,7 @@ def check_model(service: Service, name: str) -> None:
 
 
 def unknown_field(name: str, options: Collection[str]) -> ApiError:
-    """Return the refusal of a field that nobody knows. options: those that there are."""
+    """Return the error for an unknown field. options: names of the known options."""
     return wrong_value(
         f"unknown field {name[:80]!r}. Beside OpenAI's fields a request may have: "
         f"{', '.join(sorted(options))}.",
@@ -68,13 +68,13 @@ def unknown_field(name: str, options: Collection[str]) -> ApiError:
 def bounded_options(
     given: Mapping[str, Any], settings: ServerSettings, owner: str
 ) -> dict[str, Any]:
-    """Return a request's own options, within the server's deadlines and its owner's rows."""
+    """Return a request's options, limited to the server's deadlines and the owner's KV rows."""
     options = {**given, "owner": owner}
     for name in ("first_token_timeout_s", "wait_timeout_s"):
         seconds = options.get(name)
         if isinstance(seconds, int | float):
             options[name] = min(seconds, settings.request_timeout_s)
-    # Rows are not shared between keys: how soon a reply begins would say what others have asked.
+    # KV rows are not shared between keys: a fast first token would reveal what others have asked.
     cache_key = options.get("cache_key")
     if settings.api_keys and (cache_key is None or isinstance(cache_key, str)):
         options["cache_key"] = f"{owner} {cache_key or ''}"

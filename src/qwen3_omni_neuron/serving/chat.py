@@ -74,12 +74,12 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _read_and_begin(service: Service, context: Context) -> "ChatReply | ChatQuestion":
-    """Read a request's body, and begin; see ChatQuestion.begin."""
+    """Parse a request's body and begin the request; see ChatQuestion.begin."""
     return _read(service, context).begin()
 
 
 def _read(service: Service, context: Context) -> "ChatQuestion":
-    """Read a request's body. Raises ApiError."""
+    """Parse a request's body. Raises ApiError."""
     wanted = parse_json(ChatRequest, context.body)
     omni = context.omni
     check_model(service, wanted.model)
@@ -101,9 +101,9 @@ def _read(service: Service, context: Context) -> "ChatQuestion":
 
 @dataclass(frozen=True)
 class ChatQuestion:
-    """A request that was read, whose media may still have to be decoded.
+    """A parsed request whose media may still have to be decoded.
 
-    messages, options: as the API takes them. media: what reads the media of these messages.
+    messages, options: arguments of the Python API. media: reader of these messages' media.
     """
 
     wanted: ChatRequest
@@ -114,7 +114,7 @@ class ChatQuestion:
     context: Context
 
     def begin(self) -> "ChatReply | ChatQuestion":
-        """Start the request, unless it has media that are to be decoded apart first.
+        """Start the request, unless it has media that must first be decoded in a process.
 
         Raises ApiError and the API's errors.
         """
@@ -126,7 +126,7 @@ class ChatQuestion:
         context.wanted(bool(wanted.stream), wanted.speaks)
         ask = context.omni.stream if wanted.speaks else context.omni.stream_text
         stream = ask(self.messages, **self.options)
-        if self.service.settings.log_content:  # of what is answered: the rest may be of any length
+        if self.service.settings.log_content:  # only now: a refused request may have any length
             context.question = [_texts(message) for message in self.messages]
         return ChatReply(wanted, stream, "tools" in self.options, self.service, context)
 
@@ -143,7 +143,7 @@ def _texts(message: Json) -> Json:
 
 
 class ChatReply:
-    """One answer: its events become the pieces of a stream, or one object at the end."""
+    """One answer, sent as a stream of server-sent events or as one JSON object at the end."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class ChatReply:
         context: Context,
     ):
         self.wanted, self._stream, self._service, self._context = wanted, stream, service, context
-        wanted.messages.clear()  # its media, which are as large as all else together
+        wanted.messages.clear()  # frees the media, which are as large as everything else
         self._id, self._created = new_id("chatcmpl-"), int(time.time())
         self._speaks, self._vllm_omni = wanted.speaks, wanted.in_vllm_omnis_way
         self._audio_id, self._expires_at = service.replies.new_id()
@@ -175,7 +175,7 @@ class ChatReply:
         self._stream.close()
 
     async def collect(self) -> None:
-        """Take all events."""
+        """Read the stream to its end."""
         with self._stream as stream:
             async for event in stream:
                 self._take(event)
@@ -184,9 +184,9 @@ class ChatReply:
         self._finish()
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the server-sent events of a streamed answer, those that come together at once.
+        """Yield the server-sent events of a streamed answer, all that are ready in one piece.
 
-        Text that comes together is one event.
+        Text that is ready at the same time is one event.
         """
         first: Json = {"role": "assistant", "content": ""}
         if self._speaks and not self._vllm_omni:
@@ -194,7 +194,7 @@ class ChatReply:
         pieces = [self._piece(first)]
         with self._stream as stream:
             async for events in stream.bursts():
-                if self._heard:  # its listener has something to play
+                if self._heard:  # the client already has sound to play
                     await self._service.turnstile.wait()
                 parts = [part for event in events for part in self._take(event)]
                 pieces += [self._piece(self._delta(part)) for part in _joined(parts)]
@@ -204,8 +204,8 @@ class ChatReply:
                 if self._result is None:
                     yield b"".join(pieces)
                     pieces = []
-                # After the yield: the client, or its connection's buffer, has it now. A chunk that
-                # comes with the end is sent with it, just below.
+                # After the yield: the chunk is with the client, or in its connection's buffer. A
+                # chunk that comes with the end is sent with the end, just below.
                 if chunk is not None:
                     self._player.arrived(chunk)
         if self._speaks and not self._vllm_omni:
@@ -250,11 +250,11 @@ class ChatReply:
         return to_json(answer)
 
     def _take(self, event: Event) -> list[Part]:
-        """Take an event. Returns the parts of text that it makes."""
+        """Process an event. Returns the parts of text that it completes."""
         if isinstance(event, TextDelta):
             return self._noted(self._split.push(event.text), len(event.token_ids))
         if isinstance(event, AudioChunk):
-            # A call of a tool is not for the ear: from there on the speech is left out.
+            # A tool call is not meant to be heard: from the first call on, speech is left out.
             if not self._calls and not self.wanted.stream:
                 self._samples.append(event.samples)
             return []
@@ -262,7 +262,7 @@ class ChatReply:
         return self._noted(self._split.finish(), 0)
 
     def _noted(self, parts: list[Part], tokens: int) -> list[Part]:
-        """Return the parts, which the whole answer has now, too. tokens: that they came from."""
+        """Add parts to the whole answer and return them. tokens: number that they came from."""
         for part in parts:
             if isinstance(part, Reasoning):
                 self._reasons.append(part.text)
@@ -284,7 +284,7 @@ class ChatReply:
         return {"content": part.text}
 
     def _finish(self) -> None:
-        """Note the complete reply, its transcript for later turns among it."""
+        """Record the complete reply, with its transcript for later turns."""
         assert self._result is not None, "an answer that has ended"
         result, text = self._result, "".join(self._texts)
         if self._speaks:
@@ -309,7 +309,7 @@ class ChatReply:
         return self._event((to_json(delta),), "text", finish_reason)
 
     def _sound(self, chunk: AudioChunk) -> bytes:
-        """Return a chunk as an event: with one header in all, or for vllm-omni's a file each."""
+        """Return a chunk as an event: one WAV header a reply, or for vllm-omni a file a chunk."""
         first, self._heard = not self._heard, True
         data = pcm16(chunk.samples)
         if self._vllm_omni:
@@ -322,9 +322,9 @@ class ChatReply:
     def _event(
         self, delta: Sequence[bytes], modality: str, finish_reason: str | None = None
     ) -> bytes:
-        """Return an event. Most of it is the same in all of them, so that it is made once.
+        """Return an event. The text that all events share is made once.
 
-        delta: parts of its JSON, which are as long as a chunk: they are copied once.
+        delta: parts of its JSON; they may be as long as a chunk and are copied once.
         """
         reason = "null" if finish_reason is None else f'"{finish_reason}"'
         end = f',"logprobs":null,"finish_reason":{reason}}}],"modality":"{modality}"}}\n\n'
@@ -342,7 +342,7 @@ class ChatReply:
 
 
 def _joined(parts: Sequence[Part]) -> list[Part]:
-    """Return parts with those of one kind that follow each other as one, but for calls."""
+    """Join adjacent parts of one kind, except calls."""
     joined: list[Part] = []
     for part in parts:
         before = joined[-1] if joined else None
@@ -354,7 +354,7 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
 
 
 def usage_of(timings: Timings, reasoning_tokens: int = 0) -> Json:
-    """Return the usage of a reply. Audio tokens are those of the prompt, and frames of speech."""
+    """Return the usage of a reply. Audio tokens: audio of the prompt, and frames of speech."""
     prompt, completion = timings.prompt_tokens, timings.text_tokens + timings.frames
     media = timings.prompt_audio_tokens + timings.prompt_image_tokens
     return {
@@ -376,7 +376,7 @@ def usage_of(timings: Timings, reasoning_tokens: int = 0) -> Json:
 
 
 def cached_tokens(timings: Timings) -> int:
-    """Return how many of the prompt's rows an earlier request had computed."""
+    """Return the number of the prompt's KV rows that an earlier request had computed."""
     return timings.reused_tokens
 
 

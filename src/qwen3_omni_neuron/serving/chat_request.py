@@ -1,4 +1,4 @@
-"""Body of a chat request: its fields, and what they become for the model."""
+"""Body of a chat request: its fields, and the messages and options that they become."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -22,12 +22,12 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sound import SOUND_FORMATS, STREAMED_FORMATS
 from qwen3_omni_neuron.serving.vllm_omni import VLLM_OMNI_FIELDS, vllm_omni_options
 
-# What a client may name beside OpenAI's fields: the options of a request, but for those that have a
-# field of OpenAI's, and those that the server itself gives.
+# Fields that a client may send beside OpenAI's: the options of a request, except those that have an
+# OpenAI field and those that the server itself sets.
 CHAT_OPTIONS = frozenset(option.name for option in REQUEST_OPTIONS) - {
     *("seed", "stop", "tools", "literal_text", "owner"),
 }
-# OpenAI's fields that change nothing here, whatever their value.
+# OpenAI's fields that have no effect here, whatever their value.
 _WITHOUT_EFFECT = frozenset(
     (
         *("user", "metadata", "store", "safety_identifier", "prompt_cache_key"),
@@ -35,7 +35,7 @@ _WITHOUT_EFFECT = frozenset(
         *("service_tier", "verbosity", "reasoning_effort"),
     )
 )
-# OpenAI's fields that are taken with these values alone.
+# OpenAI's fields that are accepted with these values alone.
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -60,7 +60,7 @@ class _Strict(BaseModel):
 
 
 class _Lenient(BaseModel):
-    """Base of what clients send back as they got it, with fields that are of no use here."""
+    """Base of objects that clients send back as they got them, with fields unused here."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -216,7 +216,7 @@ class ChatRequest(BaseModel):
 
     @property
     def in_vllm_omnis_way(self) -> bool:
-        """True where speech is asked for as vllm-omni's clients do, without `audio`."""
+        """True where the client requests speech as vllm-omni's clients do, without `audio`."""
         return self.speaks and self.audio is None
 
     @property
@@ -226,7 +226,7 @@ class ChatRequest(BaseModel):
 
 
 def check_request(wanted: ChatRequest) -> None:
-    """Refuse combinations that no answer has. Raises ApiError."""
+    """Refuse unsupported fields and combinations. Raises ApiError."""
     if wanted.modalities == []:
         raise wrong_value("modalities is empty. Give text, or text and audio.", "modalities")
     if wanted.stream and wanted.speaks and wanted.sound_format not in STREAMED_FORMATS:
@@ -248,7 +248,7 @@ def check_request(wanted: ChatRequest) -> None:
 
 
 def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -> dict[str, Any]:
-    """Return the options of the API that a request's fields stand for. Raises ApiError."""
+    """Return the Python API's options for a request's fields. Raises ApiError."""
     extra = wanted.model_extra or {}
     options = vllm_omni_options(extra)
     options |= {name: extra[name] for name in CHAT_OPTIONS & extra.keys()}
@@ -276,7 +276,7 @@ def request_options(wanted: ChatRequest, settings: ServerSettings, owner: str) -
 def conversation(
     wanted: ChatRequest, media: MediaReader, replies: SpokenReplies, owner: str
 ) -> list[dict[str, Any]]:
-    """Return the messages for the model, their media read. Raises ApiError."""
+    """Return the messages for the model, and read their media. Raises ApiError."""
     return [
         _message(message, f"messages[{i}]", media, replies, owner)
         for i, message in enumerate(wanted.messages)

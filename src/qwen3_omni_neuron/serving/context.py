@@ -1,4 +1,4 @@
-"""One HTTP request: who sends it, its body, and what the log will say of it."""
+"""One HTTP request: its sender, its body, and its fields in the log."""
 
 import time
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.serving.quotas import Account, Place
 
 BODY_COPIES = 3
-"""A body, the strings that it is parsed to, and the bytes of its media are there at once."""
+"""A body, the strings parsed from it, and its media's bytes are in memory at the same time."""
 
 
 @dataclass
 class Context:
     """State of one request from its headers to its last byte.
 
-    owner: name of the key or address that it comes from. omni: of a POST, the model, which was
-    ready when its headers had come. account: bytes that it holds. place: among the requests that
-    the model works on. body: empty once it was released. param: field that has what the model is
-    given. question, answer: texts, where the log has content.
+    owner: name of the key or address that it comes from. omni: the model, for a POST; it was ready
+    when the headers had arrived. account: bytes that it holds. place: its place among the requests
+    that the model works on. body: empty once it was released. param: name of the field with the
+    model's input. question, answer: texts, if the log has content.
     """
 
     request_id: str
@@ -39,16 +39,16 @@ class Context:
     answer: str | None = None
 
     def release_body(self) -> None:
-        """Drop the body: it has been read."""
+        """Drop the body, which has been parsed."""
         self.account.release(BODY_COPIES * len(self.body))
         self.body = b""
 
     def wanted(self, stream: bool, speaks: bool) -> None:
-        """Note what was asked for."""
+        """Record what the client requested."""
         self.fields |= {"stream": stream, "speech": speaks}
 
     def finished(self, result: SpeechResult, answer: str | None) -> None:
-        """Note the reply. answer: its text, None where the log has no content."""
+        """Record the reply. answer: its text, None where the log has no content."""
         timings = result.timings
         self.answer = answer
         self.fields |= {
@@ -63,7 +63,7 @@ class Context:
         }
 
     def log_fields(self) -> dict[str, Any]:
-        """Return the fields of its line in the log."""
+        """Return the fields of the request's log line."""
         return {
             "request_id": self.request_id,
             "method": self.method,

@@ -1,4 +1,4 @@
-"""Errors as clients of OpenAI's API get them: a status, and a body that says what to do."""
+"""Errors in the format of OpenAI's API: a status, and a body that says what to do."""
 
 import json
 from typing import Any
@@ -22,8 +22,8 @@ RETRY_S = 1
 class ApiError(Exception):
     """A refusal or failure with an HTTP status.
 
-    code: short name for programs. param: field of the request that is at fault. retry_after_s: when
-    the same request may succeed; None: never.
+    code: short name for programs. param: field of the request that is wrong. retry_after_s: seconds
+    after which the same request may succeed; None: never.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error in OpenAI's shape."""
+        """The error in OpenAI's format."""
         kind = {401: "authentication_error", 429: "rate_limit_error"}.get(self.status)
         kind = kind or ("invalid_request_error" if self.status < 500 else "server_error")
         error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -48,7 +48,7 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that go with it."""
+        """Headers of the error's response."""
         if self.retry_after_s is None:
             return {"x-should-retry": "false"} if self.status >= 500 else {}
         return {"retry-after": str(self.retry_after_s)}
@@ -57,7 +57,7 @@ class ApiError(Exception):
 def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     """Return the error that a client gets for one of the package's errors.
 
-    param: the request's field that has what the model is given.
+    param: name of the request's field with the model's input.
     """
     if isinstance(error, ApiError):
         return error
@@ -74,7 +74,7 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
     if isinstance(error, LateError):
         return ApiError(503, str(error), "timeout", retry_after_s=RETRY_S)
     if isinstance(error, EngineDiedError | ClosedError):
-        # Their own messages are for the log: process ids, and what a process printed as it died.
+        # The error's own message is for the log: process ids, and a dying process's last output.
         message = "the model has ended. The request may be sent again: the server starts anew."
         return ApiError(503, message, "model_unavailable", retry_after_s=RETRY_S)
     return ApiError(
@@ -85,5 +85,5 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
 
 
 def error_event(error: ApiError) -> bytes:
-    """Return an error as a server-sent event, for an answer that has begun."""
+    """Return an error as a server-sent event, for an answer already begun."""
     return b"data: " + json.dumps(error.body).encode() + b"\n\n"

@@ -1,4 +1,4 @@
-"""Answers that are sent piece by piece as they are made: sound, and server-sent events."""
+"""Answers sent in pieces while they are made: sound, and server-sent events."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,10 +14,10 @@ from qwen3_omni_neuron.serving.service import Service
 
 
 class PieceStream(Response):
-    """Response of pieces. An error after the first of them cuts it short, as the client sees.
+    """Response in pieces. An error after the first piece cuts it short, visibly for the client.
 
-    Each is sent once the connection's buffer has space: a client that reads slowly holds up the
-    iterator, and with it its own request.
+    Each piece is sent once the connection's buffer has space: a client that reads slowly slows the
+    iterator, and with it the request.
     """
 
     def __init__(self, pieces: AsyncIterator[bytes], media_type: str | None = None):
@@ -27,7 +27,7 @@ class PieceStream(Response):
         self._pieces = pieces
 
     def last_piece(self, error: ApiError | None) -> bytes | None:
-        """Return the piece that ends the answer, None to cut it. error: what ended the others."""
+        """Return the last piece, None to cut the answer. error: the error that ended it."""
         return b"" if error is None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -56,7 +56,7 @@ class PieceStream(Response):
 
 
 class EventStream(PieceStream):
-    """Response of server-sent events. An error after the first of them is an event itself."""
+    """Response of server-sent events. An error after the first event is sent as an event."""
 
     media_type = "text/event-stream"
 
@@ -71,9 +71,9 @@ def json_event(content: dict[str, Any]) -> bytes:
 
 
 async def with_first(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Wait for the first piece, and return all of them.
+    """Wait for the first piece, and return an iterator over all pieces.
 
-    What goes wrong before it is raised here, while the answer can still have its own status.
+    An error before the first piece is raised here, while the answer can still have an error status.
     """
     first = await anext(pieces)
 

@@ -1,4 +1,4 @@
-"""Media from URLs: only of hosts that the operator named, only public addresses, within limits."""
+"""Media from URLs: only hosts that the operator allows, only public addresses, within limits."""
 
 import asyncio
 import contextlib
@@ -22,11 +22,11 @@ Connector = Callable[[str, int, float], socket.socket]
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 1 << 16
-MOST_FETCHES = 8  # at a time
+MOST_FETCHES = 8  # fetches at a time
 
 
 def resolve(host: str, port: int) -> list[str]:
-    """Return the addresses of a host, as the system finds them."""
+    """Return the addresses of a host from the system's resolver."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
@@ -37,7 +37,7 @@ def connect(address: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an address is of the public internet: not private, local or reserved."""
+    """Return whether an address is on the public internet: not private, local or reserved."""
     try:
         ip = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -54,9 +54,9 @@ def is_public(address: str) -> bool:
 class Fetcher:
     """Reader of media from URLs.
 
-    The host's addresses are looked up once for each connection, checked, and that very address is
-    connected to, so that a second look-up with another answer changes nothing. A redirect is
-    checked as the first URL was.
+    Each connection looks up the host's addresses once, checks them, and connects to a checked
+    address, so that a second look-up with another result changes nothing. A redirect is checked
+    like the first URL.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Fetcher:
     async def fetch(self, url: str, where: str) -> tuple[bytes, str]:
         """Return the content of a URL and its media type. Raises ApiError 400.
 
-        Each fetch has a thread of its own, which a name server that does not answer may hold up
-        for longer than its deadline: the caller is not, and neither is the end of the process.
+        Each fetch has a thread of its own, which a silent name server may block beyond the
+        deadline: this delays neither the caller nor the end of the process.
         """
         self.check(url, where)
         done: Future[tuple[bytes, str]] = Future()
 
-        done.set_running_or_notify_cancel()  # the thread goes on where the caller does not wait
+        done.set_running_or_notify_cancel()  # the thread continues if the caller stops waiting
 
         def run() -> None:
             with self._places:
@@ -100,7 +100,7 @@ class Fetcher:
         return _refused(where, f"its URL could not be read within {self._timeout_s:g} s")
 
     def _read(self, url: str, where: str) -> tuple[bytes, str]:
-        """Read a URL and those that it redirects to."""
+        """Read a URL, and follow its redirects."""
         end_s = time.monotonic() + self._timeout_s
         for _ in range(self._redirects + 1):
             parts = self._allowed(url, where)
@@ -129,7 +129,7 @@ class Fetcher:
         return parts
 
     def _get(self, parts: SplitResult, where: str, end_s: float) -> tuple[bytes, str, str | None]:
-        """Return content and media type, or where a redirect leads."""
+        """Return content, media type, and the target of a redirect or None."""
         host, port = parts.hostname or "", _PORTS[parts.scheme]
         try:
             addresses = list(self._resolve(host, port))
@@ -166,7 +166,7 @@ class Fetcher:
                     raise _refused(
                         where, f"it has more than {self._most_bytes} bytes", "media_too_large"
                     )
-            if response.length:  # the connection ended before its content did
+            if response.length:  # the connection ended before the content was complete
                 raise _refused(where, "its content is cut short")
             if time.monotonic() >= end_s:
                 raise TimeoutError
@@ -182,8 +182,8 @@ def _left(end_s: float) -> float:
 
 @contextlib.contextmanager
 def _ended_at(end_s: float, sock: socket.socket) -> Iterator[None]:
-    """Shut a connection down at a moment: a timeout of a socket is one of each read alone."""
-    # A duplicate: a connection that is secured takes the socket itself.
+    """Shut a connection down at a deadline: a socket's timeout limits single reads only."""
+    # A duplicate, since a TLS connection takes over the socket itself.
     with sock.dup() as other:
         watch = threading.Timer(_left(end_s), _shut_down, (other,))
         watch.daemon = True

@@ -1,4 +1,4 @@
-"""Bodies of multipart/form-data, read from memory: fields, and the bytes of files."""
+"""Parser of multipart/form-data bodies in memory: fields, and the bytes of files."""
 
 from dataclasses import dataclass, field
 from typing import NoReturn
@@ -15,18 +15,18 @@ from python_multipart.multipart import (
 from qwen3_omni_neuron.serving.errors import ApiError
 
 MOST_PARTS, MOST_FIELD_BYTES = 32, 1 << 16
-_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # as the body is, within the gate's limit
+_IN_MEMORY = {"MAX_MEMORY_FILE_SIZE": float("inf")}  # the gate limits the whole body
 
 
 @dataclass(frozen=True)
 class Form:
-    """Fields by name, in a list those whose name ends in []; and files by name."""
+    """Fields by name, as a list if the name ends in [], and files by name."""
 
     fields: dict[str, str | list[str]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
 
     def add_field(self, part: Field) -> None:
-        """Take a field. Raises ApiError."""
+        """Add a field. Raises ApiError."""
         name, value = _text(part.field_name, "a name"), part.value or b""
         if len(value) > MOST_FIELD_BYTES:
             _refuse(f"field {name[:80]!r} has more than {MOST_FIELD_BYTES} bytes")
@@ -43,7 +43,7 @@ class Form:
             self.fields[name] = text
 
     def add_file(self, part: File) -> None:
-        """Take a file. Raises ApiError."""
+        """Add a file. Raises ApiError."""
         name = _text(part.field_name, "a name")
         if name in self.files:
             _refuse(f"{name[:80]!r} is there twice")
@@ -59,9 +59,9 @@ class Form:
 
 
 def read_form(body: bytes, content_type: str) -> Form:
-    """Read a body. Raises ApiError 400 where it is cut short or malformed, or has too many parts.
+    """Parse a body. Raises ApiError 400 if it is cut short or malformed, or has too many parts.
 
-    It is held once more at most: nothing is written to a file.
+    Its content is in memory at most once more: nothing is written to a file.
     """
     form = Form()
     if content_type.partition(";")[0].strip().lower() != "multipart/form-data":

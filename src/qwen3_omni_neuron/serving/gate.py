@@ -1,4 +1,4 @@
-"""The gate before every endpoint: request ids, keys, rates, bodies, deadlines, lost clients."""
+"""Middleware of all endpoints: request ids, keys, rates, bodies, deadlines, disconnects."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sites import Sites
 
 PROBES = ("/health", "/ready")
-"""Paths that whoever asks for them may have, under any name and from any page."""
+"""Paths that are answered to everybody, for any host name and any origin."""
 OPEN_PATHS = (*PROBES, *page.FILES)
 """Paths that need no key, count towards no rate and are answered while the server drains."""
 MOST_HEADER_BYTES = 1 << 15
@@ -31,16 +31,15 @@ _KNOWN = (
     *("/v1/chat/completions", "/v1/audio/speech", "/v1/audio/transcriptions"),
     *("/v1/models", "/v1/audio/voices", REALTIME, *_WATCHED),
 )
-_KEY_PROTOCOL = b"openai-insecure-api-key."  # before the key, as OpenAI's client in browsers has it
+_KEY_PROTOCOL = b"openai-insecure-api-key."  # prefix of the key in OpenAI's client for browsers
 
 
 class Gate:
-    """ASGI application in front of another one.
+    """ASGI middleware in front of the application.
 
-    A body is read as a whole, within its limits, after its sender has shown a key. A client that
-    leaves, and a request that takes too long, cancel what answers it. Every answer gets a
-    request id, the scope's `request_id` where it has one, and a line in the log. For one event
-    loop.
+    It checks the key, then reads the whole body, within its limits. If the client leaves or the
+    request takes too long, it cancels the endpoint. Every answer gets a request id, the scope's
+    `request_id` if there is one, and a line in the log. For one event loop.
     """
 
     def __init__(self, app: ASGIApp, service: Service):
@@ -70,13 +69,13 @@ class Gate:
             context.error = error.code
             held.close()
             await answer.refuse(error)
-        except asyncio.CancelledError:  # the server ends, and waits no longer
+        except asyncio.CancelledError:  # the server ends without waiting for this request
             context.error = "cancelled"
             message = "the server ended before it had answered. Send the request again."
             with anyio.move_on_after(_LAST_S):
                 await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
             raise
-        except Exception as error:  # whatever no handler has taken
+        except Exception as error:  # no other handler has caught it
             context.error = "internal_error"
             logs.logger.exception("failed", extra={"request_id": request_id})
             await answer.refuse(api_error_of(error))
@@ -99,7 +98,7 @@ class Gate:
     ) -> None:
         """Check key, rate and state, and read the body. Raises ApiError.
 
-        held: takes what the request has until it ends: its account, its place.
+        held: stack that releases the request's account and place at its end.
         """
         raw = scope["headers"]
         if len(raw) > MOST_HEADERS or sum(len(n) + len(v) for n, v in raw) > MOST_HEADER_BYTES:
@@ -121,12 +120,12 @@ class Gate:
             self._service.model.take()
         self._service.rates.count(context.owner)
         if context.method == "POST":
-            # Once a request, as it waits for a lock that the stages take for every call.
+            # Once per request, since it waits for a lock that the stages take for every call.
             context.omni = self._service.model.take()
             context.account = self._service.account_of_request(context.owner)
             held.callback(context.account.close)
             await self._read_body(headers, receive, context)
-            # After the body: who sends it slowly would keep others away from the model.
+            # After the body: a client that sends slowly must not keep others from the model.
             context.place = held.enter_context(self._service.requests.place(context.owner))
 
     async def _read_body(
@@ -174,7 +173,7 @@ class Gate:
     async def _run(
         self, scope: Scope, receive: Receive, answer: "_Answer", context: Context
     ) -> None:
-        """Run the endpoint until it has answered, its client has left, or its time is over."""
+        """Run the endpoint until it has answered, the client has left, or its time is over."""
 
         async def nothing_more() -> Message:
             return {"type": "http.request", "body": b"", "more_body": False}
@@ -183,7 +182,7 @@ class Gate:
         with anyio.move_on_after(timeout_s) as answering:
             leaving = asyncio.create_task(_left(receive, answering))
             try:
-                # In this task: another one would begin only when the event loop comes round again.
+                # In this task: another task would start only in the event loop's next round.
                 await self._app(scope, nothing_more, answer.send)
             finally:
                 leaving.cancel()
@@ -203,16 +202,16 @@ class Gate:
         self._service.metrics.requests.labels(path, status).inc()
         if context.path not in _WATCHED:
             fields = context.log_fields()
-            if path != REALTIME:  # which lasts as long as a conversation
+            if path != REALTIME:  # a realtime session lasts as long as its conversation
                 self._service.metrics.seconds.observe(fields["seconds"])
             logs.event("request", **fields)
 
 
 class _Answer:
-    """Sender of one answer, which adds the request id and sees its status.
+    """Sender of one answer. It adds the request id and records the status.
 
-    A large body is sent in pieces, each once the connection's buffer has space: until its client
-    has taken all but the last, the answer is in progress, and ends with its request.
+    A large body is sent in pieces, each once the connection's buffer has space. Until the client
+    has taken all but the last piece, the answer is in progress, and cancelling the request ends it.
     """
 
     def __init__(self, send: Send, context: Context, kind: str):
@@ -237,7 +236,7 @@ class _Answer:
         await self._send(message)
 
     async def refuse(self, error: ApiError) -> None:
-        """Answer with an error; where an answer has begun, leave it as it is, cut short."""
+        """Answer with an error; if an answer has already begun, leave it cut short."""
         if self._context.status:
             if self._before:
                 await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
@@ -253,7 +252,7 @@ class _Answer:
 
 
 def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
-    """Return the header with the key, or what stands for it where a browser opens a socket."""
+    """Return the authorization header, or its substitute in a browser's WebSocket request."""
     given = headers.get(b"authorization")
     if given is not None:
         return given
@@ -264,7 +263,7 @@ def _authorization(headers: dict[bytes, bytes]) -> bytes | None:
 
 
 async def _left(receive: Receive, answering: anyio.CancelScope) -> None:
-    """Wait until the client leaves, and cancel what answers it."""
+    """Wait until the client leaves, then cancel the endpoint."""
     while (await receive())["type"] != "http.disconnect":
         pass
     answering.cancel()

@@ -1,4 +1,4 @@
-"""GET /health, /ready and /metrics, for whoever runs the server."""
+"""GET /health, /ready and /metrics, for the server's operator."""
 
 import time
 

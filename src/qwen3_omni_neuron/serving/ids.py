@@ -1,4 +1,4 @@
-"""Ids of requests, replies and what is in them."""
+"""Ids of requests, replies and their items."""
 
 import itertools
 import secrets
@@ -9,10 +9,10 @@ _numbers = itertools.count()
 
 
 def new_id(prefix: str) -> str:
-    """Return an id that nobody can guess, from any thread.
+    """Return an unguessable id. May be called in any thread.
 
-    The system's random bytes would release the GIL, and the event loop would wait for the stages'
-    threads to get it back.
+    Reading the system's random bytes would release the GIL, and the event loop would wait for the
+    stages' threads to get it back.
     """
     number = next(_numbers).to_bytes(8, "little")
     return prefix + blake2b(number, digest_size=12, key=_KEY).hexdigest()

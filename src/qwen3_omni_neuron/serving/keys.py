@@ -1,4 +1,4 @@
-"""API keys, and how many requests each may make."""
+"""API keys, and their request rates."""
 
 import hashlib
 import hmac
@@ -12,13 +12,13 @@ from typing import Any
 from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.errors import ApiError
 
-MOST_CALLERS = 10_000  # whose rate is remembered
+MOST_CALLERS = 10_000  # number of callers whose rate is stored
 
 
 def read_keys(file: Path) -> tuple[str, ...]:
-    """Read keys from a file, one a line; empty lines and those that begin with # are left out.
+    """Read keys from a file, one a line; skip empty lines and lines that begin with #.
 
-    Raises OptionError where the file can't be read or has no key.
+    Raises OptionError if the file can't be read or has no key.
     """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
@@ -31,15 +31,15 @@ def read_keys(file: Path) -> tuple[str, ...]:
 
 
 class Keys:
-    """API keys that may use the server. Only their hashes are compared and named."""
+    """API keys that may use the server. Only their hashes are compared and used in names."""
 
     def __init__(self, keys: Iterable[str]):
         self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
 
     def owner(self, authorization: bytes | None, address: str) -> str:
-        """Return a name for whoever sends a request: of the key, or of the address without keys.
+        """Return a name for a request's sender, from its key or, without keys, its address.
 
-        authorization: the header; a key beyond ASCII is in UTF-8. The time that it takes does not
+        authorization: the header; a key beyond ASCII is in UTF-8. The comparison's time does not
         depend on how much of a key is right. Raises ApiError 401.
         """
         if not self._digests:
@@ -57,14 +57,14 @@ class Keys:
 
 
 class Rates:
-    """Requests a minute of each caller, as a bucket that fills evenly. For one thread."""
+    """Token bucket of each caller's requests a minute. For one thread."""
 
     def __init__(self, per_minute: int | None, now: Callable[[], float] = time.monotonic):
         self._per_minute, self._now = per_minute, now
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def count(self, caller: str) -> None:
-        """Count a request. Raises ApiError 429 where the caller has made too many."""
+        """Count a request. Raises ApiError 429 if the caller has made too many."""
         if self._per_minute is None:
             return
         left, now = self._filled(caller, self._per_minute), self._now()
@@ -84,7 +84,7 @@ class Rates:
             )
 
     def left(self, caller: str) -> list[dict[str, Any]]:
-        """Return the limit as OpenAI's clients are told it; none where there is none."""
+        """Return the rate limit in the format of OpenAI's API; an empty list without a limit."""
         most = self._per_minute
         if most is None:
             return []

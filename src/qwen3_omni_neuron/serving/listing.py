@@ -1,4 +1,4 @@
-"""GET /v1/models and /v1/audio/voices: what there is to ask for."""
+"""GET /v1/models and /v1/audio/voices: the model and its voices."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The server's log: a line of JSON an event, on stderr, without content unless it is asked for."""
+"""The server's log on stderr: one line of JSON per event, with content only if requested."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ _PLAIN = frozenset(vars(logging.makeLogRecord({})))
 
 
 class JsonFormatter(logging.Formatter):
-    """Formatter of a log record as one line of JSON; its `extra` fields come along."""
+    """Formatter of a log record as one line of JSON, with its `extra` fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -37,12 +37,12 @@ def log_to_stderr(level: str) -> None:
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
         log.setLevel(level.upper())
-    # Its lines are ours: one a request, with an id.
+    # The gate logs each request instead, with its id.
     logging.getLogger("uvicorn.access").disabled = True
-    # It quotes what a client has sent; the error that it raises is answered.
+    # It quotes what a client has sent; the client gets the error that it raises.
     logging.getLogger("python_multipart").setLevel(logging.CRITICAL + 1)
 
 
 def event(name: str, level: int = logging.INFO, **fields: Any) -> None:
-    """Write an event with its fields; those that are None are left out."""
+    """Log an event with its fields, without those that are None."""
     logger.log(level, name, extra={k: v for k, v in fields.items() if v is not None})

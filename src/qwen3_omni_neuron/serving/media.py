@@ -1,6 +1,6 @@
-"""Media of a request -> items of the API, decoded apart and within limits.
+"""Media of a request -> items of the API, decoded in other processes and within limits.
 
-What the model gets is numbers, never a string that could be a path or a URL, nor a file.
+The model gets arrays only, never a file, nor a string that could be a path or a URL.
 """
 
 import binascii
@@ -25,18 +25,18 @@ _DATA_URL = re.compile(r"data:([\w.+-]+/[\w.+-]+)((?:;[\w.+-]+=[\w.+-]+)*);base6
 Json = dict[str, Any]
 Hold = Callable[[int], None]
 """Function that counts bytes before they are held, or raises ApiError."""
-# As it was decoded, as the prompt has it, and as what is computed of it, such as mel features.
+# The decoded data, the prompt's data, and computed inputs such as mel features.
 _COPIES = 3
 
 
 def sound_bytes(samples: NDArray[np.float32]) -> int:
-    """Return the bytes that sound takes in memory with its features. samples: at 16 kHz."""
+    """Return the bytes that sound and its features take. samples: samples at 16 kHz."""
     return _COPIES * samples.nbytes
 
 
 @dataclass
 class _Pending:
-    """Item that is not decoded yet. content: of the file; or the URL that has it."""
+    """Item that is not decoded yet. content: the file's bytes, or its URL."""
 
     item: Json
     kind: Kind
@@ -48,7 +48,7 @@ class MediaReader:
     """Reader of the media items of one request, or of one realtime item.
 
     `read` takes the items one by one; then `finish_inline` decodes plain PCM, and `finish` all
-    others, each in a process apart.
+    others, each in a process of its own.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MediaReader:
         param: str = "messages",
         in_windows: bool = False,
     ):
-        """hears_videos: the sound of videos is wanted, too. param: field that has the media.
+        """hears_videos: the sound of videos is wanted, too. param: name of the field with media.
 
         in_windows: audio may be longer than the context.
         """
@@ -72,13 +72,13 @@ class MediaReader:
 
     @property
     def pending(self) -> bool:
-        """True where an item is not decoded yet."""
+        """True if an item is not decoded yet."""
         return bool(self._items)
 
     def read(self, part: Mapping[str, Any], where: str) -> Json:
-        """Return a content part as an item of the API, whose content is there once it is decoded.
+        """Return a content part as an item of the API, which decoding fills later.
 
-        part: of type input_audio, audio_url, image_url or video_url. Raises ApiError.
+        part: a part of type input_audio, audio_url, image_url or video_url. Raises ApiError.
         """
         kind: Kind = part["type"].removeprefix("input_").removesuffix("_url")
         if part["type"] == "input_audio":
@@ -92,9 +92,9 @@ class MediaReader:
         return self._add("audio", content, where)
 
     def finish_inline(self, hold: Hold) -> bool:
-        """Decode the items that need no codec, where that takes no time. Returns whether all did.
+        """Decode the items that need no codec and little time. Returns whether none are left.
 
-        hold: is asked before memory is used. Raises ApiError and the API's errors.
+        hold: called before memory is used. Raises ApiError and the API's errors.
         """
         while self._items:
             found = self._items[0]
@@ -107,7 +107,7 @@ class MediaReader:
         return True
 
     async def finish(self, hold: Hold) -> None:
-        """Fetch and decode the items that are left, in their order; see `finish_inline`."""
+        """Fetch and decode the remaining items, in their order; see `finish_inline`."""
         while self._items:
             found = self._items[0]
             content = found.content
@@ -120,7 +120,7 @@ class MediaReader:
             self._take(await decode(self._owner, job, self._admit(found, hold)))
 
     def _job(self, found: _Pending, content: bytes) -> Job:
-        # What the items before this one need of the context, it can't have.
+        # The items before this one take their share of the context.
         left = max(0, self._omni.info.context_length - 1 - self._tokens)
         return Job(
             found.kind,
@@ -132,7 +132,7 @@ class MediaReader:
         )
 
     def _admit(self, found: _Pending, hold: Hold) -> Admit:
-        """Return what refuses an item by its sizes, and counts its bytes."""
+        """Return the function that checks an item's sizes and counts its bytes."""
         held = 0
 
         def admit(measured: Measured) -> None:
@@ -161,7 +161,7 @@ class MediaReader:
         return admit
 
     def _take(self, decoded: Decoded) -> None:
-        """Fill the first item."""
+        """Fill the first pending item."""
         item = decoded.item
         self._items.pop(0).item.update(item)
         media = self._omni.media_settings
@@ -191,7 +191,7 @@ class MediaReader:
         return item
 
     def _of_url(self, url: str, kind: str, where: str) -> bytes | str:
-        """Return the content of a data URL, and another URL as it is."""
+        """Return the content of a data URL, or any other URL unchanged."""
         if url[:5].lower() != "data:":
             self._service.fetcher.check(url, where)
             return url
@@ -218,7 +218,7 @@ class MediaReader:
             )
 
     def _decoded(self, text: str, where: str) -> bytes:
-        """Return the bytes that are in base64."""
+        """Decode base64."""
         most = self._settings.max_media_bytes
         if len(text) > (most + 2) // 3 * 4:
             raise self._too_large(where)

@@ -1,4 +1,4 @@
-"""Figures of the server for Prometheus."""
+"""Metrics of the server for Prometheus."""
 
 import time
 
@@ -16,9 +16,9 @@ _PREFIX = "qwen3_omni_"
 
 
 class Player:
-    """A client that plays speech as it gets it, from the first sample on: how long it waits.
+    """Model of a client that plays speech as it arrives, from the first sample on.
 
-    underruns: how often it had nothing to play; silent_s: for how long in all.
+    underruns: how often it had nothing to play; silent_s: total seconds without sound to play.
     """
 
     def __init__(self) -> None:
@@ -68,11 +68,11 @@ class Metrics:
         registry.register(_ModelFigures(model))
 
     def finished(self, result: SpeechResult, player: Player, cached_tokens: int) -> None:
-        """Count a reply that is complete."""
+        """Count a complete reply."""
         timings = result.timings
         self._finished.labels(result.thinker_finish_reason).inc()
         self._queued.observe(timings.queued_s)
-        if timings.prompt_tokens:  # else the text was given, not made
+        if timings.prompt_tokens:  # otherwise the request gave the text
             self._ttft.observe(timings.ttft_s)
         if timings.ttfb_s is not None:
             self._ttfb.observe(timings.ttfb_s)
@@ -88,13 +88,13 @@ class Metrics:
 
 
 class _ModelFigures(Collector):
-    """Figures that are read from the model when they are asked for."""
+    """Metrics that are read from the model at each scrape."""
 
     def __init__(self, model: ServedModel):
         self._model = model
 
     def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
-        """Return them."""
+        """Return the metrics."""
         info = GaugeMetricFamily(_PREFIX + "info", "Version and model", labels=("version", "model"))
         info.add_metric((__version__, self._model.name), 1)
         ready = GaugeMetricFamily(

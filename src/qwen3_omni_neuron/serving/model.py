@@ -1,4 +1,4 @@
-"""The model that a server answers with: loading, ready, stalled, draining, or gone."""
+"""The server's model and its state: loading, ready, stalled, draining, or failed."""
 
 import asyncio
 import functools
@@ -18,30 +18,30 @@ Result = TypeVar("Result")
 Request = TypeVar("Request", bound="Closing")
 State = Literal["loading", "ready", "stalled", "draining", "failed"]
 LOADING_RETRY_S = 10
-LOOK_S = 0.25  # how often `watch` looks
+LOOK_S = 0.25  # interval of the checks in `watch`
 FAILED_DRAIN_S = 5.0  # requests of a model that died end at once
 _QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 class Closing(Protocol):
-    """A request that has started: a stream, or what holds one."""
+    """A request that has started: a stream, or an object with one."""
 
     def close(self) -> None:
-        """Cancel it."""
+        """Cancel the request."""
 
 
 class ServedModel:
     """A model, which may still be loading, and the threads that read requests for it.
 
-    stall_timeout_s: of one call of an engine. on_failure: called once, in the event loop, when a
-    process or thread of the model is found to have died. Only the event loop's thread changes the
+    stall_timeout_s: time limit of one call of an engine. on_failure: called once, in the event
+    loop, when a process or thread of the model has died. Only the event loop's thread changes the
     fields.
     """
 
     def __init__(self, name: str, threads: int, stall_timeout_s: float):
         self.name, self.created = name, time.time()
         self.omni: Qwen3Omni | None = None
-        self.most_requests = 0  # that run or wait at a time
+        self.most_requests = 0  # maximum number that run or wait at a time
         self.on_failure: Callable[[], None] | None = None
         self._state: State = "loading"
         self._stall_timeout_s = stall_timeout_s
@@ -53,25 +53,25 @@ class ServedModel:
     def state(self) -> State:
         """State of the model.
 
-        "loading" until `loaded`; "stalled" while a stage is in one call of its engine for too long;
-        "draining" once no new request is taken; "failed" where a process or thread of the model
-        has died, which nothing but a new start can mend.
+        "loading" until `loaded`; "stalled" while a stage's call of its engine takes too long;
+        "draining" once no new request is taken; "failed" once a process or thread of the model has
+        died: only a restart of the server helps.
         """
         return "stalled" if self._state == "ready" and self._stall() else self._state
 
     @property
     def ending(self) -> bool:
-        """True where no new request is taken any more: it drains, or has failed."""
+        """True if no new request is taken any more: the model drains, or has failed."""
         return self._state in ("draining", "failed")
 
     @property
     def ready(self) -> bool:
-        """True where requests are answered."""
+        """True if requests are answered."""
         return self.state == "ready"
 
     @property
     def fault(self) -> str | None:
-        """The reason why this process has to be started anew; None where it need not be."""
+        """The reason why this process must be restarted, or None."""
         if self._state == "failed":
             return (
                 "a process or thread of the model has died. Start the server anew; its log says "
@@ -88,7 +88,7 @@ class ServedModel:
         )
 
     def _stall(self) -> tuple[str, float] | None:
-        """Return the stage whose call is over the limit, and how long it has taken so far."""
+        """Return the stage whose call exceeds the time limit, and the call's seconds so far."""
         if self.omni is None:
             return None
         calls = {name: stage.call_s for name, stage in self.omni.status().stages.items()}
@@ -96,7 +96,7 @@ class ServedModel:
         return (stage, calls[stage]) if calls[stage] > self._stall_timeout_s else None
 
     def loaded(self, omni: Qwen3Omni) -> None:
-        """Take the model, and requests from now on."""
+        """Set the model, and take requests from now on."""
         info = omni.info
         self.most_requests = info.slots + info.max_queued
         self.omni = omni
@@ -104,13 +104,13 @@ class ServedModel:
             self._state = "ready"
 
     def drain(self, within_s: float) -> None:
-        """Take no more requests and sessions, and end the sessions within some seconds."""
+        """Refuse new requests and sessions, and end the open sessions within so many seconds."""
         self.end_sessions(within_s)
         if self._state != "failed":
             self._state = "draining"
 
     def end_sessions(self, within_s: float) -> None:
-        """Take no more realtime sessions, and end those that are open within some seconds."""
+        """Refuse new realtime sessions, and end the open ones within so many seconds."""
         if self._sessions_until_s is None:
             self._sessions_until_s = time.monotonic() + within_s
 
@@ -121,18 +121,18 @@ class ServedModel:
 
     @property
     def sessions_end_in_s(self) -> float | None:
-        """Time that realtime sessions have left, None where they may go on."""
+        """Seconds until realtime sessions must end, None while they may continue."""
         if self._sessions_until_s is None:
             return None
         return max(0.0, self._sessions_until_s - time.monotonic())
 
     def noticed(self, error: BaseException) -> None:
-        """Look at an error that ended a request: it may be the end of the model."""
+        """Set the state to "failed" if the error that ended a request means that the model died."""
         if isinstance(error, EngineDiedError):
             self._fail(str(error))
 
     async def watch(self) -> None:
-        """Look at the model for ever: it may die while no request runs, and its memory be freed."""
+        """Check for ever, even without requests, whether the model died, and free idle memory."""
         while True:
             await asyncio.sleep(LOOK_S)
             if self.omni is None:
@@ -164,14 +164,14 @@ class ServedModel:
         )
 
     async def in_thread(self, call: Callable[..., Result], *arguments: Any) -> Result:
-        """Call a function in one of the threads. They are few, so that it may have to wait."""
+        """Call a function in one of the few threads. It may have to wait for a free one."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._pool, functools.partial(call, *arguments))
 
     async def start(self, call: Callable[..., Request], *arguments: Any) -> Request:
-        """Start a request in a thread: its body is read there, and its media are decoded.
+        """Start a request in a thread, which parses its body and decodes its media.
 
-        A task that is cancelled meanwhile leaves no request behind.
+        If the task is cancelled meanwhile, the request is cancelled, too.
         """
         future = self._pool.submit(call, *arguments)
         try:
@@ -188,10 +188,10 @@ class ServedModel:
 
 
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
-    """Load a model and let it make one short reply: what can't compute is found before `ready`.
+    """Load a model and make one short reply, to find errors of computation before `ready`.
 
-    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process is a
-    server's from here on: see engines.process.heap.trim_early.
+    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. Changes malloc's
+    limits for the whole process, which must be a server's: see engines.process.heap.trim_early.
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)

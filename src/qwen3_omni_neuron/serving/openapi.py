@@ -1,4 +1,4 @@
-"""Pieces of the OpenAPI document: bodies that are read by hand, and errors."""
+"""Parts of the OpenAPI document: bodies that endpoints parse themselves, and errors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +40,7 @@ ERROR_SCHEMA: dict[str, Any] = {
 
 
 def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the description of a JSON body. more: schemas of fields that the model lacks."""
+    """Return the description of a JSON body. more: schemas of fields outside the model."""
     schema = _schema(model)
     schema.pop("$defs", None)
     schema["properties"] |= more
@@ -49,7 +49,7 @@ def body_of(model: type[BaseModel], more: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def form_of(model: type[BaseModel], file: str) -> dict[str, Any]:
-    """Return the description of a multipart body. file: name of the file that it has."""
+    """Return the description of a multipart body. file: name of its file field."""
     schema = _schema(model)
     fields = schema.pop("properties")
     # Lists are sent under a name with brackets, as OpenAI's clients do.

@@ -1,4 +1,4 @@
-"""uvicorn's HTTP/1.1 and WebSockets, with bounds for clients that send or read too slowly."""
+"""uvicorn's HTTP/1.1 and WebSockets, with limits for clients that send or read too slowly."""
 
 import asyncio
 import json
@@ -20,41 +20,41 @@ from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
-# The system would let it grow to megabytes, which a client that does not read would fill.
+# The system's default grows to megabytes, which a client that does not read would fill.
 SEND_BUFFER_BYTES = 1 << 17
 LINGER_S = 2.0
-# A connection without a request is kept for longer than any client keeps it (httpx 5 s, load
-# balancers 60, Go 90): one that sends just when its server closes gets no answer. Unless more than
-# half of the connections are taken.
+# An idle connection is kept for longer than any client keeps it (httpx 5 s, load balancers 60,
+# Go 90): a client that sends just as its server closes gets no answer. The second value is for
+# when more than half of the connections are in use.
 KEEP_ALIVE_S, CROWDED_KEEP_ALIVE_S = 120, 5
 MOST_HEADERS = 100
-MOST_KEPT_BYTES = 1 << 16  # that neither complete headers nor belong to a body
-STEP_BYTES = 1 << 14  # of a socket, that are parsed at a time
-# A step of tiny frames takes longer than this, and then its socket waits so many times as long:
-# other threads would otherwise get the interpreter lock only every 5 ms.
+MOST_KEPT_BYTES = 1 << 16  # received bytes of incomplete headers, outside a body
+STEP_BYTES = 1 << 14  # bytes of a socket that are parsed at a time
+# After a step that takes longer than LONG_STEP_S, such as one of tiny frames, the socket waits
+# STEP_PAUSES times as long: otherwise other threads get the interpreter lock only every 5 ms.
 LONG_STEP_S, STEP_PAUSES = 0.25e-3, 3
-MOST_FRAMES = 10_000  # of one message: each takes a hundred bytes, however short it is
-MOST_PIPELINED = 16  # requests of one connection that wait for the answer to an earlier one
+MOST_FRAMES = 10_000  # frames of one message; even a short one takes a hundred bytes
+MOST_PIPELINED = 16  # requests of one connection that wait for an earlier one's answer
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection.
+    """One HTTP connection.
 
-    Headers have header_timeout_s to arrive, from when they are waited for. A client that stops
-    reading is cut, which cancels its request. What the parser keeps of bytes, headers and requests
-    that wait for the one before is bounded.
+    Headers must arrive within header_timeout_s after the connection begins to wait for them. A
+    client that stops reading is disconnected, which cancels its request. The bytes, headers and
+    pipelined requests that the parser keeps are limited.
     """
 
     def __init__(self, *, settings: ServerSettings, **others: Any):
         super().__init__(**others)
         self._settings = settings
-        self._in_request = False  # from a request's headers to the end of its body
-        self._kept_bytes = 0  # since the last headers or part of a body, at most
+        self._in_request = False  # True from a request's headers to the end of its body
+        self._kept_bytes = 0  # upper bound: bytes since the last headers or part of a body
         self._head_timer: asyncio.TimerHandle | None = None
         self._watch: SendWatch
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin a connection, or refuse it where there are too many."""
+        """Begin a connection, or refuse it if too many are open."""
         super().connection_made(transport)
         sock = transport.get_extra_info("socket")
         if sock is not None:
@@ -85,12 +85,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header. Those after a body, and more than the gate refuses, are dropped."""
+        """Add a header. Drops trailers, and headers beyond the gate's limit."""
         if not self._in_request and len(self.headers) <= MOST_HEADERS:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Begin a request. Raises ValueError where too many wait, which cuts the connection."""
+        """Begin a request. Raises ValueError if too many wait, which closes the connection."""
         self._in_request, self._kept_bytes = True, 0
         self._stop(self._head_timer)
         self._head_timer = None
@@ -109,21 +109,22 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def handle_websocket_upgrade(self) -> None:
-        """Leave the connection to GuardedSocket, or refuse what that can't read."""
-        self._in_request = True  # to its end: no other headers are waited for
+        """Pass the connection to GuardedSocket, or refuse a request that it can't read."""
+        self._in_request = True  # to the connection's end: no other headers are expected
         readable = self.url.isascii()
         if readable:
             self._watch.stop()
             super().handle_websocket_upgrade()
             made = self.transport.get_protocol()
             readable = isinstance(made, GuardedSocket) and made.handshake_initiated
-        if not readable:  # else it would wait for other headers, for ever
+        if not readable:  # otherwise it would wait for other headers for ever
             self._refuse(ApiError(400, "its headers open no WebSocket.", "invalid_http"))
 
     def on_response_complete(self) -> None:
-        """Go on to the next request; where this one's body is still coming, only for a moment.
+        """Continue with the next request, or close soon if this one's body is not complete.
 
-        A client that sends all of it before it reads would not see a refusal that closes at once.
+        Closing at once would hide a refusal from a client that sends its whole body before it
+        reads.
         """
         crowded = 2 * len(self.connections) > self._settings.max_connections
         self.timeout_keep_alive = CROWDED_KEEP_ALIVE_S if crowded else KEEP_ALIVE_S
@@ -132,9 +133,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self._body_is_late, self.cycle)
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP."""
+        """Refuse bytes that are not HTTP."""
         if self._answering:
-            self.transport.abort()  # a refusal would stand in the middle of the answer
+            self.transport.abort()  # a refusal would land in the middle of the answer
         else:
             self._refuse(ApiError(400, f"{msg} Headers may have 64 KiB.", "invalid_http"))
 
@@ -169,19 +170,19 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class GuardedSocket(WebSocketsSansIOProtocol):
-    """One WebSocket. A client that stops reading is cut, as over HTTP.
+    """One WebSocket. A client that stops reading is disconnected, as over HTTP.
 
-    What it sends is read one message at a time, when the one before was taken, and counts as held
-    from its first byte on. A large message to it goes out in frames, each once the connection's
-    buffer has space.
+    A message of the client is read when the application has taken the one before, and its bytes
+    are counted from the first one on. A large message to the client is sent in frames, each once
+    the connection's buffer has space.
     """
 
     def __init__(self, *, settings: ServerSettings, service: Service, **others: Any):
         super().__init__(**others)
         self._settings, self._service = settings, service
         self._account: Account
-        self._coming = self._taken = 0  # bytes of messages that come, and that were handed over
-        self._unread = bytearray()  # that came, and are not parsed
+        self._coming = self._taken = 0  # bytes of incomplete and of delivered messages
+        self._unread = bytearray()  # received bytes that are not parsed yet
         self._refused = False
         self._sending = asyncio.Lock()
         self._ends = False
@@ -215,9 +216,9 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self._read_step()
 
     def _read_step(self) -> None:
-        """Parse some of the bytes, and the next ones in a later round of the event loop.
+        """Parse some of the bytes, and more in later rounds of the event loop.
 
-        A few bytes are a frame: all that comes at a time would be as many as take a second.
+        A frame may have only a few bytes: all frames of one read could take a second.
         """
         if self.disconnected:
             return
@@ -233,38 +234,38 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
 
     def handle_cont(self, event: Frame) -> None:
-        """Take a further frame of a message."""
+        """Add a further frame of a message."""
         if len(self.frames) >= MOST_FRAMES:
             self._refuse(CloseCode.MESSAGE_TOO_BIG, f"more than {MOST_FRAMES} frames")
         elif not self._refused:
             super().handle_cont(event)
 
     def handle_ping(self) -> None:
-        """Answer a ping, unless the client does not read: answers would fill the memory."""
+        """Answer a ping, unless the client does not read: unread answers would fill the memory."""
         if self.writable.is_set():
             super().handle_ping()
         else:
             self.conn.data_to_send()
 
     def send_receive_event_to_app(self) -> None:
-        """Hand a message over."""
+        """Deliver a message to the application."""
         self._taken, self._coming = self._taken + self._coming, 0
         super().send_receive_event_to_app()
 
     async def receive(self) -> Any:
-        """Return the next message: those before it were read."""
+        """Return the next message, and release the bytes of the ones before."""
         self._account.release(BODY_COPIES * self._taken)
         self._taken = 0
         message = await super().receive()
-        if self._unread:  # it reads on otherwise
+        if self._unread:  # otherwise the transport continues to read
             self.transport.pause_reading()
         return message
 
     def _refuse(self, code: int, reason: str) -> None:
-        """Close the socket, and read no more of what its client still sends."""
+        """Close the socket, and discard whatever the client still sends."""
         self._refused = self._ends = self.close_sent = True
         self.frames, self._unread = [], bytearray()
-        self.transport.resume_reading()  # else the client's close would not be seen
+        self.transport.resume_reading()  # needed to receive the client's close
         self.conn.send_close(code, reason)
         self.transport.write(b"".join(self.conn.data_to_send()))
         self.queue.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
@@ -275,12 +276,12 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         self._account.close()
         self._watch.stop()
         super().connection_lost(exc)
-        # It is in a cycle with what it reads for, and would hold the client's last message until
-        # the garbage collector comes.
+        # The parser is in a reference cycle with its reader, and would keep the client's last
+        # message until the next garbage collection.
         self.conn.parser.close()
 
     def handle_connect(self, event: Request) -> None:
-        """Answer the headers."""
+        """Answer the request's headers."""
         answer = self.conn.accept(event)
         if answer.status_code == 101:
             return super().handle_connect(event)
@@ -291,7 +292,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         return None
 
     async def send(self, message: Any) -> None:
-        """Send a message after those before it. One that has begun is sent whole."""
+        """Send a message after the earlier ones. A message that has begun is sent to its end."""
         self._ends = self._ends or message["type"] == "websocket.close"
         text = (message.get("text") or "").encode()
         await self._sending.acquire()
@@ -300,7 +301,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
                 return await super().send(message)
             finally:
                 self._sending.release()
-        # A task, as another frame can't follow the first ones of a message whose sender has ended.
+        # A task, so that a message's frames stay complete if its sender is cancelled.
         task = self.loop.create_task(self._send_frames(text))
         task.add_done_callback(lambda _: self._sending.release())
         self.tasks.add(task)  # type: ignore[arg-type]
@@ -310,7 +311,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         return None
 
     async def _send_frames(self, text: bytes) -> bool:
-        """Send a message. Returns whether the socket was open to its end."""
+        """Send a message in frames. Returns whether the socket stayed open to the last one."""
         send: Any = self.conn.send_text
         for start in range(0, len(text), PIECE_BYTES):
             await self.writable.wait()
@@ -319,7 +320,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
             end = start + PIECE_BYTES
             try:
                 send(text[start:end], fin=end >= len(text))
-            except InvalidState:  # the client has closed it
+            except InvalidState:  # the client has closed the socket
                 return False
             self.transport.write(b"".join(self.conn.data_to_send()))
             send = self.conn.send_continuation
@@ -327,7 +328,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
 
 def _refusal(error: ApiError) -> bytes:
-    """Return the whole answer to what is no request."""
+    """Return the complete HTTP answer to an invalid request."""
     body = json.dumps(error.body).encode()
     lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in error.headers.items()]

@@ -1,4 +1,4 @@
-"""Quotas: how much of one thing all may have together and one owner alone, such as bytes in memory.
+"""Quotas of a resource, such as bytes in memory, in all and for one owner.
 
 An owner is an API key, or without keys an address: see `serving.keys.Keys.owner`.
 """
@@ -12,10 +12,11 @@ from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 
 
 class Quota:
-    """Amount of one thing that is taken, by owner. A lock guards all fields.
+    """Amount of a resource that each owner has taken. A lock guards all fields.
 
-    what: its name in the plural. most: in all; a function where it is known later. share: part of
-    it that one owner may have. code, status: of the refusal where all is taken.
+    what: plural name of the resource. most: total amount; a function if it is known later. share:
+    fraction of the total that one owner may have. code, status: code of each refusal, and HTTP
+    status if the total is taken.
     """
 
     def __init__(
@@ -28,7 +29,7 @@ class Quota:
         self.taken = 0
 
     def take(self, owner: str, amount: int = 1) -> None:
-        """Take an amount. Raises ApiError, and takes nothing, where it is more than there is."""
+        """Take an amount. Raises ApiError, and takes nothing, if it exceeds the total or share."""
         with self._lock:
             most, own = self._most(), self._by_owner[owner] + amount
             most_of_owner = max(1, int(most * self._share))
@@ -51,7 +52,7 @@ class Quota:
         )
 
     def add(self, owner: str, amount: int) -> None:
-        """Take an amount, however much is taken: of what is there already and must stay."""
+        """Take an amount beyond any limit, for a resource that is already in use and must stay."""
         with self._lock:
             self._add(owner, amount)
 
@@ -63,7 +64,7 @@ class Quota:
                 del self._by_owner[owner]
 
     def place(self, owner: str) -> "Place":
-        """Take one. Raises ApiError."""
+        """Take one place. Raises ApiError."""
         self.take(owner)
         return Place(self, owner)
 
@@ -73,14 +74,14 @@ class Quota:
 
 
 class Place:
-    """One of a quota, until it is left, or for the time of a `with` block. For one thread."""
+    """One unit of a quota, until `leave` or the end of a `with` block. For one thread."""
 
     def __init__(self, quota: Quota, owner: str):
         """Use `Quota.place` instead."""
         self._quota, self._owner, self._taken = quota, owner, True
 
     def leave(self) -> None:
-        """Give it back. A second call does nothing."""
+        """Give the place back. A second call does nothing."""
         if self._taken:
             self._taken = False
             self._quota.give_back(self._owner)
@@ -93,21 +94,21 @@ class Place:
 
 
 class Account:
-    """Bytes that one request or session holds, of the quota of all bytes.
+    """Bytes that one request or session holds, counted in the quota of all bytes.
 
-    They are counted before they are held, in the size that they have decoded. After `close` nothing
-    can be held. A lock guards all fields.
+    Bytes are counted before they are held, in their decoded size. After `close` nothing can be
+    held. A lock guards all fields.
     """
 
     def __init__(self, quota: Quota, owner: str, most: int, refusal: Callable[[int], ApiError]):
-        """most: bytes. refusal: makes the error where one request would hold so many bytes."""
+        """most: limit in bytes. refusal: returns the error for a request over it, by its bytes."""
         self._quota, self._owner, self._most, self._refusal = quota, owner, most, refusal
         self._lock = threading.Lock()
         self._closed = False
         self.held = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes that are going to be held. Raises ApiError, and counts nothing."""
+        """Count bytes before they are held. Raises ApiError, and counts nothing, over a limit."""
         with self._lock:
             if self._closed:
                 raise ApiError(400, "the client left.", "client_left")
@@ -124,7 +125,7 @@ class Account:
                 self.held += size
 
     def release(self, size: int) -> None:
-        """Count bytes as not held any more."""
+        """Count bytes as no longer held."""
         with self._lock:
             if not self._closed:
                 self._quota.give_back(self._owner, size)

@@ -1,4 +1,4 @@
-"""Spoken replies that a later turn may name by the id of their audio."""
+"""Spoken replies that a later turn may refer to by the id of their audio."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qwen3_omni_neuron.serving.ids import new_id
 
-MOST_CHARACTERS = 4 << 20  # of all transcripts together
+MOST_CHARACTERS = 4 << 20  # total of all transcripts
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class _Kept:
 
 
 class SpokenReplies:
-    """Transcripts of spoken replies, bounded in number and size, each until its time has passed.
+    """Transcripts of spoken replies, limited in number and size, each kept until it expires.
 
-    The model hears nothing of its own earlier speech, only its text: that is what is kept. A lock
-    guards all fields.
+    The audio is not kept: the model gets only the text of its earlier speech. A lock guards all
+    fields.
     """
 
     def __init__(self, most: int, seconds: float, now: Callable[[], float] = time.time):
@@ -35,11 +35,11 @@ class SpokenReplies:
         return len(self._kept)
 
     def new_id(self) -> tuple[str, int]:
-        """Return an id for a reply that begins, and when it will expire, in seconds since 1970."""
+        """Return an id for a new reply, and its time of expiry in seconds since 1970."""
         return new_id("audio_"), int(self._now() + self._seconds)
 
     def keep(self, audio_id: str, expires_at: int, owner: str, transcript: str) -> None:
-        """Keep the transcript of a whole reply. owner: the only one who may name it."""
+        """Keep the transcript of a complete reply. owner: the only owner who may refer to it."""
         with self._lock:
             self._kept[audio_id] = _Kept(owner, transcript, expires_at)
             self._characters += len(transcript)
@@ -53,7 +53,7 @@ class SpokenReplies:
                 self._characters -= len(oldest.transcript)
 
     def transcript(self, audio_id: str, owner: str) -> str | None:
-        """Return the transcript of a reply; None where it is not kept, or is somebody else's."""
+        """Return the transcript of a reply; None if it is not kept or has another owner."""
         with self._lock:
             kept = self._kept.get(audio_id)
             if kept is None or kept.owner != owner or kept.expires_at <= self._now():

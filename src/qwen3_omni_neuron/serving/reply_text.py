@@ -1,4 +1,4 @@
-"""Text of a reply, split into reasoning, content and calls of tools while it is written."""
+"""Splitter of a reply's text into reasoning, content and tool calls, while it is generated."""
 
 import json
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Call:
-    """Complete call of a tool. arguments: in JSON."""
+    """Complete tool call. arguments: JSON text."""
 
     id: str
     name: str
@@ -40,17 +40,17 @@ class ReplyText:
 
     def __init__(self, thinks: bool, takes_calls: bool):
         self._reasoning, self._takes_calls = thinks, takes_calls
-        # Templates begin the answer after reasoning, and after calls, with blank lines.
+        # In templates, blank lines separate the answer from reasoning and calls before it.
         self._strip, self._in_call = thinks or takes_calls, False
         self._held = ""
 
     def push(self, text: str) -> list[Part]:
-        """Add text. Returns the parts that are complete now."""
+        """Add text. Returns the parts that it completes."""
         self._held += text
         return self._split(last=False)
 
     def finish(self) -> list[Part]:
-        """Return the parts that are left: the reply has ended."""
+        """Return the remaining parts at the end of the reply."""
         return self._split(last=True)
 
     def _split(self, last: bool) -> list[Part]:
@@ -91,7 +91,7 @@ class ReplyText:
 
 
 def _begun(text: str, marker: str) -> int:
-    """Return how many characters at the end of a text may begin the marker."""
+    """Return how many characters at the end of a text may be the marker's beginning."""
     for length in range(min(len(marker) - 1, len(text)), 0, -1):
         if marker.startswith(text[-length:]):
             return length
@@ -99,13 +99,13 @@ def _begun(text: str, marker: str) -> int:
 
 
 def _call_of(body: str) -> Call | None:
-    """Return the call that a body in JSON describes, None where it describes none."""
+    """Parse a tool call's JSON body, or return None if it is no call."""
     try:
         call = json.loads(body)
         arguments = call["arguments"]
         written = arguments if isinstance(arguments, str) else json.dumps(arguments)
         name = call["name"]
-        f"{name}{written}".encode()  # JSON can spell halves of surrogate pairs, UTF-8 can not
+        f"{name}{written}".encode()  # JSON can encode lone surrogates, UTF-8 can't
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     if not isinstance(name, str):

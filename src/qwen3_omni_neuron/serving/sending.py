@@ -1,4 +1,4 @@
-"""Watch over the bytes that a connection has still to send: who has stopped reading is cut."""
+"""Watch over a connection's unsent bytes, which disconnects clients that have stopped reading."""
 
 import asyncio
 import socket
@@ -9,20 +9,20 @@ from collections.abc import Callable
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 PIECE_BYTES = 1 << 16
-"""Largest part of an answer that is written at a time, and what a connection's buffer holds."""
-LOOKS = 4  # within send_timeout_s
-# Of the struct of TCP_INFO on Linux: segments not acknowledged at byte 24, bytes that are at 120,
+"""Largest part of an answer that is written at a time, and size of a connection's buffer."""
+LOOKS = 4  # checks within send_timeout_s
+# Fields of TCP_INFO on Linux: unacknowledged segments at byte 24, acknowledged bytes at byte 120,
 # bytes not yet sent at 144.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
 
 
 class SendWatch:
-    """Look now and then at what a connection has sent, and cut it where nothing moves.
+    """Check regularly what a connection has sent, and abort it if it makes no progress.
 
-    A client that reads is not cut while its answer is in progress, however slowly it reads. The
-    bytes that still wait when that has ended have request_timeout_s. One that has stopped reading
-    has send_timeout_s to go on, and so has one that does not close a connection that was closed
-    here. Looks are counted, not seconds: a machine that stands still cuts nobody.
+    A client that reads, however slowly, stays connected while its answer is in progress. After the
+    answer's end, the remaining bytes have request_timeout_s. A client that has stopped reading has
+    send_timeout_s to continue, and so has one that does not close a connection that was closed
+    here. Checks are counted, not seconds: a suspended machine disconnects nobody.
     """
 
     def __init__(
@@ -37,9 +37,9 @@ class SendWatch:
         self._every_s = settings.send_timeout_s / LOOKS
         self._most_s = settings.request_timeout_s
         self._seen = (0, 0, 0)
-        self._still = 0  # looks since anything moved
-        self._rest_s = 0.0  # since the answer ended, as long as bytes wait
-        transport.set_write_buffer_limits(PIECE_BYTES)  # asyncio's of TLS is 512 KiB
+        self._still = 0  # checks since the last progress
+        self._rest_s = 0.0  # seconds since the answer ended, while bytes wait
+        transport.set_write_buffer_limits(PIECE_BYTES)  # asyncio's default for TLS is 512 KiB
         self._timer = loop.call_later(self._every_s, self._look)
 
     @property
@@ -49,9 +49,9 @@ class SendWatch:
         return in_system > 0 or self._transport.get_write_buffer_size() > 0
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop the checks."""
         self._timer.cancel()
-        self._in_progress = bool  # the other one has its connection, in a cycle
+        self._in_progress = bool  # breaks the reference cycle with the connection
 
     def _look(self) -> None:
         waiting = self._transport.get_write_buffer_size()
@@ -68,16 +68,16 @@ class SendWatch:
             self._timer = self._loop.call_later(self._every_s, self._look)
 
     def _sent(self) -> tuple[int, int]:
-        """Return the bytes that the client has taken, and whether any wait in the system (> 0).
+        """Return the acknowledged bytes, and a number > 0 if any wait in the system.
 
-        Under TLS, and while the system's buffer fills, they tell more than the transport's buffer.
-        Zeros where the system does not tell.
+        Under TLS, and while the system's buffer fills, they show progress that the transport's
+        buffer does not. Zeros if the system does not report them.
         """
         if sys.platform != "linux" or self._socket is None:
             return 0, 0
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        except OSError:  # it is closed
+        except OSError:  # the socket is closed
             return 0, 0
         if len(info) < _TCP_INFO.size:
             return 0, 0

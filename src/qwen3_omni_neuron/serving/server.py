@@ -1,4 +1,4 @@
-"""The process of a server: it listens, loads the model, answers, and ends in order."""
+"""Process of a server: listen, load the model, answer, and shut down in order."""
 
 import asyncio
 import logging
@@ -26,20 +26,20 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
 EXIT_OK, EXIT_LOAD_FAILED, EXIT_MODEL_DIED = 0, 1, 70
-"""Statuses of `Server.run`: after a signal; the model can't be loaded; a part of it has died."""
+"""Exit statuses of `Server.run`: after a signal, a failed load, and the death of a model's part."""
 PROGRESS_S = 5.0
-MOST_EVENT_BYTES = 24 << 20  # of a socket: 15 MiB of sound in base64, and an image of some size
+MOST_EVENT_BYTES = 24 << 20  # realtime event: 15 MiB of sound in base64, or a large image
 _TICK_S = 0.05
-_LAST_S = 2.0  # for requests that were cancelled
+_LAST_S = 2.0  # time for cancelled requests to end
 
 
 class Server:
-    """A server over one model.
+    """HTTP server of one model.
 
-    It listens before the model is loaded: /ready says when it is. The first SIGTERM or SIGINT lets
-    running requests end and takes no more, the second ends all at once. Where a process or thread
-    of the model dies, it does the same as for the first, and its status is EXIT_MODEL_DIED, so that
-    whoever watches over it starts it anew.
+    It listens before the model is loaded: /ready reports when it is. After the first SIGTERM or
+    SIGINT it completes running requests and refuses new ones; the second signal ends all at once.
+    If a process or thread of the model dies, it acts as on the first signal and exits with status
+    EXIT_MODEL_DIED, so that a service manager restarts it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Server:
         load: Callable[[], Qwen3Omni],
         fetcher: Fetcher | None = None,
     ):
-        """load: loads the model; called in a thread."""
+        """load: function that loads the model, called in a thread."""
         self.settings, self._load = settings, load
         self.service = Service.of(settings, fetcher)
         self.service.model.on_failure = self._on_failure
@@ -68,7 +68,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # else whoever is on this machine could name any address
+            proxy_headers=False,  # otherwise a local client could claim any address
             timeout_graceful_shutdown=1,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
@@ -79,17 +79,17 @@ class Server:
 
     @property
     def port(self) -> int:
-        """The port that it listens on, 0 before it does."""
+        """The port that the server listens on, 0 before it listens."""
         servers = getattr(self._uvicorn, "servers", [])
         return servers[0].sockets[0].getsockname()[1] if servers and servers[0].sockets else 0
 
     def run(self) -> int:
         """Serve until a signal comes or the model dies. Returns the exit status.
 
-        Raises what loading the model raised, and OutputError where the address can't be had.
+        Raises the errors of loading the model, and OutputError if the address can't be bound.
         """
         try:
-            self._uvicorn.run()  # in uvloop's event loop where that is installed
+            self._uvicorn.run()  # in uvloop's event loop if uvloop is installed
         finally:
             self.service.model.close()
         if self._load_error is not None:
@@ -97,11 +97,11 @@ class Server:
         return self._status
 
     def stop(self) -> None:
-        """Do what the first signal does, from any thread; the second call what the second does."""
+        """Act as on a signal: the first, then the second one. May be called in any thread."""
         self._on_signal()
 
     async def _load_model(self) -> None:
-        """Load the model in a thread of its own, and log how far it is."""
+        """Load the model in a thread of its own, and log the progress."""
         self.service.decoder.start()
         done, made = threading.Event(), list[Any]()
 
@@ -140,8 +140,8 @@ class Server:
     async def _drained(self) -> None:
         """Wait for a drain to begin and the requests to end, then end the server.
 
-        Answers that wait for their clients would be cut: also those that the system has, where
-        this process is the only one of a container.
+        It also waits until clients have received their answers, even from the system's buffers:
+        these are lost if this is the only process of a container.
         """
         while True:
             await asyncio.sleep(_TICK_S)
@@ -178,7 +178,7 @@ class Server:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn's server with our acceptor, other tasks beside it, and whose signals go to ours."""
+    """uvicorn's server with our acceptor, background tasks, and our handling of signals."""
 
     def __init__(
         self,
@@ -188,13 +188,13 @@ class _Uvicorn(uvicorn.Server):
         on_signal: Callable[[], None],
         at_end: Callable[[], Coroutine[Any, Any, None]],
     ):
-        """beside: run until the server ends. at_end: runs then."""
+        """beside: tasks that run until the server ends. at_end: coroutine that runs at the end."""
         super().__init__(config)
         self._settings, self._beside = settings, beside
         self._on_signal, self._at_end = on_signal, at_end
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until it is told to end."""
+        """Serve until the server is told to end."""
         tasks = [asyncio.create_task(task()) for task in self._beside]
         try:
             await super().serve(sockets)
@@ -204,7 +204,7 @@ class _Uvicorn(uvicorn.Server):
             await self._at_end()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen. Raises OutputError where the address can't be had."""
+        """Listen. Raises OutputError if the address can't be bound."""
         config, host, port = self.config, self._settings.host, self._settings.port
         try:
             sockets = await listening_sockets(host, port, config.backlog)
@@ -225,10 +225,10 @@ class _Uvicorn(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End the connections, after the requests that still run have said that they end."""
+        """Cancel the running requests, let them send their last messages, and close connections."""
         await super().shutdown(sockets)
         tasks = set(self.server_state.tasks)
-        if self.force_exit:  # else uvicorn has cancelled them
+        if self.force_exit:  # otherwise uvicorn has cancelled them
             for task in tasks:
                 task.cancel()
         if tasks:
@@ -237,6 +237,6 @@ class _Uvicorn(uvicorn.Server):
             connection.transport.abort()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Take a signal."""
+        """Handle a signal."""
         if sig in (signal.SIGTERM, signal.SIGINT):
             self._on_signal()

@@ -16,10 +16,10 @@ from qwen3_omni_neuron.serving.turnstile import Turnstile
 
 @dataclass(frozen=True)
 class Service:
-    """Model, settings, figures, limits, turns, and the replies that later turns may name.
+    """Model, settings, metrics, limits, and the replies that later turns may refer to.
 
-    decoder: of media, in processes apart. held: bytes of all requests and sessions. requests:
-    those that the model works on or that wait for it. sessions: realtime sessions.
+    decoder: pool of processes that decode media. held: quota of bytes of all requests and sessions.
+    requests: quota of requests that run or wait. sessions: quota of realtime sessions.
     """
 
     settings: ServerSettings
@@ -36,7 +36,7 @@ class Service:
 
     @staticmethod
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
-        """Make the parts. fetcher: by default one that asks the system for addresses."""
+        """Make the objects. fetcher: by default one that uses the system's resolver."""
         share = settings.share_of_owner
         model = ServedModel(settings.model_name, settings.threads, settings.stall_timeout_s)
         return Service(

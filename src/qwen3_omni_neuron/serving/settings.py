@@ -12,7 +12,7 @@ LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def name_of_model(model: str) -> str:
-    """Return the name that requests ask for where none is given: the folder's, or the hub id."""
+    """Return the default name of a model in requests: the folder's name, or the hub id."""
     return Path(model).resolve().name if Path(model).exists() else model
 
 
@@ -20,28 +20,28 @@ def name_of_model(model: str) -> str:
 class ServerSettings:
     """Addresses, limits and deadlines of one server. Times are in seconds.
 
-    model_name: name that requests ask for. api_keys: keys that may use it; none: everybody may.
-    requests_per_minute: of one key, or of one address where there are no keys; None: any number.
-    max_connections: open at a time, one more gets a 503. header_timeout_s, body_timeout_s: time for
-    a request's headers, and for its body. send_timeout_s: time for a client that has stopped
-    reading to go on. request_timeout_s: time for a whole request.
-    max_body_bytes: of one request. max_request_bytes: that one request holds, counted as it takes
-    them in memory: its body, decoded media, mel features. max_held_bytes: that all requests and
-    sessions hold. owner_share: part of all bytes, requests and sessions that one owner may have, a
-    key or an address; None: half where there can be several owners, else all.
-    max_media, max_media_bytes, max_media_s, max_pixels: number of media items in a request; and of
-    one item its bytes, duration, and pixels of an image or a frame. decoders: processes that
-    decode media at a time; decoder_bytes, decode_timeout_s: of one. media_hosts: hosts whose URLs
-    may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
-    kept_replies, kept_reply_s: how many spoken replies a later turn may name, and for how long.
-    max_realtime_sessions: open at a time. max_realtime_s: duration of one. max_realtime_bytes: of
-    one session's items, with the sound that has not become one.
-    allowed_hosts: names under which a server without keys may be asked, beside localhost, its
-    addresses, and host. allowed_origins: pages of other hosts that may use the server, such as
+    model_name: model name in requests. api_keys: keys that may use the server; none: everybody may.
+    requests_per_minute: limit for one key, or one address without keys; None: no limit.
+    max_connections: open connections; one more gets a 503. header_timeout_s, body_timeout_s: time
+    for a request's headers, and for its body. send_timeout_s: time for a client that has stopped
+    reading to continue. request_timeout_s: time for a whole request.
+    max_body_bytes: size of one request's body. max_request_bytes: memory that one request holds:
+    its body, decoded media, mel features. max_held_bytes: memory that all requests and sessions
+    hold. owner_share: fraction of all bytes, requests and sessions for one owner, a key or an
+    address; None: half if there can be several owners, otherwise all.
+    max_media, max_media_bytes, max_media_s, max_pixels: number of media items in a request; and
+    one item's bytes, duration, and pixels of an image or a frame. decoders: processes that decode
+    media at a time; decoder_bytes, decode_timeout_s: memory and time of one. media_hosts: hosts
+    whose URLs may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
+    kept_replies, kept_reply_s: number of spoken replies that later turns may refer to, and time.
+    max_realtime_sessions: open sessions. max_realtime_s: duration of one. max_realtime_bytes: bytes
+    of one session's items, and of sound that is in no item yet.
+    allowed_hosts: further host names for a server without keys, beside localhost, its addresses,
+    and host. allowed_origins: pages of other hosts that may use the server, such as
     "https://example.org".
-    drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: of one call of
-    an engine; after it the model counts as stalled. threads: that read requests and their media.
-    log_content: write texts of requests and replies into the log.
+    drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: time of one
+    engine call, after which the model counts as stalled. threads: threads that read requests and
+    their media. log_content: write texts of requests and replies into the log.
     """
 
     model_name: str = "qwen3-omni"
@@ -106,7 +106,7 @@ class ServerSettings:
             raise OptionError(f"requests_per_minute is 1 or more, got {self.requests_per_minute}.")
         if self.owner_share is not None and not 0 < self.owner_share <= 1:
             raise OptionError(f"owner_share is above 0 and at most 1, got {self.owner_share}.")
-        _ = self.decoding  # which checks its values
+        _ = self.decoding  # checks the decoders' values
         for name in self.allowed_hosts:
             if not name or any(mark in name for mark in "/:@ "):
                 raise OptionError(
@@ -123,7 +123,7 @@ class ServerSettings:
 
     @property
     def share_of_owner(self) -> float:
-        """Part of all bytes, requests and sessions that one owner may have."""
+        """Fraction of all bytes, requests and sessions that one owner may have."""
         if self.owner_share is not None:
             return self.owner_share
         one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)

@@ -1,4 +1,4 @@
-"""Names under which a server may be used, and pages of other hosts that may use it."""
+"""Host names by which a server may be used, and origins of other hosts that may use it."""
 
 import ipaddress
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from qwen3_omni_neuron.serving.settings import ServerSettings
 
 
 class Sites:
-    """Check of the headers Host and Origin, in which a browser says truly where a page is from.
+    """Check of the headers Host and Origin, in which a browser reports a page's true origin.
 
-    Without keys whoever reaches the server may use it. A page of any site reaches a server on
-    loopback through its visitor's browser, and reads its answers once the page's own name was made
-    to mean this machine. So only names that are known here are taken; an address is none.
+    Without keys any client may use the server. A page of any site can send requests to a server on
+    loopback through its visitor's browser, and read the answers after DNS rebinding of the page's
+    host name. So only known host names are accepted; an address can't be rebound.
     """
 
     def __init__(self, settings: ServerSettings):
@@ -22,7 +22,7 @@ class Sites:
         self._origins = settings.allowed_origins
 
     def check(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Refuse another name, and a page of another host. Raises ApiError 403."""
+        """Refuse unknown host names, and pages of other hosts. Raises ApiError 403."""
         hosts, origins = list[str](), list[str]()
         for name, value in headers:
             if name == b"host":
@@ -50,13 +50,13 @@ class Sites:
     def _known(self, host: str) -> bool:
         try:
             name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
-        except ValueError:  # a bracket that is not closed
+        except ValueError:  # an unclosed bracket
             return False
         return name in self._names or _is_address(name)
 
 
 def _host_of(origin: str) -> str | None:
-    """Return host and port of an origin; None for `null`, which a page without a host has."""
+    """Return host and port of an origin; None for `null`, the origin of a page without a host."""
     try:
         return urlsplit(origin).netloc or None
     except ValueError:

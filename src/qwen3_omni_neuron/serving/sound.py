@@ -1,4 +1,4 @@
-"""Samples of a reply as bytes of sound formats: raw PCM, WAV, FLAC, MP3, Ogg Opus; their tempo."""
+"""Encoding of a reply's samples as raw PCM, WAV, FLAC, MP3 or Ogg Opus, and time stretching."""
 
 import io
 import struct
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 SOUND_FORMATS = ("wav", "mp3", "flac", "opus", "pcm16")
 """Formats of `encode_sound`."""
 STREAMED_FORMATS = ("pcm16", "wav")
-"""Formats whose parts can be made while the reply is, without an encoder's delay."""
+"""Formats that can be streamed while the reply is generated, without an encoder's delay."""
 MEDIA_TYPES = {
     "wav": "audio/wav",
     "mp3": "audio/mpeg",
@@ -23,14 +23,14 @@ _LIBSNDFILE = {
     "flac": ("FLAC", "PCM_16"),
     "opus": ("OGG", "OPUS"),
 }
-_UNKNOWN_SIZE = 0xFFFFFFFF  # what players take for "until the end"
+_UNKNOWN_SIZE = 0xFFFFFFFF  # players read it as "until the end"
 _HEADER_BYTES = 44
-_SLOWEST_TEMPO = 0.5  # of one atempo
+_SLOWEST_TEMPO = 0.5  # lower limit of one atempo filter
 _TEMPO_END_S = 0.25
-# For more numbers numpy releases Python's interpreter lock. A server's event loop would wait until
-# the stages give it back, which takes longer than a few more operations.
+# For larger arrays numpy releases the GIL. The server's event loop would then wait for the stages'
+# threads to give it back, which takes longer than a few more operations.
 _UNRELEASED = 500
-_FEW_SAMPLES = 8000  # a first chunk, which a listener waits for, has fewer
+_FEW_SAMPLES = 8000  # a first chunk, which the listener waits for, has fewer
 
 
 def pcm16(samples: NDArray[np.float32]) -> bytes:
@@ -41,7 +41,7 @@ def pcm16(samples: NDArray[np.float32]) -> bytes:
 
 
 def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
-    """Return the header of a mono 16-bit WAV. data_bytes: None while it is not known yet."""
+    """Return the header of a mono 16-bit WAV. data_bytes: None if the size is not known yet."""
     size = _UNKNOWN_SIZE if data_bytes is None else data_bytes
     whole = _UNKNOWN_SIZE if data_bytes is None else data_bytes + _HEADER_BYTES - 8
     form = (1, 1, sample_rate, 2 * sample_rate, 2, 16)
@@ -55,7 +55,7 @@ def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
 
 
 def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: str) -> bytes:
-    """Return a whole reply in one of SOUND_FORMATS. It is mono, and 16-bit where the format is PCM.
+    """Encode a whole reply in one of SOUND_FORMATS, in mono, and in 16 bits if the format is PCM.
 
     Opus comes in an Ogg container, MP3 at libsndfile's own variable bit rate.
     """
@@ -75,7 +75,7 @@ def encode_sound(samples: NDArray[np.float32], sample_rate: int, sound_format: s
 
 
 class Tempo:
-    """Time stretching of speech as it comes: faster or slower, at the same pitch.
+    """Streaming time stretch of speech: faster or slower, at the same pitch.
 
     FFmpeg's atempo does it. factor: 0.25 to 4, above 1 is faster; the result is 1 / factor as long.
     Raises ImportError where PyAV is not installed.
@@ -103,7 +103,7 @@ class Tempo:
         self._graph.link_nodes(*nodes).configure()
 
     def push(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Take samples; return those that are made of them by now."""
+        """Add samples, and return the stretched samples that are ready."""
         from av import AudioFrame
 
         if not len(samples):
@@ -118,7 +118,7 @@ class Tempo:
     def finish(self) -> NDArray[np.float32]:
         """Return the last samples."""
         left = round(self._samples / self._factor) - self._made_samples
-        # atempo drops the end of what it gets: let that be silence.
+        # atempo drops the end of its input: append silence for it to drop.
         made = self.push(np.zeros(int(_TEMPO_END_S * self._rate), np.float32))
         self._graph.push(None)
         return np.concatenate([made, self._made()])[: max(left, 0)]
@@ -128,7 +128,7 @@ class Tempo:
         while True:
             try:
                 made.append(self._graph.pull().to_ndarray()[0])
-            except (BlockingIOError, EOFError):  # no more for now, or at the end
+            except (BlockingIOError, EOFError):  # no more samples for now, or at the end
                 break
         samples = np.concatenate(made)
         self._made_samples += len(samples)

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech: a text in, its speech out, whole or as it is made."""
+"""POST /v1/audio/speech: a text in, its speech out, whole or streamed."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -37,7 +37,7 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
-SMALL_TEXT_BYTES = 1 << 10  # of a body whose text is cut into pieces at once: 2 ms at most
+SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
 _OWN_OPTIONS = frozenset(get_type_hints(SpeechArguments)) - {"speaker", "seed", "owner"}
 FURTHER_FIELDS: Mapping[str, Any] = {
     option.name: schema_of_option(option)
@@ -73,15 +73,15 @@ class SpeechRequest(BaseModel):
 
     @property
     def sound_format(self) -> str:
-        """Format of the sound, as `sound` names it."""
+        """Format of the sound, by its name in `sound`."""
         return "pcm16" if self.response_format == "pcm" else self.response_format
 
     @property
     def as_made(self) -> bool:
-        """True where the sound is sent while it is made.
+        """True if the sound is streamed while it is made.
 
-        Raw samples are the same then; a WAV's header can't say how long it is, so that it has to be
-        asked for; the others are sent at the end.
+        Raw samples are the same either way. A streamed WAV's header can't give its length, so that
+        the client has to request streaming. Other formats are sent at the end.
         """
         return self.response_format == "pcm" or (
             self.response_format == "wav" and self.stream_format is not None
@@ -144,7 +144,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
 
 
 class SpokenText:
-    """One answer: the events of its stream become a sound file's pieces, or server-sent events."""
+    """One answer, sent as pieces of a sound file or as server-sent events."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class SpokenText:
         service: Service,
         context: Context,
     ):
-        """Start it. Raises ApiError where the speed can't be had, and the API's errors."""
+        """Start the speech. Raises ApiError if the speed is not available, and the API's errors."""
         self.wanted, self._service, self._context = wanted, service, context
         self._file = _SoundFile(wanted)
         self._stream = start()
@@ -174,7 +174,7 @@ class SpokenText:
                     piece = self._file.push(event.samples)
                     if piece:
                         yield piece
-                    # After the yield: the client, or its connection's buffer, has it now.
+                    # After the yield: the chunk is with the client, or in its connection's buffer.
                     player.arrived(event)
                 elif isinstance(event, Finished):
                     result = event.result
@@ -191,7 +191,7 @@ class SpokenText:
         }
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the same pieces as server-sent events, and one with the usage after them."""
+        """Yield the same pieces as server-sent events, then an event with the usage."""
         async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 if piece:
@@ -201,7 +201,7 @@ class SpokenText:
 
 
 class _SoundFile:
-    """A sound file that is written as its samples come, or as a whole at the end."""
+    """A sound file that is encoded while samples arrive, or as a whole at the end."""
 
     def __init__(self, wanted: SpeechRequest):
         self._format, self._as_made = wanted.sound_format, wanted.as_made
@@ -221,7 +221,7 @@ class _SoundFile:
                 ) from error
 
     def push(self, samples: NDArray[np.float32]) -> bytes:
-        """Take samples. Returns the bytes that can be sent by now."""
+        """Add samples. Returns the bytes that can be sent."""
         if self._tempo is not None:
             samples = self._tempo.push(samples)
         return self._written(samples)

@@ -1,4 +1,4 @@
-"""POST /v1/audio/transcriptions: a sound file in, its words out, whole or as they are found."""
+"""POST /v1/audio/transcriptions: a sound file in, its transcript out, whole or streamed."""
 
 import html
 import zlib
@@ -63,7 +63,7 @@ class TranscriptionRequest(BaseModel):
 
     @property
     def in_windows(self) -> bool:
-        """True where the audio is cut, and each window is transcribed on its own."""
+        """True if the audio is split into windows that are transcribed separately."""
         timed = self.response_format in ("verbose_json", "srt", "vtt")
         return timed or self.chunking_strategy == "auto"
 
@@ -97,9 +97,9 @@ async def transcriptions(request: Request) -> Response:
 def _read(
     service: Service, context: Context, content_type: str
 ) -> tuple[TranscriptionRequest, MediaReader, Json]:
-    """Read a request, and its file where that needs no codec. Raises ApiError.
+    """Parse a request, and decode its file if that needs no codec. Raises ApiError.
 
-    Returns what it wants, what reads its file, and the audio item that this makes.
+    Returns the request's fields, the reader of its file, and the audio item that it fills.
     """
     form = read_form(context.body, content_type)
     try:
@@ -134,7 +134,7 @@ def _read(
 
 
 class Transcription:
-    """One answer. text: what was found so far."""
+    """One answer. text: transcript so far."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class Transcription:
             self._options |= {"thinker_temperature": max(wanted.temperature, 1e-6)}
 
     async def deltas(self) -> AsyncGenerator[str, None]:
-        """Yield the text, one window after the other: a request never has two slots."""
+        """Yield the text, one window after the other, so that a request has at most one slot."""
         for window in self._windows:
             segment = Segment(window.start_s, window.end_s, "", [])
             with await self._start(window) as stream:
@@ -187,7 +187,7 @@ class Transcription:
             self._context.answer = self.text
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the text as server-sent events, and all of it with the usage after them."""
+        """Yield the text as server-sent events, then an event with the whole text and usage."""
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 yield json_event({"type": "transcript.text.delta", "delta": delta})
@@ -195,7 +195,7 @@ class Transcription:
         yield json_event(done)
 
     def whole(self) -> bytes:
-        """Return the answer in the form that was asked for."""
+        """Return the answer in the requested format."""
         wanted = self._wanted.response_format
         if wanted == "text":
             return f"{self.text}\n".encode()
@@ -218,7 +218,7 @@ class Transcription:
         return to_json(answer)
 
     async def _start(self, window: Window) -> SpeechStream:
-        """Start the request of a window. There is room for it: it has the place of this one."""
+        """Start a window's request. It uses the place of this HTTP request in the quota."""
         wanted = self._wanted
         start = partial(
             stream_transcript,
@@ -241,7 +241,7 @@ class Transcription:
         self._usage["total_tokens"] += timings.prompt_tokens + timings.text_tokens
 
     def _verbose(self, number: int, segment: Segment) -> Json:
-        """Return a segment with all fields that OpenAI's has; zeros are what nobody measures."""
+        """Return a segment with all fields of OpenAI's; values that nobody measures are zero."""
         data = segment.text.encode()
         return {
             "id": number,
@@ -270,7 +270,7 @@ def _vtt_cues(segments: Sequence[Segment]) -> Iterator[str]:
 
 
 def _one_line(text: str) -> str:
-    """Return a text without empty lines, which would end its cue."""
+    """Return a text without empty lines, since an empty line ends a cue."""
     return " ".join(text.split())
 
 

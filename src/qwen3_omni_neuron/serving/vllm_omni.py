@@ -1,7 +1,7 @@
-"""Fields that clients of vllm-omni send beside OpenAI's, and their reading of streamed speech.
+"""Fields that vllm-omni's clients send beside OpenAI's, and their format of streamed speech.
 
-They give the sampling of each stage in `sampling_params_list`. Of a stream they read `content`,
-which is text or a whole WAV file in base64, as the top-level `modality` says.
+They give each stage's sampling options in `sampling_params_list`. In a stream they read `content`:
+text or a whole WAV file in base64, depending on the top-level `modality`.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 from qwen3_omni_neuron.serving.errors import ApiError
 
 VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
-# Their names, and the options of a request. Others of their fields have no effect here.
+# Names of their fields, and the options of a request. Their other fields have no effect here.
 _THINKER = {
     "temperature": "thinker_temperature",
     "top_p": "thinker_top_p",
@@ -28,7 +28,7 @@ _TALKER = {
 
 
 def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that vllm-omni's own fields stand for. Raises ApiError."""
+    """Return the options for vllm-omni's own fields. Raises ApiError."""
     stages = extra.get("sampling_params_list") or []
     processor = extra.get("mm_processor_kwargs") or {}
     if (

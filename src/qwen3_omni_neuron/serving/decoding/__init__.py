@@ -1,11 +1,11 @@
-"""Media that need a codec, decoded in processes apart.
+"""Decoding of media that need a codec, in separate processes.
 
-serving.decoding.pool is the side of the caller, in its event loop: it takes jobs
-(serving.decoding.job), lets their owners take turns (serving.decoding.turns), and has a child
-process decode each (serving.decoding.work). The children are forks of one small process
-(serving.decoding.fork_server, which serving.decoding.link starts): they cost a few milliseconds,
-have limits of their own, can be killed, and take a codec's crash with them. serving.decoding.wire
-is the form of what the processes say to each other. Nothing of a child is trusted: it may be a
-codec that a hostile file has taken over. serving.decoding.pcm reads plain WAV, which needs no
-codec, without any of that.
+serving.decoding.pool runs in the caller's event loop: it takes jobs (serving.decoding.job),
+schedules their owners in turn (serving.decoding.turns), and has a child process decode each job
+(serving.decoding.work). The children are forks of one small process
+(serving.decoding.fork_server, which serving.decoding.link starts): a fork takes a few
+milliseconds, has limits of its own, can be killed, and contains a codec's crash.
+serving.decoding.wire has the formats of the processes' messages. No message of a child is trusted:
+a hostile file may have taken over its codec. serving.decoding.pcm reads plain WAV, which needs no
+codec, in the caller's process.
 """

@@ -1,8 +1,8 @@
-"""The small process whose forks decode: it has the codecs loaded, and one thread.
+"""Small process with one thread that has loaded the codecs and forks a child for each job.
 
-It forks a child for each order, kills those that the pool names, by the number of their job, since
-it alone reaps them and so knows that the process is still the one, and reports how each ended. It
-ends when the pool's end of the connection does, and ends its children first.
+It forks a child for each order, kills children whose job the pool names, and reports how each
+ended. It alone reaps them, so that a process id still means the same child when it kills it. When
+the pool closes its end of the connection, it ends its children and then itself.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from qwen3_omni_neuron.engines.process.child import take_signals
 from qwen3_omni_neuron.serving.decoding import wire, work
 
 Run = Callable[[socket.socket, int, int], object]
-"""What a child does with its connection, and the descriptors of content and result."""
+"""Function of a child: gets its connection, and the descriptors of content and result."""
 NICENESS = 5
-MOST_FILES = 64  # that a child may have open
-MOST_OUTPUT_BYTES = 1 << 20  # that children may print before it is thrown away
-_LIVENESS_S = 1.0  # between looks whether the parent is there
+MOST_FILES = 64  # limit of a child's open files
+MOST_OUTPUT_BYTES = 1 << 20  # output of children that is kept; beyond it, it is discarded
+_LIVENESS_S = 1.0  # interval of checks that the parent runs
 _REAP_S = 0.5
 _PR_SET_PDEATHSIG = 1
 
@@ -42,36 +42,36 @@ def main(control: int, parent: int) -> None:
 def serve(control: int, parent: int, run: Run) -> None:
     """Serve with children that do `run`."""
     take_signals()
-    # A service manager sends it to every process, and the server may then finish what it has begun.
+    # A service manager sends SIGTERM to every process, and the server still finishes its requests.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     load_codecs()
-    gc.freeze()  # else a collection in a child would copy every page with objects
+    gc.freeze()  # without it a collection in a child would copy every page with objects
     _ForkServer(socket.socket(fileno=control), parent, run).serve()
 
 
 def load_codecs() -> None:
-    """Import what children need, so that none has to."""
+    """Import the codecs, so that no child has to."""
     from PIL import Image
 
     Image.init()
     for name in ("soundfile", "soxr", "av"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    Image.MAX_IMAGE_PIXELS = None  # whoever asks says how many an image may have
+    Image.MAX_IMAGE_PIXELS = None  # each job has its own limit
     with contextlib.suppress(ImportError):  # Pillow before 11.3
         avif: Any = importlib.import_module("PIL.AvifImagePlugin")
-        # As many threads as cores have more stacks, on a large machine, than a child may map.
+        # By default a thread a core: on a large machine their stacks exceed a child's memory.
         avif.DEFAULT_MAX_THREADS = work.THREADS
 
 
 class _ForkServer:
-    """Loop over orders and the ends of children."""
+    """Loop that executes orders and reports the ends of children."""
 
     def __init__(self, control: socket.socket, parent: int, run: Run):
         self._control, self._parent, self._run = control, parent, run
         self._pid = os.getpid()
         self._libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-        self._numbers: dict[int, int] = {}  # of the jobs, by process id
+        self._numbers: dict[int, int] = {}  # job numbers by process id
         self._wake, self._woken = os.pipe()
         for end in (self._wake, self._woken):
             os.set_blocking(end, False)
@@ -93,7 +93,7 @@ class _ForkServer:
         self._end()
 
     def _obey(self) -> bool:
-        """Do the next order. Returns False where the connection has ended."""
+        """Execute the next order. Returns False where the connection has ended."""
         order, files, _, _ = socket.recv_fds(self._control, wire.ORDER.size, 3)
         while order and len(order) < wire.ORDER.size:
             rest = self._control.recv(wire.ORDER.size - len(order))
@@ -133,7 +133,7 @@ class _ForkServer:
                 signal.signal(number, signal.SIG_DFL)
             if self._libc is not None:
                 self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != self._pid:  # it ended before that
+            if os.getppid() != self._pid:  # the fork server ended before the prctl call
                 os._exit(1)
             self._control.close()
             os.close(self._wake)
@@ -161,7 +161,7 @@ class _ForkServer:
             self._control.sendall(wire.REPORT.pack(number, os.waitstatus_to_exitcode(status)))
 
     def _end(self) -> None:
-        """End the children. They are reaped, since nobody else may do it in a container."""
+        """End and reap the children: in a container there may be no other process to reap them."""
         for pid in self._numbers:
             os.kill(pid, signal.SIGKILL)
         end_s = time.monotonic() + _REAP_S
@@ -173,7 +173,7 @@ class _ForkServer:
 
 
 def limit(memory_bytes: int, cpu_s: int) -> None:
-    """Limit what this process may use from now on; where the system has no such limit, not."""
+    """Limit this process's memory and CPU time from now on, where the system has such limits."""
     os.nice(NICENESS)
     limits = {
         resource.RLIMIT_CPU: (cpu_s, cpu_s + 1),
@@ -186,8 +186,8 @@ def limit(memory_bytes: int, cpu_s: int) -> None:
         most = pages * resource.getpagesize() + memory_bytes
         limits[resource.RLIMIT_AS] = (most, most)
     for kind, both in limits.items():
-        with contextlib.suppress(OSError, ValueError):  # there may be a lower one already
+        with contextlib.suppress(OSError, ValueError):  # there may already be a lower limit
             resource.setrlimit(kind, both)
     with contextlib.suppress(OSError):
-        # Where the machine runs out of memory, this process goes before the server does.
+        # When the machine runs out of memory, the kernel kills this process before the server.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -1,4 +1,4 @@
-"""Jobs of the decoders, and what comes of them."""
+"""Jobs of the decoders, and their results."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ ERRORS: Mapping[str, type[InputError]] = {
     "image": ImageError,
     "video": VideoError,
 }
-"""Class of what is wrong with an item, by its kind."""
+"""Error class by kind of item."""
 MIB = 1 << 20
 
 
@@ -22,10 +22,10 @@ class Job:
     """One media file to decode.
 
     content: the file. where: names the item in errors, e.g. "messages[0].content[1]". media: the
-    checkpoint's settings (Qwen3Omni.media_settings). most_tokens, most_s, most_pixels: maximum of
-    the tokens it may become, of its length, and of the pixels of an image or frame; None: any.
+    checkpoint's settings (Qwen3Omni.media_settings). most_tokens, most_s, most_pixels: maximum
+    number of tokens, duration, and pixels of an image or frame; None: no maximum.
     use_audio_in_video: whether a video's audio is wanted. options: other fields of the message's
-    item, for files: fps, max_frames, min_pixels, max_pixels; of what JSON can hold.
+    item, for files: fps, max_frames, min_pixels, max_pixels; JSON values.
     """
 
     kind: Kind
@@ -41,10 +41,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Measured:
-    """Sizes of an item, which its header gives before anything is decoded.
+    """Sizes of an item, from its header, before anything is decoded.
 
-    seconds: of audio or video. pixels: of an image, or of a video's frame. size: bytes that the
-    result takes.
+    seconds: duration of audio or video. pixels: pixels of an image, or of one video frame. size:
+    bytes of the result.
     """
 
     seconds: float
@@ -53,7 +53,7 @@ class Measured:
 
 
 Admit = Callable[[Measured], object]
-"""Function that gets the sizes of an item, and raises where there is no room for it."""
+"""Function that gets the sizes of an item, and raises if it does not fit."""
 
 
 def admit_all(measured: Measured) -> None:
@@ -62,9 +62,9 @@ def admit_all(measured: Measured) -> None:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Item for a message of the API, of which the same prompt is made as of the file itself.
+    """Item of a message for the API. It gives the same prompt as the file itself.
 
-    measured: its sizes as it is.
+    measured: its sizes after decoding.
     """
 
     item: dict[str, Any] = field(repr=False)
@@ -75,8 +75,8 @@ class Decoded:
 class PoolSettings:
     """Limits of a pool.
 
-    decoders: processes that decode at a time. memory_bytes: address space of one, beyond what it
-    has from its start. deadline_s: time of one; it may use twice as much of processors' time.
+    decoders: processes that decode at a time. memory_bytes: address space of one process, beyond
+    that at its start. deadline_s: time limit of one process; its CPU time limit is twice that.
     """
 
     decoders: int = 2

@@ -1,4 +1,4 @@
-"""The fork server and the connections to its children, as the pool's event loop has them."""
+"""The pool's side of the fork server and of the connections to its children."""
 
 import asyncio
 import contextlib
@@ -13,19 +13,19 @@ from qwen3_omni_neuron.engines.process.child import OutputTail, start_child
 from qwen3_omni_neuron.serving.decoding import wire
 
 logger = logging.getLogger(__name__)
-# One thread at a fork, and one arena: each would take 64 MiB of a child's address space.
+# One thread when it forks, and one malloc arena: each takes 64 MiB of a child's address space.
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"),
     "MALLOC_ARENA_MAX": "1",
 }
-END_S = 1.0  # for the fork server to end its children and itself
+END_S = 1.0  # time for the fork server to end its children and itself
 _TICK_S = 0.005
 
 
 class ForkServer:
-    """The process of serving.decoding.fork_server, or of a module that serves as it does.
+    """Process that runs serving.decoding.fork_server, or a module with the same protocol.
 
-    Used by the event loop in which it was made. Raises OSError where it can't be started.
+    Used by the event loop in which it was made. Raises OSError if it can't be started.
     """
 
     def __init__(self, module: str):
@@ -57,28 +57,28 @@ class ForkServer:
 
     @property
     def ended(self) -> bool:
-        """True where it takes no more orders."""
+        """True where it accepts no more orders."""
         return self._socket.fileno() < 0
 
     def fork(
         self, number: int, memory_bytes: int, cpu_s: int, files: Sequence[int]
     ) -> "asyncio.Future[int | None]":
-        """Have it fork a child. files: descriptors of its connection, content and result.
+        """Order the fork of a child. files: descriptors of its connection, content and result.
 
-        Returns how the child will have ended, as subprocess has it; serving.decoding.wire.NO_FORK
-        where there was none, None where the fork server ended before.
+        Returns a future of the child's return code, in subprocess's form;
+        serving.decoding.wire.NO_FORK if the fork failed, None if the fork server ended first.
         """
         self._exits[number] = exited = self._loop.create_future()
         self._order(wire.ORDER.pack(wire.FORK, number, memory_bytes, cpu_s), files)
         return exited
 
     def kill(self, number: int) -> None:
-        """Kill the child of a job, unless it has ended."""
+        """Kill a job's child, unless it has ended."""
         if number in self._exits:
             self._order(wire.ORDER.pack(wire.KILL, number, 0, 0), ())
 
     def end(self, why: str | None = None) -> None:
-        """End it at once. why: what is wrong with it, for the log."""
+        """End the process at once. why: the reason, for the log."""
         if self.ended:
             return
         self._loop.remove_reader(self._socket)
@@ -91,7 +91,7 @@ class ForkServer:
         self._release()
 
     async def close(self) -> None:
-        """End it and its children in order, and wait for it."""
+        """End the process and its children in order, and wait for it."""
         if self.ended:
             return
         self._loop.remove_reader(self._socket)
@@ -106,7 +106,7 @@ class ForkServer:
             self._release()
 
     def output(self) -> str:
-        """Return the end of what it and its children have printed, for the log."""
+        """Return the last output of the process and its children, for the log."""
         text = self._output.read()
         return f"The end of its output:\n{text}" if text else "It printed nothing."
 
@@ -116,7 +116,7 @@ class ForkServer:
             return
         try:
             whole = socket.send_fds(self._socket, [order], files) == len(order)
-        except OSError:  # it has gone, or takes no orders
+        except OSError:  # it has ended, or accepts no orders
             whole = False
         if not whole:
             self.end("took no order")
@@ -138,7 +138,7 @@ class ForkServer:
             _resolve(self._exits.pop(number, None), status)
 
     def _release(self) -> None:
-        """Tell those that wait for a child that nobody will say how it ended."""
+        """Resolve the futures of all children with None: no report will come."""
         self._output.close()
         exits, self._exits = self._exits, {}
         for exited in exits.values():
@@ -156,12 +156,12 @@ class Line:
         self._loop.add_reader(connection, self._on_bytes)
 
     def send(self, data: bytes) -> None:
-        """Send a few bytes. Where the child has gone, nothing is sent."""
+        """Send a few bytes; do nothing if the child has ended."""
         with contextlib.suppress(OSError):
             self._socket.send(data)
 
     async def receive(self) -> dict[str, Any] | None:
-        """Wait for the child's next message; None: there will be none.
+        """Return the child's next message, None if there will be none.
 
         Raises BrokenAnswerError.
         """
@@ -181,7 +181,7 @@ class Line:
             await self._waiter
 
     def end(self) -> None:
-        """Wait for no more messages."""
+        """Stop waiting for messages."""
         if not self._ended:
             self._ended = True
             self._loop.remove_reader(self._socket)
@@ -196,7 +196,7 @@ class Line:
         except OSError:
             some = b""
         self._received += some
-        # A child of ours sends one message, and waits.
+        # An intact child sends one message, and waits.
         if not some or len(self._received) > wire.LENGTH.size + wire.MOST_BYTES:
             self.end()
         else:

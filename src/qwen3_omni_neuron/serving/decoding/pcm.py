@@ -1,4 +1,4 @@
-"""Plain PCM WAV, which is read without a codec: in the caller's process, and at once."""
+"""Plain PCM WAV, decoded at once in the caller's process, without a codec."""
 
 import struct
 
@@ -18,7 +18,7 @@ _FORMAT = struct.Struct("<HHIIHH")  # tag, channels, rate, bytes a second, bytes
 def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
     """Decode a small WAV of 16-bit PCM; return None for anything else, which the pool decodes.
 
-    admit: as DecodingPool.decode has it. May take some milliseconds.
+    admit: see DecodingPool.decode. Takes a few milliseconds.
     Raises AudioError or PromptTooLongError as the pool does.
     """
     found = None if job.kind != "audio" else _samples(job.content)
@@ -31,7 +31,7 @@ def decode_inline(job: Job, admit: Admit = admit_all) -> Decoded | None:
 
 
 def _samples(content: bytes) -> tuple[NDArray[np.int16], int] | None:
-    """Return the samples, [samples, channels], and their rate; None where they aren't plain."""
+    """Return the samples, [samples, channels], and their rate; None if they aren't plain PCM."""
     if len(content) > MOST_BYTES or content[:4] != b"RIFF" or content[8:12] != b"WAVE":
         return None
     at, form = 12, None
@@ -56,7 +56,7 @@ def _plain(
     if not usual or frame_bytes != 2 * channels or not _LEAST_RATE <= rate <= _MOST_RATE:
         return None
     frames = size // frame_bytes
-    if frames <= channels:  # they would be taken for the other order
+    if frames <= channels:  # would be read as [channels, samples]
         return None
     samples = np.frombuffer(content, "<i2", frames * channels, at)
     return samples.reshape(frames, channels), rate

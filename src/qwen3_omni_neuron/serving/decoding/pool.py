@@ -1,4 +1,4 @@
-"""Pool of processes that decode: what a server's event loop calls."""
+"""Pool of decoding processes, for a server's event loop."""
 
 import asyncio
 import contextlib
@@ -33,17 +33,17 @@ from qwen3_omni_neuron.serving.decoding.turns import Turns
 
 logger = logging.getLogger(__name__)
 FORK_SERVER = "qwen3_omni_neuron.serving.decoding.fork_server"
-ATTEMPTS = 2  # of a job whose fork server ended: the job need not be to blame
-PIECE_BYTES = 1 << 20  # that are copied at a time: half a millisecond of the event loop
-KILL_S = 5.0  # for a child's end to be reported; a fork server that can't is ended
-_CPU_TIMES = 2  # of the deadline: a video's decoder has two threads
+ATTEMPTS = 2  # attempts at a job if the fork server ended, perhaps for another reason
+PIECE_BYTES = 1 << 20  # bytes copied at a time: half a millisecond of the event loop
+KILL_S = 5.0  # time to report a child's end; after it the fork server is ended
+_CPU_TIMES = 2  # CPU time limit over deadline: a video's decoder has two threads
 
 
 class DecodingPool:
     """Pool of processes that decode media, one for each item, a few at a time.
 
-    settings: its limits. server: module of the fork server. Used by one event loop, from its first
-    `start` or `decode` on. A fork server that ends is started anew with the next job.
+    settings: its limits. server: module of the fork server. Used by one event loop, from the first
+    `start` or `decode` on. If the fork server ends, the next job starts a new one.
     """
 
     def __init__(self, settings: PoolSettings | None = None, server: str = FORK_SERVER):
@@ -61,16 +61,16 @@ class DecodingPool:
     def start(self) -> None:
         """Start the fork server, so that the first item need not wait for it.
 
-        Called in the event loop. Raises OSError where it can't be started, ClosedError.
+        Called in the event loop. Raises ClosedError, and OSError if it can't be started.
         """
         self._running_server()
 
     async def decode(self, owner: str, job: Job, admit: Admit = admit_all) -> Decoded:
         """Decode a media file in a process of its own.
 
-        owner: who it is for; owners take turns. admit: called with the item's sizes before it is
-        decoded, and once more where it turns out larger than its header says; what it raises ends
-        the job. Cancelling the task kills the process.
+        owner: the owner of the job; owners take turns. admit: called with the item's sizes before
+        decoding, and again if the item is larger than its header says; an error that it raises
+        ends the job. Cancelling the task kills the process.
         Raises AudioError, ImageError, VideoError or PromptTooLongError as the API does for the same
         file; one of the first three also where decoding takes more memory or time than is allowed,
         or crashes. Raises BusyError where no process can be had, OptionError for options of more
@@ -85,7 +85,7 @@ class DecodingPool:
     async def close(self) -> None:
         """End every job with a ClosedError, and the processes."""
         self._closed = True
-        # Those that run end with it, and those that wait for a place when they get it.
+        # Running jobs end with the fork server, and waiting jobs end when they get a place.
         if self._server is not None:
             await self._server.close()
 
@@ -95,7 +95,7 @@ class DecodingPool:
         child = None
         try:
             child = await self._start(job)
-            # The place is free when the process has ended, not when nobody waits for it any more.
+            # The place is free when the process has ended, even if the caller stopped waiting.
             child.exited.add_done_callback(lambda _: self._turns.give_back(owner))
             return await _attend(child, job, admit)
         finally:
@@ -129,10 +129,10 @@ class _ServerEndedError(Exception):
 
 
 class _Child:
-    """Process that decodes one item, as the pool has it.
+    """The pool's side of a process that decodes one item.
 
-    exited: how it ended, as ForkServer.fork has it. result: file for what it decodes. late: it
-    was killed since its deadline had passed.
+    exited: its return code, see ForkServer.fork. result: file for the decoded data. late: it was
+    killed because its deadline had passed.
     """
 
     def __init__(
@@ -158,14 +158,14 @@ class _Child:
 
     @property
     def cpu_s(self) -> int:
-        """Seconds of processors' time that it may take."""
+        """CPU time limit in seconds."""
         return math.ceil(_CPU_TIMES * self.settings.deadline_s)
 
     async def answer(self, name: str) -> Any:
-        """Wait for its next message, which has to be of this name; return what it says.
+        """Wait for the next message, which must have this name, and return its value.
 
-        Raises the InputError that it has sent instead, BrokenAnswerError, _ServerEndedError, and
-        _EndedError.
+        Raises the InputError that the child sent instead, BrokenAnswerError, _ServerEndedError,
+        and _EndedError.
         """
         message = await self._line.receive()
         if message is None:
@@ -177,28 +177,28 @@ class _Child:
         return message[name]
 
     def go_on(self) -> None:
-        """Let it go on."""
+        """Let the child continue."""
         self._line.send(wire.GO)
 
     async def end(self) -> None:
-        """Wait until it has ended. Raises _EndedError unless it did so in order."""
+        """Wait until the child has ended. Raises _EndedError unless its status is 0."""
         status = await self._status()
         if status:
             raise _EndedError(status)
 
     def give_up(self) -> None:
-        """Kill it, if it runs, and close the files."""
+        """Kill the child if it runs, and close the files."""
         self._line.end()
         self.result.close()
         if not self.exited.done():
             self._kill()
 
     def output(self) -> str:
-        """Return the end of what it and others have printed, for the log."""
+        """Return the last output of the fork server and all children, for the log."""
         return self._server.output()
 
     async def _status(self) -> int:
-        # Shielded: the pool has to learn how it ended also where nobody waits any more.
+        # Shielded: the pool needs the child's end also when the caller stops waiting.
         status = await asyncio.shield(self.exited)
         if status is None:
             raise _ServerEndedError
@@ -216,12 +216,12 @@ class _Child:
 
     def _on_exit(self, exited: "asyncio.Future[int | None]") -> None:
         self._timer.cancel()
-        if exited.result() is None:  # its end of the connection may be open for ever
+        if exited.result() is None:  # the child's end of the connection may stay open for ever
             self._line.end()
 
 
 class _EndedError(Exception):
-    """A child has ended without a result, or not in order."""
+    """A child has ended without a result, or with a nonzero status."""
 
     def __init__(self, status: int):
         super().__init__(status)
@@ -229,7 +229,7 @@ class _EndedError(Exception):
 
 
 async def _attend(child: _Child, job: Job, admit: Admit) -> Decoded:
-    """Lead a child through its job."""
+    """Run a child's job: admit its sizes, and read its result."""
     try:
         measured = wire.measured_of(await child.answer("measured"))
         admit(measured)
@@ -252,21 +252,21 @@ async def _attend(child: _Child, job: Job, admit: Admit) -> Decoded:
 
 
 def _measured(job: Job, holding: wire.Holding, pixels: int) -> Measured:
-    """Return the sizes of a result as it is. pixels: of the picture in the file."""
+    """Return the actual sizes of a result. pixels: pixels of the picture in the file."""
     heard_s = holding.samples / job.media.audio_rate
     seen_s = holding.frames / holding.fps if job.kind == "video" else 0.0
     return Measured(max(heard_s, seen_s), pixels, holding.size)
 
 
 async def _item(job: Job, holding: wire.Holding, result: BinaryIO) -> dict[str, Any]:
-    """Read a result, and make the item of it."""
+    """Read a result, and return it as a message's item."""
     shape = (holding.frames, holding.height, holding.width, 3)
     pixels = (await _read(result, holding.pixel_bytes)).reshape(shape)
     samples = (await _read(result, 4 * holding.samples)).view(np.float32)
     sound = {"audio": samples, "sampling_rate": job.media.audio_rate} if holding.samples else {}
     if job.kind == "audio":
         return {"type": "audio", **sound}
-    if holding.fitted:  # the API's own resizing changes nothing then
+    if holding.fitted:  # these limits keep the API from resizing it again
         limits = dict.fromkeys(("min_pixels", "max_pixels"), holding.height * holding.width)
     else:
         limits = {n: job.options[n] for n in ("min_pixels", "max_pixels") if n in job.options}
@@ -276,7 +276,7 @@ async def _item(job: Job, holding: wire.Holding, result: BinaryIO) -> dict[str, 
 
 
 async def _write(file: BinaryIO, content: bytes) -> None:
-    """Write a file, and let others go on meanwhile."""
+    """Write a file in pieces, and let other tasks run between them."""
     left = memoryview(content)
     while left:
         left = left[file.write(left[:PIECE_BYTES]) :]
@@ -284,15 +284,15 @@ async def _write(file: BinaryIO, content: bytes) -> None:
 
 
 async def _read(file: BinaryIO, size: int) -> NDArray[np.uint8]:
-    """Read so many bytes from where a file is, and let others go on meanwhile.
+    """Read `size` bytes from a file's position in pieces, and let other tasks run between them.
 
-    They are copied: a mapping of the file would keep a descriptor open for as long as the array
-    lives, and whoever else has the file could cut it, which kills a process that reads there.
-    Raises BrokenAnswerError where there are fewer.
+    The bytes are copied: a mapping would keep a descriptor open for as long as the array lives,
+    and another process could truncate the file, which kills a process that reads the mapping.
+    Raises BrokenAnswerError if there are fewer bytes.
     """
     if not size:
         return np.empty(0, np.uint8)
-    # Pages of its own, which are the system's again as soon as the array is garbage.
+    # Private pages, which return to the system as soon as the array is freed.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     view, at = memoryview(memory), 0
     while at < size:

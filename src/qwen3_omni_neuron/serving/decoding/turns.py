@@ -1,4 +1,4 @@
-"""Places that several owners take turns in."""
+"""Limited number of places for work, which owners get in turn."""
 
 import asyncio
 import contextlib
@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 class Turns:
     """Places for work, given to owners in turn, and within one owner in the order of asking.
 
-    places: how many there are. One owner has at most all but one of them, so that others' work
-    does not wait for his alone; he may have the only one. Used by one event loop.
+    places: number of places. One owner has at most all but one, so that other owners' work need
+    not wait for theirs; a single place may go to any owner. Used by one event loop.
     """
 
     def __init__(self, places: int):
@@ -20,7 +20,7 @@ class Turns:
         self._owners: dict[str, _Owner] = {}
 
     async def take(self, owner: str) -> None:
-        """Wait for a place, which is to be given back."""
+        """Wait for a place; the caller must give it back."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._owners.setdefault(owner, _Owner()).waiting.append(waiter)
         self._give()
@@ -29,7 +29,7 @@ class Turns:
         except BaseException:
             if waiter.cancelled():
                 self._forget(owner, waiter)
-            else:  # it was given, and then the task was cancelled
+            else:  # the place was given before the task was cancelled
                 self.give_back(owner)
             raise
 
@@ -41,21 +41,21 @@ class Turns:
         self._drop_idle(owner)
 
     def _give(self) -> None:
-        """Give the places that are free to those whose turn it is."""
+        """Give the free places to the owners whose turn it is."""
         while self._free:
             able = [o for o in self._owners.values() if o.waiting and o.held < self._most_each]
             if not able:
                 return
-            owner = min(able, key=lambda o: o.served)  # of equals the one that asked first
+            owner = min(able, key=lambda o: o.served)  # among equals, the first to ask
             waiter = owner.waiting.popleft()
-            if waiter.done():  # cancelled, and its task has not run since
+            if waiter.done():  # it was cancelled, and its task has not run since
                 continue
             owner.held, owner.served = owner.held + 1, next(self._count)
             self._free -= 1
             waiter.set_result(None)
 
     def _forget(self, owner: str, waiter: "asyncio.Future[None]") -> None:
-        with contextlib.suppress(KeyError, ValueError):  # it was passed over already
+        with contextlib.suppress(KeyError, ValueError):  # `_give` has already removed it
             self._owners[owner].waiting.remove(waiter)
         self._drop_idle(owner)
 
@@ -67,7 +67,7 @@ class Turns:
 
 @dataclass
 class _Owner:
-    """Work of one owner. served: number of the last place that was given to it; 0: none."""
+    """Work of one owner. served: number of the last place that the owner got, 0 for none."""
 
     held: int = 0
     served: int = 0

@@ -1,7 +1,7 @@
-"""Form of what the pool, the fork server and its children say to each other.
+"""Formats of the messages between the pool, the fork server and its children.
 
-Pool and fork server: fixed structs. Pool and child: the job and its answers as JSON behind their
-length, of which the pool checks every number; and one byte that lets the child go on.
+Pool and fork server: fixed structs. Pool and child: the job and its answers as JSON after their
+length; the pool checks every number in an answer. One byte lets the child continue.
 """
 
 import json
@@ -16,34 +16,35 @@ from qwen3_omni_neuron.prompt.media.sizes import Sizes
 from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
 
 ORDER = struct.Struct("<cQQQ")
-"""Order to the fork server: FORK or KILL, number of the job, and for FORK bytes and CPU seconds.
+"""Order to the fork server: FORK or KILL, job number, and for FORK memory bytes and CPU seconds.
 
-With FORK come three files: the child's end of its connection, the content, and the result.
+FORK passes three files: the child's end of its connection, the content, and the result.
 """
 FORK, KILL = b"F", b"K"
 REPORT = struct.Struct("<Qi")
-"""Report of the fork server: number of a job, and how its child ended, as subprocess has it."""
-NO_FORK = 1 << 16  # in place of how a child ended: there was none
+"""Report of the fork server: job number, and the child's return code in subprocess's form."""
+NO_FORK = 1 << 16  # return code in a report when the fork failed
 OUT_OF_MEMORY = 12  # exit status of a child
 GO = b"g"
 LENGTH = struct.Struct("<I")
-MOST_BYTES = 1 << 16  # of an answer
-MOST_JOB_BYTES = 4096  # that a connection takes at once, on any system
-MOST_CHARACTERS = 2000  # of an error's message
-_MOST = 1 << 48  # of any number
+MOST_BYTES = 1 << 16  # limit of an answer
+MOST_JOB_BYTES = 4096  # a connection accepts this many at once on any system
+MOST_CHARACTERS = 2000  # limit of an error's message
+_MOST = 1 << 48  # limit of any number
 _REFUSALS = {e.__name__: e for e in (*ERRORS.values(), PromptTooLongError)}
 
 
 class BrokenAnswerError(Exception):
-    """A child has answered what none of ours does."""
+    """A child has sent a message that no intact child sends."""
 
 
 @dataclass(frozen=True)
 class Holding:
     """Sizes of a result: first the frames, uint8 [frames, height, width, 3], then the samples.
 
-    frames, height, width: 0 where it has no picture. samples: float32, 0 where it has no sound.
-    fps: of a video. fitted: the frames have the size that the checkpoint's processor gives them.
+    frames, height, width: 0 without a picture. samples: number of float32 samples, 0 without sound.
+    fps: frame rate of a video. fitted: the frames have the size that the checkpoint's processor
+    gives them.
     """
 
     frames: int = 0
@@ -55,23 +56,23 @@ class Holding:
 
     @property
     def pixel_bytes(self) -> int:
-        """Bytes of the frames."""
+        """Size of the frames in bytes."""
         return self.frames * self.height * self.width * 3
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """Size of frames and samples in bytes."""
         return self.pixel_bytes + 4 * self.samples
 
 
 def packed(message: Any) -> bytes:
-    """Return a message with its length before it."""
+    """Return a message as JSON after its length."""
     data = json.dumps(message).encode()
     return LENGTH.pack(len(data)) + data
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Return a message of a child. Raises BrokenAnswerError."""
+    """Parse a child's message. Raises BrokenAnswerError."""
     try:
         message = json.loads(data)
     except (ValueError, RecursionError):
@@ -82,7 +83,7 @@ def unpacked(data: bytes) -> dict[str, Any]:
 
 
 def job_message(job: Job) -> bytes:
-    """Return a job without its content, for a child. Raises OptionError for long options."""
+    """Return a job's message, without its content. Raises OptionError for long options."""
     fields = {n: getattr(job, n) for n in job.__dataclass_fields__ if n not in ("content", "media")}
     message = packed(fields | {"options": dict(job.options), "media": asdict(job.media)})
     if len(message) > MOST_JOB_BYTES:
@@ -109,7 +110,7 @@ def measured_of(value: Any) -> Measured:
 
 
 def holding_of(value: Any, kind: str) -> Holding:
-    """Return the sizes of a result of some kind. Raises BrokenAnswerError."""
+    """Return the sizes of a result. kind: kind of the item. Raises BrokenAnswerError."""
     if not isinstance(value, dict) or value.keys() != Holding.__dataclass_fields__.keys():
         raise BrokenAnswerError("its result has other fields")
     sides = {n: _whole(value[n], 0) for n in ("frames", "height", "width", "samples")}

@@ -1,4 +1,4 @@
-"""The work of a child: read a job, say how large the result will be, decode, write the result."""
+"""Work of a child: read a job, report the result's size, decode, write the result."""
 
 import errno
 import json
@@ -24,16 +24,16 @@ from qwen3_omni_neuron.serving.decoding import wire
 from qwen3_omni_neuron.serving.decoding.job import ERRORS, Job, Measured
 
 Ask = Callable[[Measured], object]
-"""Function that tells the sizes of the item, and returns when it may be decoded."""
-THREADS = 2  # of a video's decoder: each has frames of its own in memory
+"""Function that reports the sizes of the item, and returns when it may be decoded."""
+THREADS = 2  # threads of a video's decoder: each keeps its own frames in memory
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """Result of an item.
+    """Decoded data of an item.
 
-    pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: as
-    serving.decoding.wire.Holding has them.
+    pixels: uint8 [frames, height, width, 3]. samples: float32. fps, fitted: see
+    serving.decoding.wire.Holding.
     """
 
     pixels: NDArray[np.uint8] | None = None
@@ -45,7 +45,7 @@ class Made:
 def run(connection: socket.socket, content: int, result: int) -> None:
     """Decode one item.
 
-    content, result: descriptors of the files with the item and for what becomes of it.
+    content, result: descriptors of the files with the item and for the decoded data.
     Raises MemoryError.
     """
     line = _Line(connection)
@@ -66,12 +66,12 @@ def run(connection: socket.socket, content: int, result: int) -> None:
 
 
 def decode(job: Job, ask: Ask) -> Made:
-    """Decode an item. Raises InputError where it can't be, or is too large."""
+    """Decode an item. Raises InputError if it can't be decoded or is too large."""
     return {"audio": _audio, "image": _image, "video": _video}[job.kind](job, ask)
 
 
 def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
-    """Read a job's audio, given as an item of a message, at the checkpoint's rate."""
+    """Read a job's audio, given as a message's item, at the checkpoint's sample rate."""
     rate = job.media.audio_rate
 
     def check(seconds: float) -> None:
@@ -122,7 +122,7 @@ def _video(job: Job, ask: Ask) -> Made:
     def fit(frame: NDArray[np.uint8]) -> NDArray[np.uint8]:
         nonlocal fitted
         height, width, _ = frame.shape
-        check_frame(height, width)  # it may be another one than in the header
+        check_frame(height, width)  # the size may differ from the header's
         size, fitted = _kept_size(job, height, width)
         return resize(Image.fromarray(frame), size)
 
@@ -139,10 +139,10 @@ def _video(job: Job, ask: Ask) -> Made:
 
 
 def _kept_size(job: Job, height: int, width: int) -> tuple[tuple[int, int], bool]:
-    """Return the height and width that are kept of a picture, and whether they are fitted.
+    """Return the height and width to keep of a picture, and whether they are fitted.
 
-    They are unless the API would refuse them as too long and narrow: what is allowed as it is can
-    become so, since sides are rounded to whole tokens. Raises what the API raises.
+    They are fitted unless the API would refuse the fitted size as too long and narrow: rounding
+    sides to whole tokens can make an allowed picture so. Raises the API's errors.
     """
     asked = replace(_asked(job), most_tokens=None)
     sizes = job.media.sizes
@@ -183,7 +183,7 @@ def _holding(made: Made) -> wire.Holding:
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error comes from memory that was not there."""
+    """Return whether a lack of memory caused an error."""
     while error is not None:
         no_memory = isinstance(error, OSError) and error.errno == errno.ENOMEM
         if no_memory or isinstance(error, MemoryError):
@@ -193,7 +193,7 @@ def _lacks_memory(error: BaseException | None) -> bool:
 
 
 class _Line:
-    """The child's end of its connection. Where the pool has gone, the child ends."""
+    """The child's end of its connection. The child ends if the pool has closed its end."""
 
     def __init__(self, connection: socket.socket):
         self._connection = connection
@@ -204,7 +204,7 @@ class _Line:
         return json.loads(self._exactly(length))
 
     def ask(self, measured: Measured) -> None:
-        """Tell sizes, and wait until they are admitted."""
+        """Report sizes, and wait until the pool admits them."""
         self.send({"measured": [measured.seconds, measured.pixels, measured.size]})
         self.wait()
 
@@ -213,7 +213,7 @@ class _Line:
         self._connection.sendall(wire.packed(message))
 
     def wait(self) -> None:
-        """Wait until the pool lets it go on."""
+        """Wait until the pool lets the child continue."""
         self._exactly(len(wire.GO))
 
     def _exactly(self, count: int) -> bytes:

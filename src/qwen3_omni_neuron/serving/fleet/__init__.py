@@ -1,4 +1,4 @@
-"""Many replicas of `serving` in a Ray cluster: placement, affinity, draining, figures.
+"""Replicas of `serving` in a Ray cluster: placement, affinity, draining, metrics.
 
 This is the only package that imports ray, which the extra `ray` installs.
 """

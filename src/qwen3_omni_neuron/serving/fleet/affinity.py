@@ -1,7 +1,7 @@
-"""Affinity: the key that all turns of a conversation share, by which Ray routes them.
+"""Session affinity: all turns of a conversation get one key, by which Ray routes them.
 
 The replica that answered the last turn holds its KV rows. Ray's ConsistentHashRouter routes by the
-header x-session-id; a client that does not send it gets one here, in Ray's HTTP proxies.
+header x-session-id; this module, in Ray's HTTP proxies, adds the header where a client sends none.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 SESSION_HEADER = "x-session-id"
 CALLBACK = "qwen3_omni_neuron.serving.fleet.affinity.proxy_middlewares"
-"""Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH, by which Ray's proxies use this module."""
-CHAT_PATH = "/chat/completions"  # how it ends: an application may have a prefix before /v1
-# Of a body no more is read than its beginning, and that only where it has few values: the proxy's
-# event loop and memory are all clients', and no API key has been checked yet.
+"""Value of RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH that makes Ray's proxies use this module."""
+CHAT_PATH = "/chat/completions"  # end of the path: an application may have a prefix before /v1
+# Only the beginning of a body is parsed, and only if it has few values: all clients share the
+# proxy's event loop and memory, and no API key has been checked yet.
 BEGINNING_BYTES = 1 << 18
 MOST_VALUES = 1 << 15
 MOST_SESSION_ID = 256
@@ -29,9 +29,9 @@ _NAME_BYTES = 16
 def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
     """Return a hash of the beginning of a chat request's conversation, None where it has none.
 
-    It covers the API key, the request's cache_key, and the messages up to the first of the user's,
+    It covers the API key, the request's cache_key, and the messages up to the first user message,
     so that later turns have the same key, and conversations under one system prompt different ones.
-    What the first BEGINNING_BYTES of a longer body do not have is left out.
+    Data after the first BEGINNING_BYTES of the body is ignored.
     """
     begun = body[:BEGINNING_BYTES]
     if sum(map(begun.count, (b",", b"[", b"{"))) > MOST_VALUES:
@@ -51,7 +51,7 @@ def conversation_key(body: bytes, authorization: bytes = b"") -> str | None:
 
 
 def _beginning(request: Any) -> list[Any] | None:
-    """Return the messages up to the first of the user's."""
+    """Return the messages up to the first user message."""
     messages = request.get("messages") if isinstance(request, dict) else None
     if isinstance(messages, list):
         for count, message in enumerate(messages, 1):
@@ -65,11 +65,11 @@ def _name(content: bytes) -> str:
 
 
 class AffinityMiddleware:
-    """ASGI middleware that gives each chat request the header that Ray routes by.
+    """ASGI middleware that adds the header by which Ray routes to each chat request.
 
-    A body is held until its beginning is there, at most wait_s; a slower one goes on without a
-    key. The application gets the same messages as without the middleware. A client's own header
-    stays, but for one that Ray could not read, which is hashed.
+    A request waits until the beginning of its body has arrived, at most wait_s; a slower one
+    continues without a key. The application gets the same messages as without the middleware. A
+    client's own header stays, unless Ray can't read its value: then it is hashed.
     """
 
     def __init__(self, app: ASGIApp, header: str = SESSION_HEADER, wait_s: float = 30.0):
@@ -92,7 +92,7 @@ class AffinityMiddleware:
             begun = await body.begun(BEGINNING_BYTES, self._wait_s)
             authorization = dict(headers).get(b"authorization", b"")
             key = None if begun is None else conversation_key(begun, authorization)
-            del begun  # the messages hold it, too
+            del begun  # a second copy: the messages hold the body, too
             if key is not None:
                 headers.append((self._header, key.encode()))
             await self._app(scope, body.receive, send)
@@ -119,9 +119,9 @@ class _Body:
         self._reading: asyncio.Future[Message] | None = None
 
     async def begun(self, least_bytes: int, wait_s: float) -> bytes | None:
-        """Read the body, a longer one only until it is longer than `least_bytes`.
+        """Read the body, or more than `least_bytes` of a longer one.
 
-        Returns None where it takes longer, or its client leaves.
+        Returns None if that takes more than wait_s, or the client leaves.
         """
         loop = asyncio.get_running_loop()
         until_s, parts, size = loop.time() + wait_s, list[bytes](), 0
@@ -141,7 +141,7 @@ class _Body:
                 return b"".join(parts)
 
     async def receive(self) -> Message:
-        """Return the next message, as the server's own `receive` would."""
+        """Return the next message, like the server's own `receive`."""
         if self._read:
             return self._read.popleft()
         if self._reading is None:
@@ -151,7 +151,7 @@ class _Body:
         return message
 
     def close(self) -> None:
-        """End what still waits for a message."""
+        """Cancel the task that still waits for a message."""
         if self._reading is not None:
             self._reading.cancel()
 

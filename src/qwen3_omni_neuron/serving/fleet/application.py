@@ -12,18 +12,18 @@ from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 
 DEPLOYMENT = "replica"
 """Name of the one deployment of an application, as its YAML's `deployments` names it."""
-MOST_QUEUED = 256  # in one proxy
-ATTEMPTS = 3  # to start a replica before its deployment has failed
-AFTER_DRAINING_S = 30.0  # from the end of the last session to a kill
+MOST_QUEUED = 256  # requests that wait in one proxy
+ATTEMPTS = 3  # attempts to start a replica before its deployment has failed
+AFTER_DRAINING_S = 30.0  # time between the end of the last session and a kill
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """Return the application of the settings that `args` has (see FleetSettings).
+    """Return the application for the settings in `args` (see FleetSettings).
 
-    What the YAML's `deployments` says of `replica`, such as num_replicas or autoscaling_config,
-    stands above what is set here. Where a replica asks for cores, it waits for a node that has any.
-    Raises OptionError where the settings can't be used, and where no node of the cluster has the
-    cores that a replica asks for.
+    Options of `replica` in the YAML's `deployments`, such as num_replicas or autoscaling_config,
+    override the options set here. If a replica needs cores, this waits for a node that has cores.
+    Raises OptionError if the settings can't be used, or if no node of the cluster has the cores
+    that a replica needs.
     """
     settings = FleetSettings.parse(args)
     check_nodes(settings.neuron_cores, ray.nodes)
@@ -32,7 +32,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         Replica,
         name=DEPLOYMENT,
         ray_actor_options={"num_cpus": settings.threads or 1, "resources": resources},
-        # No queue in a replica: requests wait in the proxies, for whichever is free first.
+        # No queue in a replica: requests wait in the proxies for the first free replica.
         max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,
         backpressure_config={"retry_after_s": 1},

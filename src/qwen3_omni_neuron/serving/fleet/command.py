@@ -1,4 +1,4 @@
-"""`serve --ray CONFIG`: Ray's own `serve run CONFIG`, after its settings were checked."""
+"""`serve --ray CONFIG`: checks the settings, then runs Ray's own `serve run CONFIG`."""
 
 import os
 import sys
@@ -15,10 +15,10 @@ IMPORT_PATH = "qwen3_omni_neuron.serving.fleet.application:build"
 
 
 def run_config(config: Path) -> NoReturn:
-    """Become the process of Ray's that runs the applications of a Serve YAML.
+    """Replace this process by Ray's, which runs the applications of a Serve YAML.
 
-    It starts a Ray cluster, unless RAY_ADDRESS names one, and ends with a signal. Raises
-    OptionError where the file can't be read, or has settings that can't be used.
+    It starts a Ray cluster, unless RAY_ADDRESS names one, and ends on a signal. Raises
+    OptionError if the file can't be read, or has settings that can't be used.
     """
     check_config(config)
     command = [sys.executable, "-m", "ray.serve.scripts", "run", str(config)]
@@ -51,7 +51,7 @@ def check_config(config: Path) -> None:
 def environment() -> dict[str, str]:
     """Return the environment of a Ray cluster.
 
-    Its proxies route by conversation. It kills an unhealthy replica at once: one that does not
-    answer would keep its cores, and its clients waiting, for graceful_shutdown_timeout_s.
+    Its proxies route by conversation. It kills an unhealthy replica at once: otherwise a replica
+    that does not answer would keep its cores and clients for graceful_shutdown_timeout_s.
     """
     return {CALLBACK_VARIABLE: CALLBACK, KILL_VARIABLE: "1", **os.environ}

@@ -1,9 +1,9 @@
-"""NeuronCores of a replica: whether a node has so many, and which stage gets which.
+"""NeuronCores of a replica: check that a node has enough, and assignment to stages.
 
-Ray counts logical cores, as the operator declares them when a node starts
+Ray counts logical cores, which the operator declares when a node starts
 (`--resources='{"neuron_cores": 64}'`, a trn2.48xlarge at LNC=2), and gives each replica its own.
 
-    neuron_cores   tp   placement   thinker   talker   vocoder      of the cores 8, 9, ...
+    neuron_cores   tp   placement   thinker   talker   vocoder      given cores 8, 9, ...
     8              8    shared      8-15      8-15     8-15
     24             8    split       8-15      16-23    24-31
 """
@@ -23,11 +23,11 @@ def check_nodes(
     list_nodes: Callable[[], Iterable[Mapping[str, Any]]],
     first_node_s: float = FIRST_NODE_S,
 ) -> None:
-    """Check that a node of the cluster has the cores that a replica asks for.
+    """Check that a node of the cluster has the cores that a replica needs.
 
-    list_nodes: `ray.nodes`. first_node_s: time for the first node that has any cores to join, as
+    list_nodes: `ray.nodes`. first_node_s: time for the first node with cores to join, as
     applications may be deployed before the workers of a cluster have started. Raises OptionError
-    with both numbers: Ray would wait for such a node.
+    with both numbers; Ray itself would wait for such a node for ever.
     """
     until_s = time.monotonic() + first_node_s
     while True:
@@ -48,10 +48,10 @@ def check_nodes(
 def stage_cores(
     given: Sequence[int], wanted: int, placement: str, stages: Sequence[str]
 ) -> dict[str, str] | None:
-    """Return the cores of each stage as Qwen3Omni.load takes them; None for no cores.
+    """Return each stage's cores for Qwen3Omni.load; None for no cores.
 
-    given: cores that Ray has given to this replica. wanted: number that the settings ask for.
-    Raises OptionError where they don't divide among the stages, or lie apart.
+    given: cores that Ray assigned to this replica. wanted: number of cores in the settings.
+    Raises OptionError if they don't divide among the stages, or are not contiguous.
     """
     if len(given) != wanted:
         raise OptionError(

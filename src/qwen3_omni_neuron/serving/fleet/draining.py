@@ -1,16 +1,16 @@
-"""The news that a replica is going: Ray tells it to routers, not to the replica.
+"""Detection that Ray stops a replica, which Ray tells routers but not the replica.
 
-Ray waits until a replica that it stops has no requests, and calls nothing of it before. A realtime
-session is a request without an end, so that the replica has to know. The list of running replicas,
-which Ray sends to the routers of every process, is the one public sign: a handle of the replica to
-its own deployment has a router, and that router's list loses the replica when it is to go.
+Ray waits until a replica that it stops has no requests, and calls no method of it before. A
+realtime session is a request without an end, so that the replica has to know. The only public sign
+is the list of running replicas that Ray sends to the routers of every process: a replica's handle
+to its own deployment has a router, and that router's list loses the replica when Ray stops it.
 """
 
 from collections.abc import Callable
 
 
 class Presence:
-    """The presence of this process's replica on Ray's list of running replicas."""
+    """Presence of this process's replica on Ray's list of running replicas."""
 
     def __init__(self) -> None:
         self._replica: str | None = None
@@ -18,14 +18,15 @@ class Presence:
         self._listed = False
 
     def watch(self, replica: str, on_change: Callable[[bool], None]) -> None:
-        """Call a function with whether a replica is on the list, each time that this changes.
+        """Watch whether a replica is on the list.
 
-        on_change: called in a thread of Ray's. Until the replica is on it first, it only starts.
+        on_change: called with whether it is, at each change, in a Ray thread. A replica that has
+        not been on the list yet is still starting.
         """
         self._replica, self._on_change, self._listed = replica, on_change, False
 
     def tell(self, running: set[str]) -> bool:
-        """Take the list of now. Returns whether this process is a replica."""
+        """Process the current list. Returns whether this process is a replica."""
         if self._on_change is None:
             return False
         listed = self._replica in running
@@ -36,4 +37,4 @@ class Presence:
 
 
 PRESENCE = Presence()
-"""Presence of the one replica that a process of Ray's may be."""
+"""Presence of this process's replica, if the process is one."""

@@ -1,15 +1,15 @@
-"""Figures of a replica in Ray's own metrics, which every node exports for Prometheus."""
+"""Export of a replica's metrics as Ray metrics, which every node exposes to Prometheus."""
 
 from prometheus_client import CollectorRegistry
 from ray.serve import metrics
 
 
 class Figures:
-    """Copies of all samples of a registry, as gauges that bear the replica's name.
+    """Copies of all samples of a registry, as Ray gauges labelled with the replica.
 
-    A sample keeps its name and labels, and Ray puts `ray_` before it and adds the labels
-    application, deployment and replica. Gauges, since a counter of Ray's can't be set, nor a
-    histogram: rates and quantiles are computed from their samples all the same.
+    A sample keeps its name and labels; Ray adds the prefix `ray_` and the labels application,
+    deployment and replica. All are gauges, since Ray's counters and histograms can't be set: rates
+    and quantiles are computed from the samples in the same way.
     """
 
     def __init__(self, registry: CollectorRegistry):
@@ -17,7 +17,7 @@ class Figures:
         self._gauges: dict[str, metrics.Gauge] = {}
 
     def copy(self) -> None:
-        """Give Ray the values that the samples have now."""
+        """Set Ray's gauges to the samples' current values."""
         for family in self._registry.collect():
             for sample in family.samples:
                 if sample.name.endswith("_created"):

@@ -1,4 +1,4 @@
-"""One replica: a loaded model behind the application of `serving`, in an actor of Ray's."""
+"""One replica: a loaded model behind the application of `serving`, in a Ray actor."""
 
 import asyncio
 import os
@@ -23,23 +23,23 @@ from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
 from qwen3_omni_neuron.serving.server import EXIT_MODEL_DIED
 from qwen3_omni_neuron.serving.service import Service
 
-FIGURES_S = 2.0  # between two copies of the figures
+FIGURES_S = 2.0  # interval between copies of the metrics
 _REQUEST_ID = b"x-request-id"
 
 
 class ReplicaError(RuntimeError):
-    """The replica can answer no request any more: Ray starts another one."""
+    """The replica can't answer requests any more: Ray starts another one."""
 
 
 @serve.ingress()
 class Replica:
-    """A model and its endpoints. Ray counts it as ready once it has made a reply.
+    """A model and its endpoints. It is ready for Ray once it has made a reply.
 
-    It is drained when Ray's list of running replicas has it no more: no new realtime session is
-    taken and the open ones end, while requests, also late ones, are answered to their end.
+    It drains when it is no longer on Ray's list of running replicas: it refuses new realtime
+    sessions and ends the open ones, while it completes all requests, even late ones.
     """
 
-    # Ray awaits it.
+    # Ray awaits `__init__`.
     async def __init__(self, settings: FleetSettings):  # type: ignore[misc]
         """Load the model. Raises its errors, and OptionError for cores that don't fit."""
         logs.log_to_stderr("info")
@@ -53,7 +53,7 @@ class Replica:
         context = serve.get_replica_context()
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
-        self._own = own.options()  # makes its router
+        self._own = own.options()  # creates the handle's router
         beside = (self._copy_figures(), self._service.model.watch())
         self._beside = [asyncio.create_task(task) for task in beside]
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
@@ -63,13 +63,13 @@ class Replica:
         return _BehindProxy(make_app(self._service), serve.get_replica_context().replica_tag)
 
     async def check_health(self) -> None:
-        """Raise ReplicaError where this replica has to be started anew. Ray calls it."""
+        """Raise ReplicaError if this replica has to be replaced. Ray calls it."""
         fault = self._service.model.fault
         if fault is not None:
             raise ReplicaError(fault)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return the figures of `serving.fleet.scaling`. Ray calls it."""
+        """Return the metrics for `serving.fleet.scaling`. Ray calls it."""
         return self._load.read()
 
     async def __del__(self) -> None:
@@ -82,7 +82,7 @@ class Replica:
 
     def _cores(self, settings: FleetSettings) -> dict[str, str] | None:
         given = ray.get_runtime_context().get_accelerator_ids().get(RESOURCE, [])
-        # Ray lists all cores there; each stage's process gets its own range instead.
+        # Ray lists all of the replica's cores there; each stage's process gets its own range.
         os.environ.pop("NEURON_RT_VISIBLE_CORES", None)
         config = read_config(resolve_checkpoint(settings.model))
         stages = STAGES if config.talker is not None else STAGES[:1]
@@ -99,7 +99,7 @@ class Replica:
         model, seconds = self._service.model, self._service.settings.drain_timeout_s
         logs.event("draining", most_s=seconds, fault=model.fault)
         model.end_sessions(seconds)
-        if model.fault is not None:  # Ray would wait for requests that nothing answers
+        if model.fault is not None:  # Ray would wait for requests that nobody answers
             self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
 
     async def _copy_figures(self) -> None:
@@ -107,13 +107,13 @@ class Replica:
         while True:
             try:
                 figures.copy()
-            except Exception:  # a reply is worth more than its figures
+            except Exception:  # failing metrics must not stop the replica
                 logs.logger.exception("figures")
             await asyncio.sleep(FIGURES_S)
 
 
 class _BehindProxy:
-    """Application behind a proxy of Ray's: without the route's prefix, with the proxy's id.
+    """Application behind a Ray proxy: drops the route's prefix, and uses the proxy's request id.
 
     Answers have the replica's name in the header x-replica.
     """
@@ -134,7 +134,7 @@ class _BehindProxy:
 
         async def named(message: Message) -> None:
             if message["type"].endswith("http.response.start"):
-                # The proxy adds the id itself.
+                # The proxy adds the header with the id itself.
                 kept = [pair for pair in message["headers"] if pair[0] != _REQUEST_ID]
                 message = {**message, "headers": [*kept, (b"x-replica", self._replica)]}
             await send(message)

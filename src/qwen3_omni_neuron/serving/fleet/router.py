@@ -1,7 +1,7 @@
-"""The choice of a replica for a request: by its session, within bounds of load.
+"""Choice of a replica for a request: by its session, within limits of load.
 
-Ray builds a router in every process that sends requests: in its proxies, and, for the sake of what
-it is told, in each replica (`serving.fleet.draining`).
+Ray builds a router in every process that sends requests: in its proxies, and in each replica, which
+needs the list of running replicas (`serving.fleet.draining`).
 """
 
 import random
@@ -13,8 +13,8 @@ from ray.serve.request_router import PendingRequest, RunningReplica
 class AffinityRouter(ConsistentHashRouter):
     """Ray's consistent hash of a session's id, with two additions.
 
-    A request without an id goes to the less busy of two replicas. One whose replicas on the ring
-    are all busy (at `max_ongoing_requests`) goes to the less busy of any two.
+    A request without an id goes to the less busy of two replicas. If all of its replicas on the
+    ring are busy (at `max_ongoing_requests`), a request goes to the less busy of any two.
     """
 
     async def choose_replicas(
@@ -32,12 +32,12 @@ class AffinityRouter(ConsistentHashRouter):
         return [*await super().choose_replicas(candidate_replicas, pending_request), any_two]
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Take the replicas that run now."""
-        # Here, since Ray may copy this class by value: a global of this module would not be shared.
+        """Update the running replicas."""
+        # Imported here: Ray may copy this class by value, which would not share a module's global.
         from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
 
         if PRESENCE.tell({replica.replica_id.unique_id for replica in replicas}):
-            # This process sends no requests, and need not ask each replica for its queue.
+            # A replica sends no requests, and need not ask each replica for its queue length.
             self._replicas = {replica.replica_id: replica for replica in replicas}
         else:
             super().update_replicas(replicas)

@@ -6,12 +6,12 @@ A YAML of Ray Serve names the policy in its autoscaling config:
       policy_function: qwen3_omni_neuron.serving.fleet.scaling:FirstAudioPolicy
       policy_kwargs: {target_s: 2.0, spare: 1, gain: 1.0}
 
-The fewest and the most replicas, and the delays of growing and shrinking, stay Ray's. Open realtime
-sockets are requests to Ray; here only what has a slot or waits for one counts.
+Ray's own settings limit the number of replicas and the delays of growing and shrinking. Ray counts
+open realtime sockets as requests; this policy counts only requests that have or wait for a slot.
 
-A replica with few requests answers each sooner. So requests that run now say little of how many
-replicas a load needs: a fleet that shrank to what runs now would be too slow at once, and grow
-again, minutes late. What counts is replies a second, and how long each takes where all slots run.
+A replica with few requests answers each sooner. So the number of running requests says little of
+how many replicas a load needs: a fleet that shrank to it would be too slow at once, and grow again
+minutes late. The policy uses replies a second, and the time of a reply when all slots run.
 """
 
 import math
@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 WINDOW_S = 60.0
-PEAK = 2.0  # standard deviations: what 98 % of moments stay below
+PEAK = 2.0  # standard deviations; the load is below this peak 98 % of the time
 SHRINK_MARGIN = 1.25
-# Names of a replica's figures, as Ray's controller gets them.
+# Names of a replica's metrics in Ray's controller.
 SLOTS, REQUESTS, REPLIES = "slots", "requests", "replies_per_s"
 SERVICE, AT_ONCE, FIRST_AUDIO = "service_s", "at_once", "first_audio_s"
 _PREFIX = "qwen3_omni_"
@@ -34,9 +34,9 @@ _PREFIX = "qwen3_omni_"
 class FleetLoad:
     """Load of all replicas together, as means over the last minute or less.
 
-    requests: that would run or wait if all slots of the fleet ran. slots: requests that one replica
-    runs at a time. service_s, first_audio_s: time that a request holds a slot, and from getting it
-    to the first sample, where all slots run; first_audio_s is infinite where nothing has spoken.
+    requests: number that would run or wait if all slots ran. slots: requests that one replica runs
+    at a time. service_s, first_audio_s: time that a request holds a slot, and from getting the slot
+    to the first sample, if all slots run; first_audio_s is infinite if no reply had speech.
     """
 
     requests: float
@@ -46,7 +46,7 @@ class FleetLoad:
 
     @property
     def peak(self) -> float:
-        """Requests at a busy moment, where each comes independently of the others."""
+        """Requests at a busy moment, if each comes independently of the others."""
         return self.requests + PEAK * math.sqrt(self.requests)
 
     def predicted_s(self, replicas: int) -> float:
@@ -59,8 +59,8 @@ class FleetLoad:
     def needed(self, target_s: float) -> int:
         """Return the fewest replicas whose predicted time to first audio is target_s at most.
 
-        Where first_audio_s alone is longer, more replicas don't help: as many as have a slot for
-        every request.
+        If first_audio_s alone is longer, more replicas don't help: returns the number that gives
+        every request a slot.
         """
         wait_s = max(0.0, target_s - self.first_audio_s)
         queue = wait_s / self.service_s if self.service_s else 0.0
@@ -68,11 +68,11 @@ class FleetLoad:
 
 
 def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int) -> int:
-    """Return how many replicas there should be. replicas: that run or are being loaded.
+    """Return how many replicas there should be. replicas: number that run or load now.
 
-    spare: more than the load needs, since a load takes minutes: also the least there ever are. A
-    fleet shrinks only to what would be enough for a quarter more requests, so that a load that goes
-    up and down by less does not let it grow and shrink in turn.
+    spare: replicas beyond those that the load needs, since loading takes minutes; also the minimum.
+    A fleet shrinks only to a size that is enough for a quarter more requests, so that a load that
+    varies by less does not make it grow and shrink in turn.
     """
     grown = load.needed(target_s) + spare
     shrunk = replace(load, requests=SHRINK_MARGIN * load.requests).needed(target_s) + spare
@@ -80,11 +80,11 @@ def replicas_wanted(load: FleetLoad, replicas: int, target_s: float, spare: int)
 
 
 class FirstAudioPolicy:
-    """Autoscaling policy of Ray Serve. Its figures are those of `ReplicaFigures.read`.
+    """Autoscaling policy of Ray Serve. It uses the metrics of `ReplicaFigures.read`.
 
-    target_s: time to first audio that is aimed at, above what a reply alone takes. spare: see
-    replicas_wanted. gain: how many times as many replies a second a replica makes with all slots
-    as with one: 1 where eight requests take eight times as long (`bench.concurrency` measures it).
+    target_s: target time to first audio, above the time of a reply alone. spare: see
+    replicas_wanted. gain: a replica's throughput with all slots in use over that with one slot: 1
+    if eight requests take eight times as long (`bench.concurrency` measures it).
     """
 
     def __init__(self, target_s: float = 2.0, spare: int = 1, gain: float = 1.0):
@@ -96,7 +96,7 @@ class FirstAudioPolicy:
         self.target_s, self.spare, self.gain = target_s, spare, gain
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return the wanted replicas, by Ray's context of a decision, and no state."""
+        """Return the wanted number of replicas for Ray's context, and an empty state."""
         figures, queued = context.aggregated_metrics or {}, context.total_queued_requests or 0.0
         load = load_of(figures, queued, self.gain)
         replicas = context.target_num_replicas
@@ -108,10 +108,10 @@ class FirstAudioPolicy:
 def load_of(
     figures: Mapping[str, Mapping[Any, float]], queued: float, gain: float
 ) -> FleetLoad | None:
-    """Return the load that the replicas report, None where none does.
+    """Return the load that the replicas report, or None if no replica has reported.
 
-    figures: by name and replica. queued: requests that no replica has taken yet. A request's time
-    is taken to grow in a straight line with the requests that run beside it.
+    figures: metrics by name and replica. queued: requests that no replica has taken yet. Assumes
+    that a request's time grows linearly with the number of requests that run beside it.
     """
     if not figures.get(SLOTS):
         return None
@@ -124,19 +124,19 @@ def load_of(
         return math.fsum(figures.get(name, {}).values())
 
     slots = mean(SLOTS, 1.0)
-    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that one beside it adds
+    each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that each other one adds
     slower = (1 + (slots - 1) * each) / (1 + (mean(AT_ONCE, slots) - 1) * each)
     service_s = mean(SERVICE, 0.0) * slower
-    # Replies a second say nothing of requests that wait: then what runs and waits is more.
+    # Replies a second do not include waiting requests: if many wait, the second number is larger.
     requests = max(total(REPLIES) * service_s, total(REQUESTS) + queued)
     return FleetLoad(requests, slots, service_s, mean(FIRST_AUDIO, math.inf) * slower)
 
 
 class ReplicaFigures:
-    """Figures of one replica for the policy, from its registry of Prometheus.
+    """Metrics of one replica for the policy, from its Prometheus registry.
 
-    They are means over the last WINDOW_S; times stay what they were as long as no reply has ended
-    in it. most: requests that the replica gets at a time, where that is below its slots.
+    They are means over the last WINDOW_S; times keep their values while no reply has ended in the
+    window. most: requests that the replica gets at a time, if that is less than its slots.
     """
 
     def __init__(
@@ -147,12 +147,12 @@ class ReplicaFigures:
         self._times: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """Return them by name, as record_autoscaling_stats of a deployment does."""
+        """Return the metrics by name, in the form of a deployment's record_autoscaling_stats."""
         families = self._registry.collect()
         found = {s.name: s.value for f in families for s in f.samples if not s.labels}
         figures = {name.removeprefix(_PREFIX): value for name, value in found.items()}
         if "slots" not in figures:
-            return {}  # it loads
+            return {}  # the model is loading
         seconds, grown = self._grown(figures)
         replies, spoken = grown("queued_seconds_count"), grown("ttfb_seconds_count")
         if replies:  # by Little's law, for requests and turns of realtime sessions alike
@@ -170,10 +170,10 @@ class ReplicaFigures:
         }
 
     def _grown(self, figures: dict[str, float]) -> tuple[float, Callable[[str], float]]:
-        """Return the seconds since the window's begin, and what a figure has grown by in them.
+        """Return the seconds since the window's start, and a function of a metric's growth in them.
 
-        held_s: time of all requests in their slots; beside_s: with each counted once for every
-        request that runs.
+        held_s: summed time of all requests in their slots. beside_s: the same sum, with each second
+        multiplied by the number of requests that run in it.
         """
         now, used = self._now(), figures["slots_used"]
         before_s, before = self._seen[-1] if self._seen else (now, figures)

@@ -1,4 +1,4 @@
-"""Settings of an application: the `args` of its YAML, checked once."""
+"""Settings of an application: the `args` in its YAML, checked once."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -12,8 +12,8 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.keys import read_keys
 from qwen3_omni_neuron.serving.settings import ServerSettings, name_of_model
 
-SLOTS = 8  # where nothing else is said: as `serve` has it
-# Ray's proxies own the connections, and their address. `threads` are those of the model.
+SLOTS = 8  # default, the same as that of `serve`
+# Ray's proxies own the connections and the address. `threads` are the model's threads.
 _NOT_LIMITS = {
     *("host", "port", "tls_cert", "tls_key", "max_connections", "header_timeout_s"),
     *("send_timeout_s", "api_keys", "threads"),
@@ -26,10 +26,10 @@ class FleetSettings:
     """Settings of every replica of one application.
 
     model: checkpoint folder or hub id. compiled: folder that `compile` wrote, or address that
-    `push` printed. target, dtype, placement, instance, threads, context_length: as Qwen3Omni.load
-    takes them. neuron_cores: of a replica. max_concurrency: requests that a replica runs at a time;
-    max_queued: that wait in it. api_keys: file of keys, one a line. server: limits of a replica, by
-    the names in LIMITS.
+    `push` printed. target, dtype, placement, instance, threads, context_length: see
+    Qwen3Omni.load. neuron_cores: number of cores of a replica. max_concurrency, max_queued:
+    requests that run at a time in a replica, and that wait in it. api_keys: file of keys, one a
+    line. server: limits of a replica, by the names in LIMITS.
     """
 
     model: str = str(SPEAKING_CHECKPOINT)
@@ -84,7 +84,7 @@ class FleetSettings:
 
     @property
     def slots(self) -> int:
-        """Requests that a replica runs at a time, as far as is known before it has loaded."""
+        """Requests that a replica runs at a time, as far as known before the model is loaded."""
         return self.max_concurrency or SLOTS
 
     def server_settings(self) -> ServerSettings:
@@ -94,7 +94,7 @@ class FleetSettings:
         return replace(self.server, api_keys=read_keys(Path(self.api_keys)))
 
     def load_arguments(self, cores: Mapping[str, str] | None) -> dict[str, Any]:
-        """Return the arguments of `serving.model.load_and_answer`. cores: of each stage."""
+        """Return the arguments of `serving.model.load_and_answer`. cores: cores of each stage."""
         slots = self.max_concurrency or (None if self.compiled else SLOTS)
         return {
             "model": self.model,
@@ -107,5 +107,5 @@ class FleetSettings:
             "max_concurrency": slots,
             "max_queued": self.max_queued,
             "context_length": self.context_length,
-            "cores": cores if self.compiled else None,  # what is not compiled runs on the CPU
+            "cores": cores if self.compiled else None,  # without a tree the model runs on the CPU
         }

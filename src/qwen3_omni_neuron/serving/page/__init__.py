@@ -1,4 +1,4 @@
-"""The page at /, on which people talk with the model: its files, read once, under fixed names."""
+"""The web page at / for conversations with the model: files with fixed paths, read once."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,8 +14,8 @@ _NAMES = (
     *("images.js", "capture.worklet.js", "playback.worklet.js"),
 )
 FILES = {"/": "index.html", **{f"/page/{name}": name for name in _NAMES}}
-"""Files by their paths. There are no others."""
-# All that the page needs comes from its own server, and no other page may frame it.
+"""All files of the page by their URL paths."""
+# The page loads everything from its own server, and no other page may embed it in a frame.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -31,7 +31,7 @@ _HEADERS = {
 
 
 def page_router() -> APIRouter:
-    """Make the endpoints of the page. Reads its files."""
+    """Read the files of the page, and return its endpoints."""
     router = APIRouter()
     for path, name in FILES.items():
         router.add_api_route(path, _answer(_FOLDER / name), include_in_schema=False)

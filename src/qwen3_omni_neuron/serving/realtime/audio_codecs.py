@@ -1,6 +1,6 @@
-"""Sound of the socket's formats <-> float32 samples: 16-bit PCM, and mu-law and A-law of telephony.
+"""Codecs of realtime sound <-> float32 samples: 16-bit PCM, and telephony's mu-law and A-law.
 
-Formats have a rate of their own; a `Resampler` joins them with the model's.
+Each format has its own sample rate; a `Resampler` converts it to or from the model's.
 """
 
 import binascii
@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.sound import pcm16
 
-MOST_SOUND_BYTES = 15 << 20  # in one event
+MOST_SOUND_BYTES = 15 << 20  # limit of one event
 Samples = NDArray[np.float32]
 _EMPTY = np.zeros(0, np.float32)
-_MU_BIAS, _MU_CLIP = 33, 8158  # of 14-bit samples
+_MU_BIAS, _MU_CLIP = 33, 8158  # for 14-bit samples
 
 
 @dataclass(frozen=True)
 class Codec:
-    """Format of sound on the socket. bytes_per_sample: a piece is a multiple of it."""
+    """Format of sound on the socket. bytes_per_sample: each piece's size is a multiple of it."""
 
     rate: int
     bytes_per_sample: int
@@ -32,7 +32,7 @@ class Codec:
 
 
 def codec_of(kind: str, rate: int | None) -> Codec:
-    """Return the codec of a format such as "audio/pcm". rate: of PCM in Hz, 24000 by default."""
+    """Return the codec of a format such as "audio/pcm". rate: PCM's rate in Hz, default 24000."""
     if kind == "audio/pcmu":
         return Codec(8000, 1, lambda data: _MU_TABLE[np.frombuffer(data, np.uint8)], encode_mu_law)
     if kind == "audio/pcma":
@@ -64,14 +64,14 @@ def encode_a_law(samples: Samples) -> bytes:
 
 
 class Resampler:
-    """Resampler of a stream that comes in pieces. Of equal rates it changes nothing."""
+    """Streaming resampler. For equal rates it changes nothing."""
 
     def __init__(self, from_rate: int, to_rate: int):
         self._rates = from_rate, to_rate
         self._stream: Any = None
 
     def push(self, samples: Samples, last: bool = False) -> Samples:
-        """Return the samples that a piece completes; with the last piece, all that are left."""
+        """Add a piece and return the samples that it completes; after the last piece, all."""
         from_rate, to_rate = self._rates
         if from_rate == to_rate:
             return samples
@@ -85,7 +85,7 @@ class Resampler:
         return made
 
     def finish(self) -> Samples:
-        """Return the samples that are left, and begin anew."""
+        """Return the remaining samples, and begin a new stream."""
         return self.push(_EMPTY, last=True)
 
 
@@ -113,7 +113,7 @@ _MU_TABLE, _A_TABLE = _mu_table(), _a_table()
 
 
 def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
-    """Return the samples that a client sent in base64. Raises ApiError."""
+    """Decode samples that a client sent in base64. Raises ApiError."""
     if len(text) > MOST_SOUND_BYTES // 3 * 4 + 4:
         message = f"{where} has more than {MOST_SOUND_BYTES} bytes, the most at once. Send less."
         raise ApiError(400, message, "audio_too_large", where)
@@ -129,6 +129,6 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
 
 
 def encoded_sound(samples: Samples, codec: Codec) -> str:
-    """Return samples of the codec's rate in base64."""
-    # Resampled, a sample may be a little beyond full scale.
+    """Encode samples at the codec's rate in base64."""
+    # A resampled value may slightly exceed full scale.
     return pybase64.b64encode(codec.encode(samples.clip(-1, 1))).decode("ascii")

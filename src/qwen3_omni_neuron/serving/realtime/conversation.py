@@ -1,4 +1,4 @@
-"""Items of a conversation: what clients are told of it, over the turns that the model reads."""
+"""Items of a conversation as clients see them, each with the turn that the model reads."""
 
 import sys
 from collections.abc import Sequence
@@ -30,8 +30,8 @@ from qwen3_omni_neuron.serving.realtime.events import (
 from qwen3_omni_neuron.serving.reply_text import Call
 from qwen3_omni_neuron.session import Reply, Session, Turn
 
-RATE = 16000  # of sound in turns
-ITEM_BYTES = 1024  # that an item counts for beside its content
+RATE = 16000  # sample rate of sound in turns
+ITEM_BYTES = 1024  # bytes that an item counts for beside its content
 _EMPTY: Json = {"role": "user", "content": ""}
 
 
@@ -39,9 +39,9 @@ _EMPTY: Json = {"role": "user", "content": ""}
 class Entry:
     """Item of the conversation.
 
-    shown: what clients are told, without its content where that is a reply's. spoken: a reply's
-    content is sound. audio_s: seconds of it that the client was sent. text: of a reply that is no
-    `Reply`. size: bytes that it counts for.
+    shown: the item as clients see it, without content if it is a reply. spoken: a reply's content
+    is sound. audio_s: seconds of sound that the client was sent. text: text of a reply whose turn
+    is no `Reply`. size: bytes that it counts for.
     """
 
     id: str
@@ -55,12 +55,12 @@ class Entry:
 
     @property
     def is_reply(self) -> bool:
-        """True for a message that this server has made."""
+        """True for a message that this server has generated."""
         return "content" not in self.shown and self.shown["type"] == "message"
 
     @property
     def json(self) -> Json:
-        """The item as clients are told it, without sound."""
+        """The item as clients see it, without sound."""
         made = {"id": self.id, "object": "realtime.item", **self.shown, "status": self.status}
         if self.is_reply:
             made["content"] = [] if self.status == "in_progress" else [self._content()]
@@ -75,10 +75,10 @@ class Entry:
 
 @dataclass
 class Draft:
-    """Item of a client's that is being read, for no turn yet.
+    """A client's item while it is read, not yet in a turn.
 
-    message: what the session will read; its media may still have to be decoded. shown: what clients
-    are told. account: of the session. size: bytes that it holds there.
+    message: message for the session; its media may still have to be decoded. shown: the item as
+    clients see it. account: the session's account. size: bytes that the item holds there.
     """
 
     id: str
@@ -88,21 +88,21 @@ class Draft:
     size: int = 0
 
     def hold(self, size: int) -> None:
-        """Count bytes of it. Raises ApiError."""
+        """Count bytes of the item. Raises ApiError."""
         self.account.hold(size)
         self.size += size
 
     def drop(self) -> None:
-        """Count nothing of it any more."""
+        """Release the item's bytes."""
         self.account.release(self.size)
         self.size = 0
 
 
 @dataclass
 class Conversation:
-    """Items over a session, for one thread at a time. account: bytes that all of it holds.
+    """Items of a session's turns, for one thread at a time.
 
-    buffered: bytes of the user's turn that has not ended.
+    account: bytes that the session holds. buffered: bytes of the user's unfinished turn.
     """
 
     session: Session
@@ -113,7 +113,7 @@ class Conversation:
     _by_turn: dict[int, Entry] = field(default_factory=dict)
 
     def hear(self, samples: Samples) -> None:
-        """Append sound to the user's turn. Raises ApiError where the session holds too much."""
+        """Append sound to the user's turn. Raises ApiError if the session holds too much."""
         size = sound_bytes(samples)
         self.account.hold(size)
         try:
@@ -124,13 +124,13 @@ class Conversation:
         self.buffered += size
 
     def drop(self) -> None:
-        """Drop the user's turn that has not ended."""
+        """Drop the user's unfinished turn."""
         self.session.clear()
         self.account.release(self.buffered)
         self.buffered = 0
 
     def commit(self, item_id: str) -> tuple[Entry, str | None]:
-        """End the user's turn. Returns its item, and the id of the one before. Raises ApiError."""
+        """End the user's turn. Returns its item, and the previous item's id. Raises ApiError."""
         if not self.buffered:
             raise ApiError(
                 400,
@@ -150,7 +150,7 @@ class Conversation:
         return entry, self._added(entry)
 
     def draft(self, item: Item, media: MediaReader, codec: Codec) -> Draft:
-        """Read a client's item, but for media that are to be decoded: see `MediaReader.finish`.
+        """Read a client's item, except media that need decoding: see `MediaReader.finish`.
 
         Raises ApiError.
         """
@@ -172,9 +172,9 @@ class Conversation:
         return draft
 
     def create(self, draft: Draft, after: str | None) -> tuple[Entry, str | None]:
-        """Put an item into the conversation: at the end, or after another one, or "root".
+        """Insert an item into the conversation: at the end, after another one, or after "root".
 
-        Returns it, and the id of the one before. Raises ApiError and the errors of the API.
+        Returns it, and the previous item's id. Raises ApiError and the errors of the API.
         """
         before = None
         if after is not None:
@@ -187,7 +187,7 @@ class Conversation:
         return entry, self._added(entry)
 
     def retrieve(self, item_id: str, codec: Codec) -> Json:
-        """Return an item with the sound of the user. Raises ApiError."""
+        """Return an item with the user's sound. Raises ApiError."""
         entry = self._found(item_id, "item_id")
         made = entry.json
         if isinstance(entry.turn, Turn) and not isinstance(entry.turn.message["content"], str):
@@ -201,25 +201,25 @@ class Conversation:
         return made
 
     def delete(self, item_id: str) -> None:
-        """Take an item out. Raises ApiError."""
+        """Remove an item. Raises ApiError."""
         entry = self._found(item_id, "item_id")
         if entry.status == "in_progress":
             raise _still_made(item_id)
         self.forget(entry)
 
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Leave of a reply what was heard of it. Raises ApiError."""
+        """Truncate a reply to the part that was heard. Raises ApiError."""
         entry = self._found(item_id, "item_id")
         if not (entry.is_reply and entry.spoken):
             message = f"item {item_id[:80]!r} is no reply in speech: only such can be truncated."
             raise ApiError(400, message, "invalid_value", "item_id")
-        made = isinstance(entry.turn, Reply) and not entry.turn.ended  # by the calls that follow
+        made = isinstance(entry.turn, Reply) and not entry.turn.ended  # its calls still follow
         if entry.status == "in_progress" or made:
             raise _still_made(item_id)
         if content_index:
             message = f"a reply has one part, of index 0, got {content_index}."
             raise ApiError(400, message, "invalid_value", "content_index")
-        # A client counts whole ms, and may round up.
+        # Clients count whole ms, and may round up.
         if audio_end_ms > entry.audio_s * 1000 + 1:
             raise ApiError(
                 400,
@@ -235,7 +235,7 @@ class Conversation:
             self._replace_text(entry, entry.text, heard_s)
 
     def input_of(self, given: Sequence[Draft | Reference]) -> list[Turn | Reply]:
-        """Return the turns of one response's own input. Raises ApiError."""
+        """Return the turns of a response's own input. Raises ApiError."""
         return [
             self._found(item.id, "response.input").turn
             if isinstance(item, Reference)
@@ -244,15 +244,15 @@ class Conversation:
         ]
 
     def answerable(self, turns: Sequence[Turn | Reply]) -> list[Turn | Reply]:
-        """Return turns that can be answered: with an empty one of the user, where nobody asks."""
+        """Return turns that end with a user's or tool's turn: append an empty one if needed."""
         if turns and turns[-1].role in ("user", "tool"):
             return list(turns)
         return [*turns, self.session.read(_EMPTY)]
 
     def begin_reply(self, reply: Reply, spoken: bool) -> tuple[Entry, str | None]:
-        """Make the item of a reply that the history has. Returns it, and the id of the one before.
+        """Make the item of a reply in the history. Returns it, and the previous item's id.
 
-        Clients are told of it once there is anything in it.
+        Clients are told of the item once it has content.
         """
         shown = {"type": "message", "role": "assistant"}
         entry = Entry(new_id("item_"), shown, reply, spoken=spoken, status="in_progress")
@@ -260,9 +260,9 @@ class Conversation:
         return entry, self._added(entry)
 
     def add_call(self, call: Call, after: Sequence[str]) -> tuple[Entry, str | None]:
-        """Put a call that a reply made behind the last one of some items, given by their ids.
+        """Insert a reply's call after the last of the items with the given ids.
 
-        Those that a client has deleted do not count; without any, the call is the last item.
+        Items that a client has deleted are ignored; if none is left, the call is the last item.
         """
         turns = self.session.turns
         left = [self._items[item_id].turn for item_id in after if item_id in self._items]
@@ -278,10 +278,10 @@ class Conversation:
         return entry, self._added(entry)
 
     def settle(self, entry: Entry, text: str, as_it_is: bool) -> None:
-        """End a reply's item. text: what clients were told. as_it_is: there was nothing else.
+        """End a reply's item. text: text that clients got. as_it_is: the reply has no other text.
 
-        Otherwise reasoning, or calls that have items of their own, leave the reply's text. Does
-        nothing where a client has deleted the item.
+        Otherwise reasoning, and calls with items of their own, are removed from the reply's text.
+        Does nothing if a client has deleted the item.
         """
         if self._items.get(entry.id) is not entry:
             return
@@ -289,12 +289,12 @@ class Conversation:
         entry.size += size
         self.account.add(size)
         if not as_it_is:
-            # Seconds that a client has said already, between the reply's last event and here.
+            # A client may have reported heard seconds since the reply's last event.
             heard_s = entry.turn.heard_s if isinstance(entry.turn, Reply) else None
             self._replace_text(entry, text, heard_s)
 
     def forget(self, entry: Entry) -> None:
-        """Take an item out, as if it had not been."""
+        """Remove an item of which clients were not told."""
         self.session.remove(entry.turn)
         self.account.release(entry.size)
         del self._items[entry.id], self._by_turn[id(entry.turn)]
@@ -312,7 +312,7 @@ class Conversation:
         return self.session.read({"role": role, "content": text})
 
     def _replace_text(self, entry: Entry, text: str, heard_s: float | None) -> None:
-        """Let a reply be this text, cut to the share that was heard of it; None: all of it."""
+        """Replace a reply by this text, cut to the fraction that was heard; None: all of it."""
         share = 1.0 if heard_s is None or not entry.audio_s else heard_s / entry.audio_s
         entry.text = text[: round(share * len(text))]
         turn = self._turn_of("assistant", entry.text)
@@ -323,7 +323,7 @@ class Conversation:
         self._by_turn[id(turn)] = entry
 
     def _added(self, entry: Entry) -> str | None:
-        """Take an item whose turn is in the history. Returns the id of the one before it."""
+        """Add an item whose turn is in the history. Returns the previous item's id."""
         self._items[entry.id] = self._by_turn[id(entry.turn)] = entry
         before = None
         for turn in self.session.turns:
@@ -342,7 +342,7 @@ class Conversation:
 
 
 def _text_bytes(item: Item) -> int:
-    """Return the bytes of an item's text in memory, with what clients are told of its images."""
+    """Return the memory in bytes of an item's text and of its images as clients see them."""
     if isinstance(item, CallItem):
         texts: list[str | None] = [item.name, item.arguments]
     elif isinstance(item, OutputItem):
@@ -381,7 +381,7 @@ def _read_content(draft: Draft, item: MessageItem, media: MediaReader, codec: Co
 
 
 def _part(part: Part, role: str, where: str, media: MediaReader, codec: Codec) -> tuple[Json, Json]:
-    """Return a part of a message's content as the API takes it, and as clients are told it."""
+    """Return a part of a message's content for the API, and as clients see it."""
     text = part.text if part.type in ("input_text", "output_text") else part.transcript
     if role == "assistant" and part.type.startswith("output_"):
         made = _given(text, where, "text" if part.type == "output_text" else "transcript")

@@ -1,6 +1,6 @@
-"""Events of the socket: a client's are read strictly, and answered with an error where it is wrong.
+"""Events of the socket. Client events are validated strictly; an invalid one gets an error event.
 
-Names and shapes are those of OpenAI's Realtime API as it is generally available.
+Names and fields are those of OpenAI's Realtime API in its generally available version.
 """
 
 import json
@@ -22,7 +22,7 @@ class _Strict(BaseModel):
 
 
 class _Lenient(BaseModel):
-    """Base of what clients send back as they got it, with fields that are of no use here."""
+    """Base of objects that clients send back as they got them, with fields unused here."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -38,7 +38,7 @@ class Part(_Lenient):
 
 
 class MessageItem(_Lenient):
-    """Message of a role."""
+    """Message with a role."""
 
     type: Literal["message"]
     id: Id | None = None
@@ -69,7 +69,7 @@ Item = Annotated[MessageItem | CallItem | OutputItem, Field(discriminator="type"
 
 
 class Reference(_Lenient):
-    """Item that the conversation has, as input of one response."""
+    """Reference to an item of the conversation, as input of one response."""
 
     type: Literal["item_reference"]
     id: Id
@@ -100,13 +100,13 @@ class Commit(_Event):
 
 
 class Clear(_Event):
-    """Drop what was appended."""
+    """Drop the sound that was appended."""
 
     type: Literal["input_audio_buffer.clear"]
 
 
 class ClearOutput(_Event):
-    """The client has stopped to play."""
+    """Report that the client has stopped playback."""
 
     type: Literal["output_audio_buffer.clear"]
 
@@ -127,14 +127,14 @@ class ItemRetrieve(_Event):
 
 
 class ItemDelete(_Event):
-    """Take an item out of the conversation."""
+    """Remove an item from the conversation."""
 
     type: Literal["conversation.item.delete"]
     item_id: Id
 
 
 class ItemTruncate(_Event):
-    """Say how much of a reply was heard."""
+    """Report how much of a reply was heard."""
 
     type: Literal["conversation.item.truncate"]
     item_id: Id
@@ -173,19 +173,19 @@ _EVENTS: TypeAdapter[ClientEvent] = TypeAdapter(Annotated[ClientEvent, Field(dis
 _ITEMS: TypeAdapter[list[Item | Reference]] = TypeAdapter(
     list[Annotated[MessageItem | CallItem | OutputItem | Reference, Field(discriminator="type")],]
 )
-_LARGE = 1 << 18  # characters of strings
-_VALUE = 1 << 6  # characters that are written as soon as a list's or an object's value
+_LARGE = 1 << 18  # characters in strings
+_VALUE = 1 << 6  # characters that take as long to write as one value of a list or object
 _KINDS = frozenset(
     get_args(kind.model_fields["type"].annotation)[0] for kind in get_args(ClientEvent)
 )
 
 
 class ClientGoneError(Exception):
-    """The socket was lost while an event was sent."""
+    """The connection was lost while an event was sent."""
 
 
 class EventError(Exception):
-    """Refusal of one event. event_id: the client's, where it could be read."""
+    """Refusal of one event. event_id: the client's event id, if it could be read."""
 
     def __init__(self, error: ApiError, event_id: str | None):
         super().__init__(str(error))
@@ -230,7 +230,8 @@ def read_items(given: Any) -> list[Item | Reference]:
 def wrong_field(error: ValidationError, before: str = "", drop: int = 0) -> ApiError:
     """Return the error that names the first wrong field.
 
-    before: path of what was read. drop: parts of pydantic's path that name a kind, not a field.
+    before: path of the value that was read. drop: number of parts of pydantic's path that name a
+    kind, not a field.
     """
     first = error.errors(include_url=False, include_input=False)[0]
     names = [str(name) for name in first["loc"][drop:] if str(name) not in _TAGS]
@@ -254,7 +255,7 @@ _TAGS = frozenset(
 
 
 def is_large(fields: Json) -> bool:
-    """Return whether it may take more than a millisecond or two to write an event's fields."""
+    """Return whether writing an event's fields as JSON may take more than a millisecond or two."""
     left, found = _LARGE, list[Any](fields.values())
     while found and left >= 0:
         value = found.pop()
@@ -268,14 +269,14 @@ def is_large(fields: Json) -> bool:
 
 
 def server_event(kind: str, **fields: Any) -> str:
-    """Return an event of the server, in JSON.
+    """Return a server event as JSON.
 
-    In ASCII: what a client sent and gets back may have half of a surrogate pair, which UTF-8 lacks.
+    It is ASCII: text that a client gets back may have lone surrogates, which UTF-8 can't encode.
     """
     event = {"type": kind, "event_id": new_id("event_"), **fields}
     return json.dumps(event, separators=(",", ":"))
 
 
 def error_of(error: ApiError, event_id: str | None) -> Json:
-    """Return the fields of an error event. event_id: that of the event that caused it."""
+    """Return the fields of an error event. event_id: id of the event that caused the error."""
     return {"error": {**error.body["error"], "event_id": event_id}}

@@ -1,4 +1,4 @@
-"""One session: a client's events in, the session's events out, until either ends."""
+"""One realtime session: client events in, server events out, until client or server ends it."""
 
 import asyncio
 import time
@@ -54,9 +54,9 @@ from qwen3_omni_neuron.serving.realtime.turns import (
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import Reply, ReplyStream, Turn
 
-TOO_LONG, RESTART = 1000, 1012  # codes of a close
+TOO_LONG, RESTART = 1000, 1012  # WebSocket close codes
 _TICK_S = 0.1
-_CONFIG_COPIES = 4  # of a configuration's JSON: its objects, and those of the options and turn
+_CONFIG_COPIES = 4  # copies of a configuration's JSON: objects, and those of options and turn
 
 
 class LiveSession:
@@ -78,24 +78,24 @@ class LiveSession:
         self._account = service.account_of_session(context.owner)
         self._conversation = Conversation(session, self._account)
         self._config = first_config(service.model.name, self._voices)
-        self._config_bytes = 0  # that the account holds for it
+        self._config_bytes = 0  # bytes of the configuration in the account
         self._id = new_id("sess_")
         self._expires_s = time.monotonic() + service.settings.max_realtime_s
         self._expires_at = int(time.time() + service.settings.max_realtime_s)
         self._line = Line(send, pool, self._conversation, service, context)
         self._send, self._in_thread = self._line.send, self._line.in_thread
-        self._response: Response | None = None  # the last one
-        self._held = ExitStack()  # what the last response has until it ends: place, own input
-        self._spoken: Response | None = None  # the last one with sound, which may still play
+        self._response: Response | None = None  # the last response
+        self._held = ExitStack()  # resources of the last response until its end: place, own input
+        self._spoken: Response | None = None  # the last response with sound, which may still play
         self._transcriber = Transcriber(self._line, self._account)
         self._detector: TurnDetector | None = None
         self._codec = _codec(self._config.audio.input.format)
         self._resampler = Resampler(self._codec.rate, RATE)
-        self._item_id = new_id("item_")  # of the turn that the user will end
+        self._item_id = new_id("item_")  # id for the item of the user's current turn
         self._draining = False
 
     async def serve(self) -> None:
-        """Serve until the client leaves, its time is over, or the server ends."""
+        """Serve until the client leaves, the session's time is over, or the server ends."""
         tasks = [asyncio.create_task(step) for step in (self._read(), self._watch())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -109,7 +109,7 @@ class LiveSession:
             self._transcriber.close()
             if self._response is not None:
                 await self._response.end()
-            self._response = self._spoken = None  # they have this session, in a cycle
+            self._response = self._spoken = None  # breaks their reference cycles with the session
         for task in tasks:
             if not task.cancelled() and (error := task.exception()) is not None:
                 if not isinstance(error, events.ClientGoneError):
@@ -145,7 +145,7 @@ class LiveSession:
                 await self._send("error", **events.error_of(self._failed(error), event_id))
 
     def _failed(self, error: Exception) -> ApiError:
-        """Return what a client gets for an error, and log what only this side can mend."""
+        """Return the client's error for an exception, and log internal errors."""
         self._service.model.noticed(error)
         refusal = api_error_of(error)
         if refusal.code == "internal_error":
@@ -154,7 +154,7 @@ class LiveSession:
         return refusal
 
     async def _watch(self) -> None:
-        """End the session when its time is over, or the server's; say so before."""
+        """End the session, after an announcement, when its time or the server's is over."""
         while time.monotonic() < self._expires_s:
             await asyncio.sleep(_TICK_S)
             left_s = self._service.model.sessions_end_in_s
@@ -211,7 +211,7 @@ class LiveSession:
         await self._send("session.updated", session=await self._in_thread(self._shown))
 
     def _options(self, *asked: SessionConfig | ResponseConfig) -> dict[str, Any]:
-        """Return the options of replies. asked: what they are to be; none: what the session is."""
+        """Return the options of replies. asked: configurations; none: that of the session."""
         options = options_of(*(asked or (self._config,))) | {"literal_text": True}
         return bounded_options(options, self._service.settings, self._context.owner)
 
@@ -232,7 +232,7 @@ class LiveSession:
             await self._turn(outcome)
 
     def _heard(self, text: str) -> list[Outcome]:
-        """Take sound, in the session's thread. Returns what is to be told of it."""
+        """Process sound, in the session's thread. Returns the outcomes to report."""
         samples = self._resampler.push(decoded_sound(text, self._codec, "audio"))
         if self._detector is None:
             if len(samples):
@@ -246,7 +246,7 @@ class LiveSession:
         return []
 
     async def _hear_rest(self) -> None:
-        """Take the resampler's last samples."""
+        """Process the resampler's last samples."""
 
         def hear(rest: Samples) -> None:
             if self._detector is not None:
@@ -307,7 +307,7 @@ class LiveSession:
         return entry
 
     async def _transcribe(self, entry: Entry) -> None:
-        """Have a turn transcribed where that is asked for, behind its answer."""
+        """Start a turn's transcription, if requested, after its answer has started."""
         if self._config.audio.input.transcription is not None:
             samples = await self._in_thread(self._conversation.samples_of, entry)
             self._transcriber.add(entry, samples)
@@ -336,7 +336,7 @@ class LiveSession:
         await self._told(entry, before)
 
     async def _draft(self, item: events.Item) -> Draft:
-        """Read an item of the client's with its media. Raises ApiError and the API's errors."""
+        """Read a client's item with its media. Raises ApiError and the API's errors."""
         media = self._media()
         draft = await self._in_thread(self._conversation.draft, item, media, self._codec)
         try:
@@ -407,7 +407,7 @@ class LiveSession:
     async def _input(
         self, asked: ResponseConfig, held: ExitStack
     ) -> list[Draft | events.Reference] | None:
-        """Read a response's own input, None where it has none. held: takes what it holds."""
+        """Read a response's own input, None if it has none. held: stack for its resources."""
         if asked.input is None:
             return None
         given: list[Draft | events.Reference] = []
@@ -447,7 +447,7 @@ class LiveSession:
     async def _started(
         self, call: Callable[[], tuple[ReplyStream, Entry | None, str | None]]
     ) -> tuple[ReplyStream, Entry | None, str | None]:
-        """Start a reply in the session's thread. A task that is cancelled leaves none behind."""
+        """Start a reply in the session's thread. Cancelling the task cancels the reply, too."""
         future = self._pool.submit(call)
         try:
             return await asyncio.wrap_future(future)
@@ -487,7 +487,7 @@ class LiveSession:
             await self._send("output_audio_buffer.cleared", response_id=response.id)
 
     async def _interrupt(self, reason: CancelReason) -> None:
-        """Cancel the response, and cut the item that plays to what has been played by now."""
+        """Cancel the response, and truncate the item that plays to what was played so far."""
         spoken, heard_s, left_s = self._spoken, 0.0, 0.0
         if spoken is not None:
             heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
@@ -498,7 +498,7 @@ class LiveSession:
             self._spoken = None
             try:
                 await self._cut(entry.id, 0, int(heard_s * 1000))
-            except ApiError:  # the client has deleted it
+            except ApiError:  # the client has deleted the item
                 logs.logger.debug("nothing to cut", exc_info=True)
 
     def _answered(self) -> None:

@@ -1,4 +1,4 @@
-"""One response: a reply's events become the socket's, in OpenAI's order."""
+"""One response: converts a reply's events to OpenAI's events, in their order."""
 
 import asyncio
 import time
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Playback:
-    """A client that plays a reply as it gets it, as far as this side's clock can tell."""
+    """Estimate, by the server's clock, of a client's playback of a reply as it arrives."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic):
         self._now = now
@@ -41,27 +41,27 @@ class Playback:
         self.sent_s = 0.0
 
     def sent(self, seconds: float) -> None:
-        """Count sound that has just been sent."""
+        """Add seconds of sound that was just sent."""
         self._until_s = max(self._until_s, self._now()) + seconds
         self.sent_s += seconds
 
     @property
     def left_s(self) -> float:
-        """Seconds that are still to be played."""
+        """Seconds of sound still to be played."""
         return max(0.0, self._until_s - self._now())
 
     @property
     def heard_s(self) -> float:
-        """Seconds that have been played."""
+        """Seconds of sound played so far."""
         return max(0.0, self.sent_s - self.left_s)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Properties that a response was asked to have.
+    """Requested properties of a response.
 
-    kept: it goes into the conversation. shown: fields of the response that clients are told.
-    takes_calls: it may call tools.
+    kept: the response is added to the conversation. shown: fields of the response that clients
+    get. takes_calls: the response may call tools.
     """
 
     spoken: bool
@@ -73,10 +73,10 @@ class Asked:
 
 @dataclass
 class Line:
-    """Parts of a session that its responses use: its socket, its thread, its conversation.
+    """Objects of a session that its responses use, such as socket, thread and conversation.
 
-    It knows nothing of the session itself, which thus is freed as it ends: a cycle would keep the
-    sound of a conversation until the garbage collector comes, after hundreds of them.
+    It has no reference to the session, so that a session is freed when it ends: a reference cycle
+    would keep its sound until the next garbage collection, hundreds of sessions later.
     """
 
     raw_send: Send
@@ -91,7 +91,7 @@ class Line:
             write = partial(server_event, kind, **fields)
             text = await self.in_thread(write) if is_large(fields) else write()
             await self.raw_send({"type": "websocket.send", "text": text})
-        except OSError as error:  # as ASGI has it
+        except OSError as error:  # ASGI's error for a lost connection
             raise ClientGoneError from error
 
     async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -102,8 +102,8 @@ class Line:
 class Response:
     """One response. `begin` sends its events; `stop` ends it.
 
-    message: the item of its text, the first one. playback: of its sound. on_done: called before
-    its last event.
+    message: its first item, which has the text. playback: estimated playback of its sound. on_done:
+    called before its last event.
     """
 
     def __init__(self, asked: Asked, line: Line, on_done: Callable[[], None]):
@@ -118,7 +118,7 @@ class Response:
         self._output: list[_Output] = []
         self._open: _Output | None = None
         self._calls = 0
-        self._dropped = False  # some of the reply's text is in no message
+        self._dropped = False  # True if some of the reply's text is in no message
         self._resampler = Resampler(SAMPLE_RATE, asked.codec.rate)
         self._player = Player()
         self._task: asyncio.Task[None] | None = None
@@ -129,38 +129,38 @@ class Response:
         return self._task is not None and not self._task.done()
 
     def begin(self, stream: ReplyStream, message: Entry | None, before: str | None) -> None:
-        """Send its events from now on. message: its item; None where the reply is not kept."""
+        """Start to send its events. message: its item; None if the reply is not kept."""
         self._stream, self.message, self._before = stream, message, before
         self._task = asyncio.create_task(self._run())
 
     async def refuse(self, error: ApiError) -> None:
-        """Send that it has failed before it began."""
+        """Send the events of a response that failed before it began."""
         await self._created()
         await self._done(None, error)
 
     async def stop(self, reason: CancelReason) -> None:
-        """Cancel it and wait until its last event was sent."""
+        """Cancel the response and wait until its last event was sent."""
         self.abandon(reason)
         if self._task is not None:
             await asyncio.wait((self._task,))
 
     def abandon(self, reason: CancelReason = "client_cancelled") -> None:
-        """Cancel it at once: nothing of it is made any more."""
+        """Cancel the response at once: its generation stops."""
         if self._reason is None and self.running:
             self._reason = reason
             assert self._stream is not None
             self._stream.close()
 
     async def end(self) -> None:
-        """Give up: nobody listens any more."""
+        """End the response of a client that has left."""
         self.abandon()
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
-            self._task = None  # its error has this response, in a cycle
+            self._task = None  # breaks the reference cycle through its error
 
     async def _run(self) -> None:
-        """Send its events. Whatever fails, the last one is response.done."""
+        """Send its events. The last one is response.done, even after an error."""
         try:
             result, error = await self._attempt(self._read())
             whole = self._reason is None and error is None
@@ -170,12 +170,12 @@ class Response:
             if failure is not None:
                 await self._done(None, failure)
         except ClientGoneError:
-            pass  # the session's reader sees it, too
+            pass  # the session's reader notices it, too
 
     async def _attempt(
         self, part: Coroutine[Any, Any, Result]
     ) -> tuple[Result | None, ApiError | None]:
-        """Do a part of it. Returns its result, and what the client is told where it has failed."""
+        """Run a part of it. Returns the result, and the client's error if it has failed."""
         try:
             return await part, None
         except ClientGoneError:
@@ -189,7 +189,7 @@ class Response:
             return None, error
 
     async def _read(self) -> SpeechResult | None:
-        """Send what the stream has, to its end or until it is cancelled."""
+        """Send the stream's events, to its end or until the response is cancelled."""
         assert self._stream is not None
         result: SpeechResult | None = None
         with self._stream as stream:
@@ -208,7 +208,7 @@ class Response:
         return result
 
     async def _end_items(self, whole: bool) -> None:
-        """End the items that were begun. whole: the reply has come to its own end."""
+        """End the items that were begun. whole: the reply was completed."""
         if whole:
             await self._take(self._split.finish())
         await self._close("completed" if whole else "incomplete")
@@ -231,7 +231,7 @@ class Response:
         await self._send_of(f"{kind}.delta", out, delta=text)
 
     async def _sound(self, chunk: AudioChunk) -> None:
-        if self._calls:  # a call is not for the ear: from there on the speech is left out
+        if self._calls:  # a call is not meant to be heard: from the first on, speech is left out
             return
         out = self._open or await self._open_message()
         samples = self._resampler.push(chunk.samples)
@@ -255,7 +255,7 @@ class Response:
         return out
 
     async def _close(self, status: str = "completed") -> None:
-        """End the message that is open."""
+        """End the open message."""
         out, self._open = self._open, None
         if out is None:
             return
@@ -307,7 +307,7 @@ class Response:
             await self._line.send("conversation.item.added", item=item, previous_item_id=before)
 
     async def _settle(self) -> None:
-        """Leave in the conversation what clients were told of."""
+        """Make the conversation's item match the text that clients got."""
         message, conversation = self.message, self._line.conversation
         if message is None:
             return
@@ -366,19 +366,19 @@ class Response:
         }
 
     async def _send_item(self, kind: str, out: "_Output", **fields: Any) -> None:
-        """Send an event of an item of this response."""
+        """Send an event about an item of this response."""
         if "item" not in fields:
             fields["item_id"] = out.id
         await self._line.send(kind, response_id=self.id, output_index=out.index, **fields)
 
     async def _send_of(self, kind: str, out: "_Output", **fields: Any) -> None:
-        """Send an event of the one content part of an item."""
+        """Send an event about the one content part of an item."""
         await self._send_item(f"response.{kind}", out, content_index=0, **fields)
 
 
 @dataclass
 class _Output:
-    """Item of a response as it is made. entry: in the conversation, None where it is not kept."""
+    """Item of a response in progress. entry: item of the conversation, None if it is not kept."""
 
     index: int
     id: str

@@ -1,4 +1,4 @@
-"""Configuration of a session and of one response, as clients give it and as they are told it."""
+"""Configuration of a session and of one response, as clients send it and as they see it."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -14,17 +14,17 @@ from qwen3_omni_neuron.serving.realtime import vad
 from qwen3_omni_neuron.serving.realtime.events import Json, wrong_field
 from qwen3_omni_neuron.serving.realtime.turns import TurnSettings
 
-# Options of a request that a session or a response may have beside OpenAI's fields.
-# But one for which sessions hold no sound of videos.
+# Options of a request that a session or a response may have beside OpenAI's fields, except
+# use_audio_in_video: sessions hold no sound of videos.
 _OPTIONS = {
     option.name: option
     for option in REQUEST_OPTIONS
     if option.name in {*CHAT_OPTIONS, "seed"} - {"use_audio_in_video"}
 }
-_SILENCE_MS = {"low": 1000, "high": 300}  # that ends a turn, by the eagerness of semantic_vad
+_SILENCE_MS = {"low": 1000, "high": 300}  # silence that ends a turn, by semantic_vad's eagerness
 _NESTED = ("audio", "input", "output")
 Modalities = Annotated[list[Literal["text", "audio"]], Field(min_length=1, max_length=1)]
-MetadataName = Annotated[str, Field(max_length=64)]  # as OpenAI has them
+MetadataName = Annotated[str, Field(max_length=64)]  # both lengths are OpenAI's limits
 MetadataValue = Annotated[str, Field(max_length=512)]
 MostTokens = Annotated[int, Field(ge=1, le=4096)] | Literal["inf"]
 
@@ -34,14 +34,14 @@ class _Strict(BaseModel):
 
 
 class SoundFormat(_Strict):
-    """Format of sound on the socket. rate: of PCM alone."""
+    """Format of sound on the socket. rate: sample rate in Hz, for PCM only."""
 
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[16000, 24000] | None = 24000
 
 
 class ServerVad(_Strict):
-    """Turns that the server finds. Times in ms."""
+    """Turn detection by the server. Times in ms."""
 
     type: Literal["server_vad"]
     threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
@@ -53,14 +53,14 @@ class ServerVad(_Strict):
 
     @property
     def turns(self) -> TurnSettings:
-        """The part of it that says when turns begin and end."""
+        """Settings of the turn detector."""
         return TurnSettings(
             self.threshold, self.prefix_padding_ms, self.silence_duration_ms, self.idle_timeout_ms
         )
 
 
 class SemanticVad(_Strict):
-    """Turns that the server finds, by their silence here, too: what is said is not judged."""
+    """Turn detection by the server; here also by silence alone, not by the words."""
 
     type: Literal["semantic_vad"]
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
@@ -69,12 +69,12 @@ class SemanticVad(_Strict):
 
     @property
     def turns(self) -> TurnSettings:
-        """When turns begin and end."""
+        """Settings of the turn detector, from the eagerness."""
         return TurnSettings(silence_duration_ms=_SILENCE_MS.get(self.eagerness, 500))
 
 
 class Transcription(_Strict):
-    """Transcription of what the user says, by the model that answers, whatever the fields say."""
+    """Transcription of the user's speech, always by the model that answers; fields are ignored."""
 
     model: str | None = None
     language: str | None = None
@@ -115,7 +115,7 @@ class Tool(_Strict):
 
 
 class _Asked(BaseModel):
-    """Fields that a session and a response both have. Further ones are options of a request."""
+    """Common fields of a session and a response. Further fields are options of a request."""
 
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -154,7 +154,7 @@ class ResponseAudio(_Strict):
 
 
 class ResponseConfig(_Asked):
-    """Configuration of one response, over the session's."""
+    """Configuration of one response, which overrides the session's."""
 
     audio: ResponseAudio = ResponseAudio()
     conversation: Literal["auto", "none"] = "auto"
@@ -163,18 +163,18 @@ class ResponseConfig(_Asked):
 
 
 class Voices:
-    """Names that a model speaks as. A checkpoint without a talker has none, and writes only."""
+    """Names of a model's voices. A checkpoint without a talker has none, and only writes text."""
 
     def __init__(self, names: tuple[str, ...]):
         self.names = names
 
     @property
     def default(self) -> str | None:
-        """The voice where none is asked for."""
+        """The default voice."""
         return self.names[0] if self.names else None
 
     def check(self, voice: str | None, speaks: bool, where: str) -> None:
-        """Raise ApiError for what can't be spoken."""
+        """Raise ApiError for an unknown voice, or for speech from a model without voices."""
         if speaks and not self.names:
             raise ApiError(
                 400,
@@ -192,7 +192,7 @@ class Voices:
 
 
 def first_config(model: str, voices: Voices) -> SessionConfig:
-    """Return the configuration that a session begins with."""
+    """Return the initial configuration of a session."""
     detection = ServerVad(type="server_vad") if vad.is_installed() else None
     speaks: Literal["audio", "text"] = "audio" if voices.names else "text"
     return SessionConfig(
@@ -230,7 +230,7 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
 
 
 def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
-    """Read what a client wants of one response. Raises ApiError."""
+    """Parse a client's configuration of one response. Raises ApiError."""
     try:
         asked = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
@@ -241,12 +241,12 @@ def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
 
 
 def speaks(asked: _Asked) -> bool:
-    """Return whether sound is asked for."""
+    """Return whether sound is requested."""
     return asked.output_modalities == ["audio"]
 
 
 def options_of(*asked: _Asked) -> dict[str, Any]:
-    """Return the options of the API that fields stand for, those of the last one winning."""
+    """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[Tool] = []
     choice = "auto"
@@ -266,13 +266,13 @@ def options_of(*asked: _Asked) -> dict[str, Any]:
 
 
 def _function(tool: Tool) -> Json:
-    """Return a tool as the API takes it, its parameters as they are: a copy could take long."""
+    """Return a tool for the API, without a copy of its parameters, which could take long."""
     fields = {name: getattr(tool, name) for name in ("name", "description", "parameters")}
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown(config: SessionConfig) -> Json:
-    """Return a configuration as clients are told it."""
+    """Return a configuration as clients see it."""
     made = config.model_dump()
     for side in ("input", "output"):
         form = made["audio"][side]["format"]
@@ -296,7 +296,7 @@ def _check_options(asked: _Asked, where: str) -> None:
 def _merged(now: Json, given: Mapping[str, Any]) -> Json:
     made = dict(now)
     for name, value in given.items():
-        if value is None and name in _OPTIONS:  # its default again
+        if value is None and name in _OPTIONS:  # back to the default
             made.pop(name, None)
             continue
         nested = name in _NESTED and isinstance(value, Mapping) and isinstance(now.get(name), dict)

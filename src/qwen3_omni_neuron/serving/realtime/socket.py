@@ -1,4 +1,4 @@
-"""Sockets at /v1/realtime: when one may be opened, and how many."""
+"""Sockets at /v1/realtime: acceptance, and limit of their number."""
 
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import parse_qs
@@ -13,7 +13,7 @@ PATH = "/v1/realtime"
 
 
 class RealtimeSockets:
-    """ASGI application of all sessions of a server. For one event loop."""
+    """ASGI application for all sessions of a server. For one event loop."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -39,7 +39,7 @@ class RealtimeSockets:
         try:
             offered = scope["subprotocols"]
             chosen = "realtime" if "realtime" in offered else None
-            await receive()  # that it connects
+            await receive()  # the message "websocket.connect"
             await send({"type": "websocket.accept", "subprotocol": chosen})
             await LiveSession(service, context, omni, pool, receive, send).serve()
         finally:

@@ -1,4 +1,4 @@
-"""Transcripts of what the user said, by the model that answers, one after the other."""
+"""Transcription of the user's turns by the model that answers, one after the other."""
 
 import asyncio
 from typing import Any
@@ -18,9 +18,9 @@ MOST_WAITING = 16
 
 
 class Transcriber:
-    """Maker of one session's transcripts, beside its answers.
+    """Transcriber of one session's turns, concurrent with its answers.
 
-    account: of the session; the sound of turns that wait is in memory once more.
+    account: the session's account; it also counts a second copy of the waiting turns' sound.
     """
 
     def __init__(self, line: Line, account: Account):
@@ -29,7 +29,7 @@ class Transcriber:
         self._task: asyncio.Task[None] | None = None
 
     def add(self, entry: Entry, samples: Samples) -> None:
-        """Transcribe a turn when those before it are done. Raises ApiError."""
+        """Transcribe a turn after the earlier ones. Raises ApiError."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
         if self._waiting.full():
@@ -39,10 +39,10 @@ class Transcriber:
         self._waiting.put_nowait((entry, samples))
 
     def close(self) -> None:
-        """End what runs."""
+        """End the running transcription."""
         if self._task is not None:
             self._task.cancel()
-            self._task = None  # its error will have this object, in a cycle
+            self._task = None  # breaks the reference cycle through its error
 
     async def _run(self) -> None:
         while True:

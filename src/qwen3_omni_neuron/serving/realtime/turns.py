@@ -1,4 +1,4 @@
-"""Turns of a user who talks: samples in, and out where speech begins, pauses and ends.
+"""Detection of a user's turns: samples in; starts, pauses and ends of speech out.
 
 Time is counted in samples at 16 kHz since the stream began, so that the same sound gives the same
 turns however fast it comes.
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 
 Samples = NDArray[np.float32]
 KEPT_SILENCE_MS = 200
-"""Silence after speech that belongs to the turn; of what follows nothing is given to the model."""
-# Below the threshold by so much is silence, as Silero has it; below the least it is in any case.
+"""Silence after speech that belongs to the turn; the model gets none of the silence after it."""
+# Silence: a score _HYSTERESIS below the threshold, as in Silero, or at least a score below _LEAST.
 _HYSTERESIS, _LEAST = 0.15, 0.01
 
 
 @dataclass(frozen=True)
 class TurnSettings:
-    """When a turn begins and ends, as OpenAI's server_vad has it.
+    """Conditions of a turn's start and end, as in OpenAI's server_vad.
 
-    idle_timeout_ms: silence after a reply that becomes a turn; None: none does.
+    idle_timeout_ms: length of silence after a reply that becomes a turn; None: it never does.
     """
 
     threshold: float = 0.5
@@ -39,26 +39,26 @@ class Speech:
 
 @dataclass(frozen=True)
 class Started:
-    """The user began to speak. at: first sample of the turn, padding included."""
+    """The user began to speak. at: first sample of the turn, including padding."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class Paused:
-    """The user may have ended: the turn has all its samples if nothing follows."""
+    """The user may have ended: without further speech the turn is complete."""
 
 
 @dataclass(frozen=True)
 class Stopped:
-    """The user ended. at: the sample after the silence that showed it."""
+    """The user ended. at: first sample after the silence that ended the turn."""
 
     at: int
 
 
 @dataclass(frozen=True)
 class TimedOut:
-    """The user said nothing for too long; the silence has come as Speech. start, end: samples."""
+    """The user was silent for too long; Speech has the silence. start, end: its samples."""
 
     start: int
     end: int
@@ -70,7 +70,8 @@ Outcome = Speech | Started | Paused | Stopped | TimedOut
 class TurnDetector:
     """Detector of one stream's turns.
 
-    score: gives the probability of speech of one frame after the other. frame: its samples.
+    score: function that returns the probability of speech in the next frame. frame: samples of a
+    frame.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class TurnDetector:
         rate: int = 16000,
         at: int = 0,
     ):
-        """at: sample at which the stream stands."""
+        """at: number of samples of the stream so far."""
         self._settings, self._score, self._frame, self._per_ms = (
             settings,
             score,
@@ -91,14 +92,14 @@ class TurnDetector:
         self.at = at
         self.speaking = False
         self._idle_from: int | None = None
-        self._rest = np.zeros(0, np.float32)  # less than a frame
-        self._before: list[Samples] = []  # frames before speech: padding, or what is idle
-        self._silence: list[Samples] = []  # frames after speech that are not given yet
+        self._rest = np.zeros(0, np.float32)  # samples of an incomplete frame
+        self._before: list[Samples] = []  # frames before speech: padding, or idle silence
+        self._silence: list[Samples] = []  # frames after speech that were not returned yet
         self._silent_from: int | None = None
         self._paused = False
 
     def push(self, samples: Samples) -> list[Outcome]:
-        """Take the next samples; return what they tell, in order."""
+        """Process the next samples; return the outcomes in order."""
         found: list[Outcome] = []
         samples = np.concatenate((self._rest, samples))
         whole = len(samples) - len(samples) % self._frame
@@ -114,11 +115,11 @@ class TurnDetector:
         return found
 
     def wait(self, seconds: float) -> None:
-        """Count silence from so many seconds on: a reply plays until then."""
+        """Start the idle timeout after so many seconds, when the reply's playback ends."""
         self._idle_from = self.at + round(seconds * 1000 * self._per_ms)
 
     def end_turn(self) -> Samples:
-        """End the turn here, whatever is said. Returns samples of it that were not given yet."""
+        """End the turn here, even during speech. Returns its samples that were not returned yet."""
         rest = np.concatenate([*self._silence, self._rest]) if self.speaking else self._rest[:0]
         self._begin_to_wait()
         return rest

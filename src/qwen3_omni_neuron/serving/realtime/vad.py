@@ -1,4 +1,4 @@
-"""Silero's voice activity model on the CPU: how likely a frame of 32 ms is speech."""
+"""Silero's voice activity model on the CPU: probability of speech in a frame of 32 ms."""
 
 import functools
 from importlib.util import find_spec
@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 RATE = 16000
 FRAME_SAMPLES = 512
-_CONTEXT_SAMPLES = 64  # of the frame before, which the model gets again
+_CONTEXT_SAMPLES = 64  # samples of the frame before, which the model gets again
 INSTALL = "pip install 'qwen3-omni-neuron[realtime]'"
 
 
 def is_installed() -> bool:
-    """Return whether the packages of the extra `realtime` are there."""
+    """Return whether the packages of the extra `realtime` are installed."""
     return all(find_spec(name) is not None for name in ("onnxruntime", "silero_vad"))
 
 
 class SileroVad:
-    """The model over one stream of sound.
+    """Voice activity model with the state of one stream.
 
     Source: silero-vad utils_vad.py, OnnxWrapper.
     """
@@ -30,12 +30,12 @@ class SileroVad:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was heard."""
+        """Reset the state to that of a new stream."""
         self._state = np.zeros((2, 1, 128), np.float32)
         self._frame = np.zeros((1, _CONTEXT_SAMPLES + FRAME_SAMPLES), np.float32)
 
     def __call__(self, frame: NDArray[np.float32]) -> float:
-        """Return the probability that a frame has speech. frame: [FRAME_SAMPLES] at RATE."""
+        """Return the probability of speech in a frame. frame: float32 [FRAME_SAMPLES] at RATE."""
         self._frame[0, :_CONTEXT_SAMPLES] = self._frame[0, -_CONTEXT_SAMPLES:]
         self._frame[0, _CONTEXT_SAMPLES:] = frame
         given = {"input": self._frame, "state": self._state, "sr": np.array(RATE, np.int64)}
@@ -48,7 +48,7 @@ def _model() -> Any:
     """Load the model once for all streams; its `run` may be called by several threads."""
     import onnxruntime
 
-    package = find_spec("silero_vad")  # imported, it would import all that it can be trained with
+    package = find_spec("silero_vad")  # an import would load its training dependencies, too
     assert package is not None and package.submodule_search_locations
     file = Path(package.submodule_search_locations[0]) / "data" / "silero_vad.onnx"
     options = onnxruntime.SessionOptions()
