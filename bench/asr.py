@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Transcribe the clips, after the first one has warmed the model up: a row each, in order."""
+    """Transcribe the clips, after a warm-up with the first one: a row for each clip, in order."""
     clips = read_clips(options.source)[: options.limit]
     normalize = _normalizer(options.normalizer, options.spelling)
     files = [clip.audio for clip in clips]
@@ -87,7 +87,7 @@ def _row(clip: Clip, outcome: Transcript | Failure) -> Row:
 def error_rates(
     references: Sequence[str], hypotheses: Sequence[str], normalize: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Return WER and CER, each over the whole set, and the counts that they are made of.
+    """Return WER and CER, each over the whole set, and the counts from which they are computed.
 
     Both are None where the references have no words. Words transcribed from a clip without words
     are insertions.
@@ -107,7 +107,7 @@ def error_rates(
 
 
 def speed(transcripts: Sequence[Transcript], wall_s: float) -> dict[str, Any]:
-    """Return the RTF of the run (wall_s over the transcribed audio), and percentiles of clips."""
+    """Return the run's RTF (wall_s over the transcribed audio), and percentiles of clips."""
     audio_s = sum(t.audio_s for t in transcripts)
     return {
         "audio_s": audio_s,

@@ -108,13 +108,13 @@ def rows_of(folder: Path, options: argparse.Namespace) -> list[Row]:
 
 
 def machine_rows(threads: int, options: argparse.Namespace) -> Iterator[Row]:
-    """Measure bandwidth and multiply-adds with so many threads."""
-    elements = options.array_mb * 2**20 // 4 // threads  # of each thread's arrays
+    """Measure bandwidth and multiply-adds with `threads` threads."""
+    elements = options.array_mb * 2**20 // 4 // threads  # in each thread's arrays
     parts = [[torch.ones(elements) for _ in range(3)] for _ in range(threads)]
     triads = [partial(torch.add, b, c, alpha=0.5, out=a) for a, b, c in parts]
     reads = [partial(torch.sum, b) for _, b, _ in parts]
     before = torch.get_num_threads()
-    # The number of torch's threads is each Python thread's own: here each works alone.
+    # Each Python thread has its own number of torch's threads: here each works alone.
     with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         for stage, calls, each in (("triad", triads, 12), ("read", reads, 4)):
             times = repeated(partial(together, pool, calls), options.repeats)
@@ -138,7 +138,7 @@ def together(pool: ThreadPoolExecutor, calls: Sequence[Callable[[], Any]]) -> No
 
 
 def row_of(stage: str, threads: int, times: Sequence[float], **more: int) -> Row:
-    """Return a row of the machine; see the module's docstring."""
+    """Return a row of the machine's figures; see the module's docstring."""
     row = dict.fromkeys(COLUMNS)
     return {**row, "stage": stage, "threads": threads, **median_row(times), **more}
 
@@ -146,7 +146,7 @@ def row_of(stage: str, threads: int, times: Sequence[float], **more: int) -> Row
 def stage_rows(
     folder: Path, config: OmniConfig, dtype: str, threads: int, options: argparse.Namespace
 ) -> Iterator[Row]:
-    """Load the model and time its stages, as bench.stages does, for prompts of various tokens."""
+    """Load the model and time its stages, as bench.stages does, for prompts of several lengths."""
     generator = torch.Generator().manual_seed(options.seed)
     prompts = [
         prompt_of(torch.randint(BYTE_TOKENS, (rows,), generator=generator))
@@ -168,7 +168,7 @@ def stage_rows(
 
 
 def work_of_row(models: Models, config: OmniConfig, row: Row) -> Work:
-    """Count the work of the call that a row is of."""
+    """Count the work of a row's call."""
     stage, dtype, rows = row["stage"], row["dtype"], row["rows"]
     text, talker = config.thinker.text, config.talker
     if stage in (PREFILL, DECODE):
@@ -184,7 +184,7 @@ def work_of_row(models: Models, config: OmniConfig, row: Row) -> Work:
 
 
 def with_work(row: Row, work: Work) -> Row:
-    """Return a stage's row with what its call has to do."""
+    """Return a stage's row with the work of its call."""
     cache = l3_bytes()
     return {
         **row,
@@ -196,7 +196,7 @@ def with_work(row: Row, work: Work) -> Row:
 
 
 def with_ratios(row: Row, rows: Sequence[Row]) -> Row:
-    """Return a stage's row with its ratios to the machine's best rates; others as they are."""
+    """Return a stage's row with its ratios to the machine's best rates; other rows unchanged."""
     if row["dtype"] is None:
         return row
     ratios = {
@@ -207,7 +207,7 @@ def with_ratios(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def best_rate(rows: Sequence[Row], name: str, threads: int) -> float:
-    """Return the most bytes, or multiply-adds, a second of one of the machine's figures."""
+    """Return the most bytes, or multiply-adds, a second in rows of one of the machine's figures."""
     same = [row for row in rows if (row["stage"], row["threads"]) == (name, threads)]
     return max(float(row[MACHINE[name]] / row["min_s"]) for row in same)
 

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Send the same requests in both ways, in turn: a row a round. Times in seconds."""
+    """Send the same requests in both ways, in turn: a row for each round. Times in seconds."""
     limits: RequestArguments = {
         "thinker_max_new_tokens": TEXT_TOKENS,
         "talker_max_new_tokens": FRAMES + 1,
@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> Figures:
             checkpoint,
             max_concurrency=options.requests,
             placement=options.placement,
-            reuse=False,  # the same requests come again and again
+            reuse=False,  # the same requests are repeated
         ) as omni,
     ):
 

@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def replayed(options: argparse.Namespace) -> Iterator[Row]:
-    """Replay each profile in each placement, with and without rows held."""
+    """Replay each profile in each placement, with and without held rows."""
     for name in options.replay.split(","):
         file = PROFILES / f"{name}.json"
         profile = StageProfile.load(file if file.exists() else Path(name))
@@ -106,7 +106,7 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
             with Qwen3Omni.load(checkpoint, max_concurrency=most, reuse=reuse) as omni:
                 for others in options.others:
                     with busy(omni, others, options.speed):
-                        # Without reuse it makes no difference when the pieces came.
+                        # Without reuse the pieces' times make no difference.
                         pieces = list(options.piece_ms) if reuse else [None]
                         for seconds, piece_ms in itertools.product(options.seconds, pieces):
                             yield from sessions(omni, options, seconds, piece_ms, others)
@@ -115,9 +115,9 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
 def sessions(
     omni: Qwen3Omni, options: argparse.Namespace, seconds: int, piece_ms: int | None, others: int
 ) -> Iterator[Row]:
-    """Measure the same turns of several sessions. piece_ms: None for speech given whole."""
+    """Measure the same turns of several sessions. piece_ms: None if the speech is sent whole."""
     found: dict[int, list[tuple[float, int, int]]] = {turn: [] for turn in options.turns}
-    for number in range(options.rounds + 1):  # one that is not counted
+    for number in range(options.rounds + 1):  # the first one is not counted
         asked: RequestArguments = {**LIMITS, "seed": number}
         with omni.session(**asked) as session:
             for turn in range(1, max(options.turns) + 1):
@@ -145,14 +145,14 @@ def answer(
 ) -> tuple[float, int, int]:
     """Speak a turn and take the reply.
 
-    Returns seconds from the last sample to the reply's first, the prompt's rows, and those of them
-    that were reused.
+    Returns the seconds from the last sample to the reply's first, the number of the prompt's rows,
+    and how many of them were reused.
     """
     size = len(samples) if piece_ms is None else RATE * piece_ms // 1000
     start_s = time.perf_counter()
     for first in range(0, len(samples), size):
         piece = samples[first : first + size]
-        if piece_ms is not None:  # a piece is there when its last sample was spoken
+        if piece_ms is not None:  # a piece is sent when its last sample was spoken
             due_s = start_s + (first + len(piece)) / RATE / speed
             time.sleep(max(0.0, due_s - time.perf_counter()))
         ended_s = time.perf_counter()
@@ -170,7 +170,7 @@ def answer(
 
 @contextmanager
 def busy(omni: Qwen3Omni, callers: int, speed: float) -> Iterator[None]:
-    """Let callers ask questions, each the next one when it has heard the reply to its last."""
+    """Let callers ask questions, each one after hearing the reply to its last question."""
     done = threading.Event()
 
     def ask(number: int) -> None:
@@ -193,7 +193,7 @@ def busy(omni: Qwen3Omni, callers: int, speed: float) -> Iterator[None]:
 
 
 def speech(seconds: float, shift: int) -> NDArray[np.float32]:
-    """Return so much of a spoken question, from another place for each shift, again and again."""
+    """Return this many seconds of a repeated spoken question, from another place for each shift."""
     samples, rate = soundfile.read(SPOKEN, dtype="float32")
     assert rate == RATE and samples.ndim == 1, "the example is mono, at the model's rate"
     return np.resize(np.roll(samples, 997 * shift), round(RATE * seconds))

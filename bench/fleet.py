@@ -37,9 +37,9 @@ from bench.replaying.load import make_load
 from bench.replaying.profiles import ProfileError, StageProfile
 from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
-PLAYS = 0.9  # of a frame's 80 ms: time a frame that still plays without a pause
-CURVE_ROWS = 320  # a new turn behind its conversation
-REPLICAS_A_MACHINE = {"shared": 8, "split": 2}  # of 64 cores: 8 and 24 a replica, at TP 8
+PLAYS = 0.9  # share of a frame's 80 ms in which frames must come to play without a pause
+CURVE_ROWS = 320  # a new turn after its conversation
+REPLICAS_A_MACHINE = {"shared": 8, "split": 2}  # on 64 cores: 8 and 24 cores a replica, at TP 8
 WARM_S, LEAST_S, REPLIES = 200.0, 100.0, 10_000
 HALVINGS, SEARCHED = 6, 100
 DAY_S, LOWEST, BURSTS, BURST_S, BURST = 86400.0, 0.2, 6, 600.0, 1.5
@@ -122,7 +122,7 @@ def simulated(profile: StageProfile, placement: str, options: argparse.Namespace
 
 
 def most_at_once(curves: ServiceCurves, slots: int) -> int:
-    """Return the most requests at once whose speech still plays without a pause."""
+    """Return the most concurrent requests whose speech still plays without a pause."""
     paces = [n for n in range(1, slots + 1) if curves.frame_of(CURVE_ROWS, n) < PLAYS * FRAME_S]
     if not paces:
         raise InputError("one request alone is slower than playback.")
@@ -130,7 +130,7 @@ def most_at_once(curves: ServiceCurves, slots: int) -> int:
 
 
 def replies_per_s(curves: ServiceCurves, at_once: int, talk: Talk) -> float:
-    """Return the replies a second of a replica that always has this many requests."""
+    """Return the replies a second of a replica that always runs this many requests."""
     frames = sum(lengths.frames for lengths in talk.lengths) / len(talk.lengths)
     first_s = float(curves.first_audio_of(CURVE_ROWS, at_once).mean())
     return at_once / (first_s + frames * curves.frame_of(CURVE_ROWS, at_once))
@@ -144,9 +144,9 @@ def busiest(
     options: argparse.Namespace,
     share: float | None = None,
 ) -> tuple[float, Outcome]:
-    """Simulate the most load that meets the target, for REPLIES or LEAST_S, after WARM_S.
+    """Simulate the highest load that meets the target, for REPLIES or LEAST_S, after WARM_S.
 
-    share: the load, where it is known, of what full replicas do. Returns the share, and the
+    share: the load, if known, as a share of the load of full replicas. Returns the share, and the
     outcome.
     """
     most = plan.replicas * replies_per_s(curves, plan.at_once, talk)
@@ -192,7 +192,7 @@ def figures(outcome: Outcome, placement: str) -> Row:
     """Return an outcome's figures, times in seconds.
 
     held, new: shares of all prompt rows that the replica held, and that no replica can hold.
-    machine_h_per_1m_min: hours of a machine for a million minutes of speech.
+    machine_h_per_1m_min: machine hours for a million minutes of speech.
     """
     replies, machines = len(outcome.first_audio_s), REPLICAS_A_MACHINE[placement]
     speech_min = outcome.speech_s / 60

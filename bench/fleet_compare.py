@@ -39,14 +39,14 @@ BACKGROUND_S, SIMULATED_S, AGREES = 3.0, 300.0, 0.15
 
 @dataclass
 class Observations:
-    """Requests of one case, and what they took: seconds of all, and CPU seconds of this machine."""
+    """Requests of one case: seconds of all, and CPU seconds of this machine."""
 
     replies: list[RequestMetrics] = field(default_factory=list)
     seconds: float = 0.0
     cpu_s: float = 0.0
 
     def observe(self, way: Way, clients: int, requests: int) -> None:
-        """Run clients, each its requests one after the other."""
+        """Run clients, each with its requests in sequence."""
         before_s = tree_cpu_s()
         seconds, events = at_once(way, clients, requests)
         self.cpu_s += tree_cpu_s() - before_s
@@ -55,7 +55,7 @@ class Observations:
 
     @property
     def first_audio_s(self) -> list[float]:
-        """Time to the first sample of each."""
+        """Time to the first sample of each request."""
         return [m.ttfb_s for m in self.replies if m.ttfb_s is not None]
 
     @property
@@ -101,14 +101,14 @@ def measure(options: argparse.Namespace) -> Figures:
             ray.deploy()
             ray.wait_for(name, replicas)
             over_ray[replicas] = partial(over_http, (LOCAL, ray.port), options, prefix)
-            at_once(over_ray[replicas], 2 * replicas, 2)  # all of them have answered
+            at_once(over_ray[replicas], 2 * replicas, 2)  # so that every replica has answered
         cases: dict[tuple[int, int], tuple[Way, int]]
         cases = {(0, count): (alone, count) for count in AT_ONCE}
         cases[1, 1] = over_ray[1], 1
         cases |= {(REPLICAS, count): (over_ray[REPLICAS], count) for count in options.clients}
         found = {case: Observations() for case in cases}
         background = Observations()
-        # In turn: this machine may be slower for a while, and then it is for all.
+        # In turn, so that a slow phase of this machine affects all of them.
         for _ in range(options.rounds):
             before_s = tree_cpu_s()
             time.sleep(BACKGROUND_S)
@@ -138,8 +138,8 @@ def curves_of(
 ) -> tuple[ServiceCurves, list[RequestLengths]]:
     """Return the curves of a replica behind Ray, and the lengths of the replies.
 
-    What Ray adds to a request alone, it is taken to add to every request; a request keeps as many
-    cores busy as its CPU time over its time says.
+    The time that Ray adds to a lone request is added to every request; the cores that a request
+    keeps busy are its CPU time over its time.
     """
     one = alone[1]
     first_s = statistics.median(through_ray.first_audio_s) - statistics.median(one.first_audio_s)
@@ -175,7 +175,7 @@ def predict(
 
 
 def alone_s(curves: ServiceCurves, lengths: Sequence[RequestLengths]) -> list[float]:
-    """Return the time of each reply alone."""
+    """Return the time of each reply without other requests."""
     first_s, frame_s = float(np.mean(curves.first_audio_of(0, 1))), curves.frame_of(0, 1)
     return [first_s + frame_s * one.frames for one in lengths]
 
@@ -211,16 +211,16 @@ def case_of(clients: int, found: Observations) -> Row:
 
 
 def tree_cpu_s() -> float:
-    """Return the CPU time of this process and of all below it, those that have ended included."""
+    """Return the CPU time of this process and its descendants, including those that have ended."""
     ticks, parents = {}, {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         pid = int(stat.parent.name)
         parents[pid] = int(fields[1])
-        ticks[pid] = sum(map(int, fields[11:15]))  # user and system, own and of ended children
+        ticks[pid] = sum(map(int, fields[11:15]))  # user and system time, also of ended children
     tree, grown = {os.getpid()}, True
     while grown:
         more = {pid for pid, parent in parents.items() if parent in tree} - tree

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 NAME, REPLICAS, SLOTS = "speaking", 3, 8
 FAULTS = ("killed", "shrunk", "grown", "updated")
-CALM_S = 5.0  # before each
+CALM_S = 5.0  # before each disturbance
 SAMPLE = 100
 RESTART_S = 600.0
 
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Send the load, and do one thing after the other to the replicas."""
+    """Send the load, and disturb the replicas in one way after the other."""
     from testing.ray_cluster import cluster
 
     rows: list[Row] = []
@@ -65,7 +65,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
-    """Do the next thing to the replicas, and wait until all run again."""
+    """Do the next thing to the replicas, and wait until all of them run again."""
     fault = FAULTS[number % len(FAULTS)]
     before, moment = set(fleet.replicas(NAME)), f"{number} {fault}"
     start_s = load.note(moment)
@@ -93,12 +93,12 @@ def disturb(fleet: "Cluster", load: Load, number: int) -> Row:
 
 
 def reused(answers: Sequence[Answer]) -> float:
-    """Return the share of the prompts' rows that the replicas had already."""
+    """Return the share of the prompts' rows that the replicas already had."""
     return sum(one.reused_rows for one in answers) / max(1, sum(one.rows for one in answers))
 
 
 def deploy(fleet: "Cluster", replicas: int, updates: int) -> None:
-    """Deploy so many replicas. updates: so many before, each of which changes a setting."""
+    """Deploy this many replicas. updates: earlier updates, each of which changes a setting."""
     fleet.deploy(NAME, replicas, dtype="float32", max_concurrency=SLOTS, max_media=1 + updates)
 
 

@@ -31,9 +31,9 @@ from testing.models import load_models
 def lower(graph: Graph, owner: nn.Module) -> tuple[str, str]:
     """Return a graph as HLO and as StableHLO.
 
-    owner: its part, which is moved to the XLA device. Inputs have the types that they have on a
-    device. Needs torch_xla. Raises RuntimeError for an operation that torch_xla has no HLO of: it
-    would be computed on the CPU between operations of the graph.
+    owner: the graph's part, which is moved to the XLA device. Inputs have the types that they have
+    on a device. Needs torch_xla. Raises RuntimeError for an operation without HLO in torch_xla,
+    which would be computed on the CPU between operations of the graph.
     """
     import torch_xla
     from torch_xla.core.xla_model import get_stablehlo
@@ -53,9 +53,9 @@ def lower(graph: Graph, owner: nn.Module) -> tuple[str, str]:
 def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
     """Lower every graph over a tiny checkpoint, in the released precision.
 
-    Yields what is found in its HLO, and in its StableHLO.
+    Yields the findings in its HLO, and in its StableHLO.
     """
-    # Prompts of few rows and of many use experts differently, and so do one slot and several.
+    # Prompts of few and of many rows use experts differently, as do one slot and several.
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, torch.bfloat16)
     models = with_weights(static_models(config), weights)
@@ -76,7 +76,7 @@ def lowered(folder: Path) -> Iterator[tuple[Graph, Findings, Findings]]:
         batches=(1,),
         chunk_frames=(1, 4),
     )
-    # Extended too, which target torchneuron's engines do: every graph of either target is linted.
+    # Also the extend graphs, for target torchneuron: every graph of either target is linted.
     for graph in all_graphs(config, replace(plan, extends=True)):
         hlo, stablehlo = lower(graph, getattr(models, graph.part))
         yield graph, lint_hlo(hlo), lint_stablehlo(stablehlo)

@@ -42,7 +42,7 @@ from qwen3_omni_neuron.cli import model_arguments
 
 HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
 HELD_MB, HELD_AFTER_S = 50.0, 30.0
-ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # watched before the first kind, around each
+ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # seconds before the first kind, and around each
 TIMES = ("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused")
 
 
@@ -59,14 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Send every chosen kind, those that may share a server to the same one."""
+    """Send every chosen kind; kinds that may share a server are sent to the same one."""
     chosen = [kind for kind in KINDS if options.kinds is None or kind.name in options.kinds]
     checkpoint = options.model or SPEAKING_CHECKPOINT
     rows: list[Row] = []
     chosen.sort(key=lambda kind: repr(kind.server))  # stable: otherwise in the table's order
     for spec, group in groupby(chosen, key=lambda kind: kind.server):
         left = list(group)
-        while left:  # another server where the one before was for one kind, or has ended
+        while left:  # a new server after a kind with its own, or if it has ended
             with target_of(spec, checkpoint, options) as target:
                 done = measured_on(target, left[:1] if spec.own else left)
             rows, left = rows + done, left[len(done) :]
@@ -78,7 +78,7 @@ def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
     rows: list[Row] = []
     fill_slots(SLOTS, target.connection, target.key or "")
     target.says()
-    with session(target):  # the first one loads what finds turns
+    with session(target):  # the first session loads what detects turns
         pass
     good = any(kind.good for kind in kinds)
     with watchers_of(target, good) as watchers:
@@ -97,7 +97,7 @@ def measured_on(target: Target, kinds: Sequence[Kind]) -> list[Row]:
 def watchers_of(target: Target, good: bool) -> Iterator[list[Watcher]]:
     """Watch /health, a good client, and a process that does nothing, while the block runs.
 
-    good: False for a second such process in the good client's place.
+    good: False for a second idle process in place of the good client.
     """
     where = target.host, target.port, target.good_key, target.tls is not None
     watchers = [Watcher(name, *where) for name in ("health", "good" if good else "idle", "idle")]
@@ -108,7 +108,7 @@ def watchers_of(target: Target, good: bool) -> Iterator[list[Watcher]]:
 
 
 def measured(target: Target, kind: Kind, alone: Seen) -> Row:
-    """Send one kind, and look at the server meanwhile and afterwards. alone: the good client."""
+    """Send a kind, and watch the server meanwhile and after. alone: the good client's times."""
     before_mb, stages = target.held_mb(), target.stages()
     with watchers_of(target, kind.good) as watchers, Peak(target) as peak:
         time.sleep(SETTLE_S)
@@ -152,7 +152,7 @@ def measured(target: Target, kind: Kind, alone: Seen) -> Row:
 
 
 def attacked(target: Target, kind: Kind) -> list[Outcome]:
-    """Do what a kind does. An attack that fails by itself is an outcome, too."""
+    """Run a kind's attack. An attack that fails by itself is an outcome, too."""
     try:
         return list(kind.attack(target))
     except Exception as error:

@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def one_round(options: argparse.Namespace) -> Row:
-    """Load, speak three times, close; return the times and what is left."""
+    """Load, speak three times, close; return the times and the memory and files left."""
     start = time.perf_counter()
     times: Row = {}
     with load_chosen(model_or_shipped(options), options, slots=options.at_once) as omni:

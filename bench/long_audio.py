@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Measure every step: a row each. The summary has their peaks."""
+    """Measure every step: a row for each. The summary has their peaks."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
         folder, seconds = Path(name), options.seconds
@@ -60,7 +60,7 @@ def write_audio(path: Path, seconds: int) -> None:
 
 
 def measured(work: Callable[[], Any]) -> dict[str, float]:
-    """Return the seconds of a call, and the megabytes of its peak above those before it.
+    """Return a call's seconds, and the megabytes of its peak memory above the memory before.
 
     The peak includes the call's result.
     """
@@ -101,7 +101,7 @@ def encode(folder: Path, seconds: int) -> dict[str, float]:
 
 def noise(seconds: int) -> np.ndarray:
     """Return noise, float32 [samples] at 16 kHz."""
-    # In float32 from the start: a larger peak before the measured work would hide that of it.
+    # In float32 from the start: a larger peak before the measured work would hide that of the work.
     return np.random.default_rng(0).random(16000 * seconds, dtype=np.float32) * np.float32(0.3)
 
 

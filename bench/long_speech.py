@@ -53,7 +53,7 @@ Frame = Callable[[], object]
 WINDOW = 100
 EARLY, LATE = 110, 3100  # ends of the windows that are compared
 WINDOW_ENDS = (EARLY, 256, 512, 1024, 2048, LATE, 4096)
-SETTLED = 256  # after this frame the peak should not grow
+SETTLED = 256  # the peak should not grow after this frame
 MOST_RATIO, MOST_GROWTH_MB = 1.15, 4.0
 CODE2WAV, TALKER = "code2wav", "talker and code predictor"
 
@@ -110,7 +110,7 @@ def decoded_chunks(vocoder: Vocoder, config: OmniConfig, chunk: int, seed: int) 
 def spoken_frames(talker: Talker, config: OmniConfig, prompt: Prompt, seed: int) -> Iterator[Frame]:
     """Yield calls that each generate the next frame of one slot, and append it.
 
-    The first code of each is drawn here, so that the talker never ends.
+    The first code of each frame is drawn here, so that the talker never ends.
     """
     assert config.talker is not None
     draw = np.random.default_rng(seed)
@@ -132,7 +132,7 @@ def windows(part: str, calls: Iterator[Frame], frames: int, chunk: int = 1) -> l
     Returns a row for each window that ends before the last frame, and one that ends with it.
     """
     rows: list[Row] = []
-    seconds: list[float] = []  # per frame, of each call
+    seconds: list[float] = []  # per frame, for each call
     for end in sorted({end for end in WINDOW_ENDS if end < frames} | {frames}):
         while chunk * len(seconds) < end:
             seconds.append(timed(next(calls)) / chunk)
@@ -168,7 +168,7 @@ def summary_of(rows: Sequence[Row], here: bool) -> dict[str, Any]:
 
 
 def time_ratio(rows: Sequence[Row]) -> float | None:
-    """Return a late frame's time over an early one's; None where the run ended before."""
+    """Return a late frame's time over an early one's; None if the run ended before."""
     by_end = {row["to_frame"]: row["median_frame_s"] for row in rows}
     return by_end[LATE] / by_end[EARLY] if {EARLY, LATE} <= by_end.keys() else None
 

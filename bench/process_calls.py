@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace) -> Figures:
     spawn = torch.multiprocessing.get_context("spawn")
     pipe, far_pipe = spawn.Pipe()
     spawn.Process(target=serve_pipe, args=(far_pipe,), daemon=True).start()
-    # Under the module's name: the engine's process doesn't know this script as its __main__.
+    # Taken from the module by name: the engine's process doesn't know this script's __main__.
     from bench.process_calls import IdleEngine as Factory
 
     process = EngineProcess("idle", cast(Any, Factory))  # it serves any object's methods
@@ -104,7 +104,7 @@ def seconds_of(call: Callable[..., Any], request: tuple[Any, ...], count: int) -
     """Return the seconds of each call, after a few that warm up."""
     seconds = []
     for _ in range(count + count // 10):
-        # A new tensor each time, as a prompt's is: torch.multiprocessing moves a tensor to shared
+        # A new tensor each time, like a prompt's: torch.multiprocessing moves a tensor to shared
         # memory when it is first sent, and leaves it there.
         arguments = [part.clone() if isinstance(part, Tensor) else part for part in request]
         seconds.append(timed(partial(call, *arguments)))

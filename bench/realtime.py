@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def pieces(samples: Any, piece_ms: int) -> Any:
-    """Yield a question's pieces, each when its last sample has been spoken."""
+    """Yield a question's pieces, each at the time when its last sample has been spoken."""
     size, start_s = RATE * piece_ms // 1000, time.perf_counter()
     for first in range(0, len(samples), size):
         piece = samples[first : first + size]
@@ -122,7 +122,7 @@ def over_socket(
         session = {"type": "realtime", "audio": {"input": sound}, "seed": number, **LIMITS}
         send(socket, "session.update", session=session)
         for turn in range(options.turns + 1):
-            # Rolled it would begin and end in mid-word, which is no turn for a VAD.
+            # A rolled question would begin and end in mid-word, which is no turn for a VAD.
             said = samples if vad else np.roll(samples, 997 * (turn + 10 * number))
             found.append(spoken_turn(socket, said, options.piece_ms, vad))
     return found[1:]

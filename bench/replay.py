@@ -93,9 +93,9 @@ def case(
     concurrency: int,
     load: Sequence[RequestLengths],
 ) -> Row:
-    """Replay the load, and return its figures, times in seconds.
+    """Replay the load, and return its figures. Times are in seconds.
 
-    underruns, silent_s: of all requests together. first_chunks: sizes of the last request's first
+    underruns, silent_s: sums over all requests. first_chunks: sizes of the last request's first
     chunks, in frames.
     """
     replies = replay(profile, behaviour, placement, concurrency, load).replies
@@ -127,7 +127,7 @@ def p95(values: Sequence[float]) -> float:
 
 
 def first_chunk(text: str) -> Behaviour:
-    """Parse one of --first-chunk: "adaptive", or a chunk size."""
+    """Parse one value of --first-chunk: "adaptive", or a chunk size."""
     if text == "adaptive":
         return OURS
     if text in map(str, CHUNK_FRAMES):
@@ -137,7 +137,7 @@ def first_chunk(text: str) -> Behaviour:
 
 
 def ramp(first: int) -> Behaviour:
-    """Return ours with fixed chunk sizes, from `first` up; the last is for all that follow."""
+    """Return ours with fixed chunk sizes that begin with `first`; the last one repeats."""
     chunk_frames = CHUNK_FRAMES[CHUNK_FRAMES.index(first) :]
     return Behaviour(f"ours, fixed {first}, ...", chunk_frames=chunk_frames)
 
@@ -160,7 +160,7 @@ def table(rows: Sequence[Row]) -> list[str]:
 
 
 def against_the_port(rows: Sequence[Row]) -> list[str]:
-    """Compare the port's way with its published time, where the latencies are its own."""
+    """Compare the port's way with its published time, if the latencies are the port's own."""
     return [
         f"replay: driven the port's way, mean TTFB {1e3 * r['ttfb_mean_s']:.0f} ms; the port "
         f"measured {1e3 * PUBLISHED_TTFB_S:.0f} "

@@ -29,7 +29,7 @@ from bench.reporting.timeline import timeline
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return the exit status: 0, or 1 where a file is none that can be shown."""
+    """Return the exit status: 0, or 1 if a file can't be shown."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -61,7 +61,7 @@ def write_report(files: Sequence[Path], out: Path) -> Path:
 
 
 def draw(sources: Sequence[Source]) -> tuple[list[Picture], list[str]]:
-    """Return all plots that the files have something for, and why others could not be drawn."""
+    """Return all plots for which the files have data, and why other plots could not be drawn."""
     timelines, spectrograms, untimed, without_sound = [], [], [], []
     with style.context(STYLE):
         for source in sources:
@@ -70,7 +70,7 @@ def draw(sources: Sequence[Source]) -> tuple[list[Picture], list[str]]:
                 timelines.append(timeline(source, timed))
             elif source.requests:
                 untimed.append(f"{source.title}: no timeline. Run the benchmark with --timeline 1.")
-            # The request of the timeline, where its audio was saved.
+            # The request of the timeline, if its audio was saved.
             with_audio = median_request(
                 source.requests, lambda r: (not r.audio_file, not r.timeline)
             )

@@ -38,7 +38,7 @@ GRAPH_OF = {
 def roofline(run: DryRun, tp: int) -> StageProfile:
     """Return the profile of a dry run at one TP degree.
 
-    A table has each number of frames once, with the time of the fewest streams.
+    For each number of frames, a table has one time, that of the fewest streams.
     """
     stages = {}
     for stage, (name, sizes, rule) in GRAPH_OF.items():

@@ -48,12 +48,12 @@ SLOTS, QUEUED = 8, 64
 READY_S, REPLY_S, END_S = 600.0, 600.0, 60.0
 LOCAL = "127.0.0.1"
 READ_BYTES = 1 << 18
-LAST_CHUNK = b"0\r\n\r\n"  # of HTTP
+LAST_CHUNK = b"0\r\n\r\n"  # end of a chunked HTTP body
 
 Heard = Callable[[], RequestEvents]
-"""A whole reply, which is decoded when this is called."""
+"""A whole reply, which is decoded by this call."""
 Client = Callable[[int], Heard]
-"""Sender of the request with a seed, which listens until the reply has ended."""
+"""Function that sends the request with a seed, and reads until the reply has ended."""
 Way = Callable[[], AbstractContextManager[Client]]
 
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Ask in all ways, in turn, at each number of clients."""
+    """Ask in all ways, in turn, with each number of clients."""
     rows: list[Row] = []
     with (
         chosen_checkpoint(options) as checkpoint,
@@ -110,7 +110,7 @@ def through_api(omni: Qwen3Omni, options: argparse.Namespace) -> Iterator[Client
 def over_http(
     address: tuple[str, int], options: argparse.Namespace, prefix: str = ""
 ) -> Iterator[Client]:
-    """Make a client of a server, with a connection of its own. prefix: of its paths."""
+    """Make a client of a server, with a connection of its own. prefix: prefix of its paths."""
     with closing(socket.create_connection(address, REPLY_S)) as sock:
         yield lambda seed: ask_over(sock, {"seed": seed, **limits(options)}, prefix)
 
@@ -123,7 +123,7 @@ def limits(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def at_once(way: Way, clients: int, requests: int) -> tuple[float, list[RequestEvents]]:
-    """Run the clients, each its requests one after the other. Returns the seconds of all."""
+    """Run the clients, each with its requests in sequence. Returns the total seconds."""
 
     def run_client(number: int) -> list[Heard]:
         with way() as ask:
@@ -149,7 +149,7 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
     data = json.dumps(body).encode()
     head = f"POST {prefix}/v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
     head += f"content-length: {len(data)}\r\n"
-    head += f"x-session-id: {more['seed']}"  # where there are replicas: any of them
+    head += f"x-session-id: {more['seed']}"  # with several replicas, any of them takes it
     arrived_s = time.perf_counter()
     sock.sendall(f"{head}\r\n\r\n".encode() + data)
     room = memoryview(bytearray(READ_BYTES))
@@ -165,7 +165,7 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
 
 
 def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> RequestEvents:
-    """Return the events of a reply, each at the time when its last byte had been read."""
+    """Return the events of a reply, each with the time when its last byte had been read."""
     ends = list(accumulate(len(part) for _, part in received))
     texts, chunks, reason, end = [], [], "", 0
     for line in b"".join(part for _, part in received).splitlines(keepends=True):
@@ -202,7 +202,7 @@ def row_of(way: str, clients: int, rounds: list[tuple[float, list[RequestEvents]
 
 
 def overhead(rows: Sequence[Row]) -> list[Row]:
-    """Compare with the API: time that each way adds to the median first sound, and throughput."""
+    """Return the time that each way adds to the API's median first sound, and its throughput."""
     api = {row["clients"]: row for row in rows if row["way"] == "api"}
     return [
         {
@@ -218,7 +218,7 @@ def overhead(rows: Sequence[Row]) -> list[Row]:
 
 @contextmanager
 def through_ray(checkpoint: Any, options: argparse.Namespace) -> Iterator[int]:
-    """Serve the checkpoint with one replica in a Ray cluster of this machine. Yields the port."""
+    """Serve the checkpoint with one replica in a Ray cluster on this machine. Yields the port."""
     from testing.ray_cluster import cluster
 
     args: dict[str, Any] = {"model": str(checkpoint), "model_name": "load", "dtype": options.dtype}
@@ -239,8 +239,8 @@ def server_process(
 ) -> Iterator[tuple[str, int, "subprocess.Popen[str]"]]:
     """Serve the checkpoint in a process of its own. Yields host, port and process.
 
-    flags: of `serve`, beside those that it gets here. on_line: called with each line of its log
-    after it is ready, in a thread of its own.
+    flags: flags of `serve`, beside those that are set here. on_line: called in a thread of its own
+    with each line of its log after it is ready.
     """
     words = ["-m", "qwen3_omni_neuron.cli", "serve", "--model", str(checkpoint), "--port", "0"]
     words += ["--max-concurrency", str(SLOTS), "--max-queued", str(QUEUED), "--model-name", "load"]

@@ -43,8 +43,8 @@ from train.judge import Judge
 
 UNIT = Path(__file__).parents[1] / "deploy" / "systemd" / "qwen3-omni-neuron.service"
 MODEL_DIED = 70
-NEAR_MINUTES = 0.02  # two moments as near as this are one
-DIES_S = 60.0  # for a server to end once a stage was killed
+NEAR_MINUTES = 0.02  # two points in time as near as this are one
+DIES_S = 60.0  # for a server to end after a stage was killed
 FREE_S, SETTLE_S = 30.0, 5.0  # for all to be free at an idle point, and until it is measured
 GROWTH_MB_PER_HOUR = 10.0
 LEFT = ("requests_in_progress", "slots_used", "queue_length", "realtime_sessions")
@@ -55,8 +55,8 @@ HELD = ("threads", "open_files", "children")
 class Run:
     """One server's life.
 
-    points: its idle points, of which at_minutes is since its KV caches were filled. ready_after_s:
-    since it was started; ended_after_s: since its stage was killed, or SIGTERM.
+    points: its idle points, whose at_minutes count since its KV caches were filled. ready_after_s:
+    time since its start; ended_after_s: time since its stage was killed, or since SIGTERM.
     """
 
     number: int
@@ -74,7 +74,7 @@ class Run:
         return [point for point in self.points if point["at_minutes"] >= self.minutes / 4]
 
     def row(self) -> Row:
-        """Return what is told of it: how much more it held at the last idle point counted."""
+        """Return its summary, with its growth until the last idle point that counts."""
         counted = self.counted
         growth, error = growth_of([self])
         more = {f"more_{n}": counted[-1][n] - counted[0][n] for n in HELD} if counted else {}
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Let the clients ask one server after the other."""
+    """Let the clients send requests to one server after the other."""
     if options.kill_every_minutes:
         options.placement = "split"
     gate, log = Gate(), Counter[str]()
@@ -131,7 +131,7 @@ def live(
     clients: Clients,
     log: "Counter[str]",
 ) -> None:
-    """Serve until a stage is killed, or to the end. minutes: that are left."""
+    """Serve until a stage is killed, or to the end. minutes: the remaining time."""
 
     def on_line(line: str) -> None:
         event: Row = json.loads(line) if line.startswith("{") else {"event": line.strip()}
@@ -180,7 +180,7 @@ def live(
 
 
 def idle_point(gate: Gate, address: Address, process: "Popen[str]", start_s: float) -> Row:
-    """Let all clients pause, and look at what the server holds."""
+    """Let all clients pause, and measure what the server holds."""
     stuck = not gate.close()
     end_s = time.monotonic() + FREE_S
     while any((held := held_at(address)).values()) and time.monotonic() < end_s:
@@ -192,14 +192,14 @@ def idle_point(gate: Gate, address: Address, process: "Popen[str]", start_s: flo
 
 
 def held_at(address: Address) -> dict[str, float]:
-    """Return the figures that must be 0 while nobody asks."""
+    """Return the figures that must be 0 while there are no requests."""
     lines = get(address, "/metrics").decode().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {name: float(values[f"qwen3_omni_{name}"]) for name in LEFT}
 
 
 def ended(process: "Popen[str]") -> int | None:
-    """Return the status of a server that has to end by itself now; None where it does not."""
+    """Return the status of a server that has to end by itself now; None if it does not."""
     try:
         return process.wait(DIES_S)
     except TimeoutExpired:
@@ -208,16 +208,16 @@ def ended(process: "Popen[str]") -> int | None:
 
 
 def restart_s() -> float:
-    """Return how long systemd waits before it starts the server anew: RestartSec."""
+    """Return how long systemd waits before it restarts the server: RestartSec."""
     lines = UNIT.read_text(encoding="utf-8").splitlines()
     return float(next(x.split("=")[1] for x in lines if x.startswith("RestartSec=")))
 
 
 def growth_of(runs: Sequence[Run]) -> tuple[float | None, float | None]:
-    """Return by how many MB an hour the memory of some runs grew, and its standard error.
+    """Return the memory growth of some runs in MB an hour, and its standard error.
 
-    It is the slope of lines through their idle points by least squares, one slope for all of them.
-    None where they have too few points.
+    It is the slope of least-squares lines through their idle points, one slope for all runs. None
+    if they have too few points.
     """
     runs = [one for one in runs if one.counted]
     lines = [np.array([(p["at_minutes"] / 60, p["memory_mb"]) for p in r.counted]) for r in runs]
@@ -230,7 +230,7 @@ def growth_of(runs: Sequence[Run]) -> tuple[float | None, float | None]:
 
 
 def misheard(clients: Clients) -> list[str]:
-    """Return what answers say that say something else than they should."""
+    """Return the texts of answers that say something else than they should."""
     if not clients.heard:
         return []
     judge = Judge()
@@ -244,7 +244,7 @@ def misheard(clients: Clients) -> list[str]:
 def summary(
     runs: Sequence[Run], gate: Gate, log: "Counter[str]", heard: int, wrong_words: Sequence[str]
 ) -> dict[str, Any]:
-    """Return what became of all, and which goals are met."""
+    """Return the outcomes of all runs, and which goals are met."""
     points = [point for one in runs for point in one.points]
     found = [one.row() for one in runs]
     growth, error = growth_of(runs)

@@ -42,8 +42,8 @@ SHORTEST_S = 9.0  # a clip has at least one whole window
 NOISES_DB = (None, 60, 40, 20)  # below the speech; None: digital silence between the sentences
 GAINS = ("even", "random by 12 dB", "rising by 3 dB a sentence")
 FRAME_SAMPLES = 1920
-EARLIER = 3  # replies of a session before one that is cut
-CUTS = 20  # of each reply
+EARLIER = 3  # replies of a session before a reply that is cut
+CUTS = 20  # for each reply
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Count both: a row for each kind of clip, and one for each pace."""
+    """Count both: a row for each kind of clip, and a row for each pace."""
     rows: list[Row] = [
         changed_windows(noise_db, gain, options.clips, options.seconds)
         for noise_db in NOISES_DB
@@ -80,10 +80,10 @@ def share(rows: Sequence[Row], part: str, whole: str) -> float:
 
 
 def changed_windows(noise_db: int | None, gain: str, clips: int, seconds: float) -> Row:
-    """Count the windows whose features differ at the clip's end from those when it was complete.
+    """Count the windows whose features at the clip's end differ from those when it was complete.
 
-    late: clips whose loudest moment comes after their last whole window, and stale: after the last
-    block that was there before the end, so that nothing ahead of the end could be done about it.
+    late: clips whose loudest moment comes after their last whole window; stale: clips where it
+    comes after the last block before the end, so that no work ahead of the end can use it.
     """
     settings = MelSettings.of(read_preprocessor(resolve_checkpoint(SPEAKING_CHECKPOINT)))
     windows = changed = late = stale = 0
@@ -129,7 +129,7 @@ def sentences(
 
 
 def words_kept(replies: int) -> list[Row]:
-    """Compare words heard with words kept, for whole replies and for stopped ones."""
+    """Compare words heard with words kept, for whole and for stopped replies."""
     said: list[tuple[list[Event], SpeechResult]] = []
     limits: dict[str, Any] = {"thinker_max_new_tokens": 16, "talker_max_new_tokens": 100}
     with Qwen3Omni.load(SPEAKING_CHECKPOINT) as omni:
@@ -137,7 +137,7 @@ def words_kept(replies: int) -> list[Row]:
             events = list(omni.stream(question.messages, seed=number, **limits))
             assert isinstance(events[-1], Finished)
             result = events[-1].result
-            # A word is a token of this checkpoint.
+            # In this checkpoint a word is a token.
             if len(result.audio) and len(word_bounds(result.audio)) == len(result.text.split()):
                 said.append((events, result))
     paces = ("its own", "session", "usual", "a token a frame")
@@ -171,7 +171,7 @@ def words_kept(replies: int) -> list[Row]:
 
 
 def whole_reply(events: Sequence[Event]) -> Reply:
-    """Return a reply that was given to its end."""
+    """Return a reply that was played to its end."""
     reply = Reply(True, BYTES_PER_S)
     for event in events:
         reply.add(event)
@@ -179,7 +179,7 @@ def whole_reply(events: Sequence[Event]) -> Reply:
 
 
 def stopped_reply(events: Sequence[Event], samples: int, bytes_per_s: float) -> Reply:
-    """Return a reply of which all text and so many samples were given."""
+    """Return a reply with all of its text, but only this many samples played."""
     reply = Reply(True, bytes_per_s)
     for event in events:
         if isinstance(event, TextDelta):

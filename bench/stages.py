@@ -62,7 +62,7 @@ from testing.models import load_host_models
 from testing.packed import packed_and_widened
 from testing.visuals import random_visual
 
-TOKEN = 1  # any: all tokens take the same time
+TOKEN = 1  # any token: all take the same time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +132,7 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
     library, threads = library_for(plan.dtype), options.threads or torch.get_num_threads()
     models = load_host_models(Checkpoint(folder), config, spec.dtype)
     assert models.audio_encoder is not None and models.vision_encoder is not None
-    # Which of the two modules: without the library torch computes with the widened weights.
+    # Which of the two modules is timed: without the library torch computes with widened weights.
     kind = int(PRECISIONS[plan.dtype].packed and library is None)
     encoder = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)[kind]
     use_native_linears(encoder, library, threads)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: Namespace) -> Figures:
-    """Measure every length; the summary is by length."""
+    """Measure every length; the summary has figures for each length."""
     with (
         chosen_checkpoint(options) as checkpoint,
         load_chosen(checkpoint, options, slots=1) as omni,
@@ -50,7 +50,7 @@ def measure(options: Namespace) -> Figures:
 
 
 def rows_of(omni: Qwen3Omni, length: int, options: Namespace) -> list[Row]:
-    """Return a row a repeat, after one that warms up."""
+    """Return a row for each repeat, after a warm-up."""
     messages = written_messages(omni.conversation, length)
 
     def row(seed: int) -> Row:

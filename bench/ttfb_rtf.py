@@ -127,7 +127,7 @@ def measure(options: argparse.Namespace) -> Figures:
 def warm_up(
     omni: Qwen3Omni, conversations: Sequence[Conversation], count: int, asked: dict[str, Any]
 ) -> None:
-    """Ask for short replies, which count in no figure. Raises a request's own errors."""
+    """Ask for short replies, which no figure counts. Raises a request's own errors."""
     limits = {
         "thinker_max_new_tokens": min(WARM_UP_TOKENS, asked["thinker_max_new_tokens"]),
         "talker_max_new_tokens": min(WARM_UP_FRAMES, asked["talker_max_new_tokens"]),
@@ -138,7 +138,7 @@ def warm_up(
 
 
 def reply_of(observed: Observed) -> Row:
-    """Return a row's columns on a reply; see the module's docstring."""
+    """Return a row's columns about its reply; see the module's docstring."""
     result = observed.result
     return {
         "preprocessing_s": observed.submitted_s - observed.events.arrived_s,
@@ -168,7 +168,7 @@ def chunks_of(observed: Observed) -> list[dict[str, Any]]:
 def timeline_of(observed: Observed, recorder: Recorder) -> list[dict[str, Any]]:
     """Return the stages of a request, in seconds since its arrival, ordered by their start.
 
-    They are the reading of its conversation, and each engine call. slots: those that shared it.
+    They are the reading of its conversation, and each engine call. slots: the slots in the call.
     """
     arrived_s = observed.events.arrived_s
     admitted_s = arrived_s + observed.result.timings.queued_s

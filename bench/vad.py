@@ -25,7 +25,7 @@ from train.speech import MEASURING, pink_noise
 from train.vocabulary import prompts
 
 PAUSE_S = 1.5
-EDGE_MS = 100.0  # of speech that is too soft to count as cut off
+EDGE_MS = 100.0  # of soft speech may be missing without counting as cut off
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,14 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Figures:
-    """Measure: a row a level of noise."""
+    """Measure: a row for each noise level."""
     rows = [level(options, below_db) for below_db in options.below_db]
     found = sum(row["found"] for row in rows) / sum(row["turns"] for row in rows)
     return rows, {"found_share": found}
 
 
 def level(options: argparse.Namespace, below_db: int) -> Row:
-    """Measure one level: turn by turn, in one stream."""
+    """Measure one noise level: turn by turn, in one stream."""
     dice = random.Random(below_db)
     settings = TurnSettings(options.threshold, silence_duration_ms=options.silence_ms)
     detector = TurnDetector(settings, SileroVad())

@@ -58,12 +58,12 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "int8": ("--weight-format", "int8"),
 }
 SIDES = ("ours", "openvino")
-# The checkpoint's chat template has a file of its own, which the export leaves out.
+# The checkpoint's chat template is a separate file, which the export leaves out.
 CHAT_TEMPLATE = "chat_template.json"
 AUDIO_TOLERANCE = 1e-4
 
 Answer = dict[str, Any]  # see bench.peers.side.measure
-TextAndAudio = tuple[list[int], list[float]]  # of one reply: token ids, probes
+TextAndAudio = tuple[list[int], list[float]]  # one reply's token ids and probes
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,7 +95,7 @@ def dtypes(text: str) -> list[str]:
 
 def measure(options: argparse.Namespace) -> Figures:
     """Export what is missing, then measure every dtype."""
-    # Absolute: every process starts in the repository.
+    # Absolute, because every process starts in the repository.
     environment = options.environment.absolute()
     models = options.models.absolute() if options.models else environment / "models"
     checkpoint = models / f"{options.size}-checkpoint"
@@ -138,7 +138,7 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:
-    """Return the folder of OpenVINO's export, after making it where it is missing."""
+    """Return the folder of OpenVINO's export, which is made if it is missing."""
     folder = checkpoint.with_name(checkpoint.name.replace("checkpoint", f"openvino-{dtype}"))
     if folder.exists():
         return folder
@@ -154,7 +154,7 @@ def exported(checkpoint: Path, dtype: str, environment: Path) -> Path:
 def prompts(conversation: Conversation, tokens: int, count: int) -> list[str]:
     """Return `count` texts whose prompts have exactly this number of tokens.
 
-    They differ from their first token on: each is digits, of which no two are one token.
+    They differ from their first token on: each is digits, and no two digits make one token.
     """
     one_digit = conversation.prompt([{"role": "user", "content": "0"}])
     digits = tokens - len(one_digit) + 1
@@ -185,8 +185,8 @@ def answer_of(python: Path, side: str, job: Job) -> Answer:
 def output_of(command: Sequence[str], text: str = "", **environment: str) -> str:
     """Run a command and return what it prints. Raises InputError with the end of its errors.
 
-    It may write bytecode, whatever this process may: pip wrote that of OpenVINO's side, and that of
-    a checkout is written by its first process.
+    It may write bytecode, whatever this process may: pip wrote the bytecode of OpenVINO's side, and
+    a checkout's is written by its first process.
     """
     inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     try:
@@ -212,10 +212,10 @@ def output_of(command: Sequence[str], text: str = "", **environment: str) -> str
 
 
 def check_same_work(answers: Mapping[str, Answer], job: Job, turn_ids: AbstractSet[int]) -> None:
-    """Check that both sides had prompts and replies of the same lengths; in float32, equal replies.
+    """Check that both sides had equal prompt and reply lengths and, in float32, equal replies.
 
-    turn_ids: tokens that mark turns. OpenVINO looks for them in the reply as well, and its audio is
-    another one where a reply of random weights has one; it is not compared then.
+    turn_ids: tokens that mark turns. OpenVINO looks for them in the reply as well: a reply of
+    random weights that contains one gets other audio, and its audio is not compared.
     Raises InputError, which names the first difference.
     """
     ours, theirs = (answers[side] for side in SIDES)

@@ -43,8 +43,8 @@ PROMPTS: dict[str, list[dict[str, Any]]] = {
 }
 SIDES = ("ours", "transformers")
 FIGURES = ("ttft_s", "ttfb_s", "total_s", "rtf")
-# Our replies are short, and the first one after transformers' finds the CPU's caches full of other
-# data.
+# Our replies are short, and the first one after transformers' reply finds the CPU's caches full of
+# other data.
 OURS_A_ROUND = 3
 
 
@@ -72,13 +72,13 @@ def measure(options: argparse.Namespace) -> Figures:
 
 
 def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Row]:
-    """Answer one prompt with both, in turn: a row a reply."""
+    """Answer one prompt with both, in turn: a row for each reply."""
     messages, text_tokens = PROMPTS[name], options.text_tokens
     reference = Reference(checkpoint)
-    # Without reuse: the same prompt comes again and again, and transformers computes it each time.
+    # Without reuse, because the prompt is repeated and transformers computes it each time.
     with Qwen3Omni.load(checkpoint, dtype=options.dtype, reuse=False) as omni:
         ours = omni.generate_audio(messages, **settings(options))
-        # transformers does not speak the last token where the limit ends the text: one more.
+        # transformers does not speak the last token if the limit ends the text: one more token.
         theirs = answer(reference, omni.conversation, messages, options, text_tokens + 1)
         check_equal(ours, theirs, text_tokens, reference)
         answer(reference, omni.conversation, messages, options, text_tokens)
@@ -100,7 +100,7 @@ def compare(checkpoint: Path, name: str, options: argparse.Namespace) -> list[Ro
 
 def limits(options: argparse.Namespace, text_tokens: int) -> dict[str, Any]:
     """Return the limits that give this many text tokens, and --frames frames."""
-    # The talker token that meets its limit is never decoded: one more than frames.
+    # The talker token that meets its limit is never decoded: the limit is one more than frames.
     return {"thinker_max_new_tokens": text_tokens, "talker_max_new_tokens": options.frames + 1}
 
 
@@ -116,7 +116,7 @@ def answer(
     options: argparse.Namespace,
     text_tokens: int,
 ) -> ReferenceResult:
-    """Answer with transformers, from the conversation on."""
+    """Answer with transformers, including the processing of the conversation."""
     return reference.generate(conversation.prompt(messages), **limits(options, text_tokens))
 
 

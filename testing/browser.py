@@ -1,4 +1,4 @@
-"""Chromium with the page open: what its loudspeaker gets, and what its socket carries."""
+"""Chromium with the page open: what its loudspeaker gets, and what its WebSocket carries."""
 
 import base64
 import io
@@ -20,8 +20,8 @@ _FLAGS = (
     *("--no-sandbox", "--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
     "--use-file-for-fake-audio-capture={}%noloop",
 )
-# Whatever goes to a loudspeaker is also heard by the page's own worklet of the microphone. Times
-# are Date.now()'s, in ms, when the page was told. onSent: what a test does when an event is sent.
+# Sound for a loudspeaker also goes to the page's own microphone worklet. Times are Date.now(), in
+# ms, when the page was told. onSent: called when an event is sent.
 _WATCH = """
 window.rendered = []; window.received = []; window.sent = []; window.asked = null;
 window.contexts = []; window.streams = []; window.sockets = []; window.onSent = () => {};
@@ -69,7 +69,7 @@ devices.getUserMedia = async (asked) => {
   return stream;
 };
 """
-# A microphone that says what a test wants, when it wants it. allowed: the user's answer.
+# A microphone that plays a test's samples at the test's time. allowed: the user's answer.
 _PUPPET = """
 const ask = devices.getUserMedia;
 devices.getUserMedia = async (asked) => {
@@ -89,7 +89,7 @@ devices.getUserMedia = async (asked) => {
   return microphone.stream;
 };
 """
-SOUNDS = "rendered.findLast(({ sounds }) => sounds)?.at ?? 0"  # when there was sound the last time
+SOUNDS = "rendered.findLast(({ sounds }) => sounds)?.at ?? 0"  # time of the last sound
 
 
 class Visitor:
@@ -112,7 +112,7 @@ class Visitor:
         self.page.goto(self.url + path)
 
     def until(self, condition: str, seconds: float = 30.0) -> None:
-        """Wait until an expression holds. Raises AssertionError after some seconds."""
+        """Wait until an expression holds. Raises AssertionError after this many seconds."""
         end_s = time.monotonic() + seconds
         # Playwright's own wait evaluates strings, which the page's policy forbids.
         while not self.page.evaluate(f"() => Boolean({condition})"):
@@ -120,7 +120,7 @@ class Visitor:
             self.page.wait_for_timeout(20)
 
     def answered(self, number: int) -> None:
-        """Wait until so many answers have come to their end."""
+        """Wait until this many answers have ended."""
         self.until(
             f"document.querySelectorAll('.answer:not(.pending) .figures').length >= {number}"
             f" && [...document.querySelectorAll('.answer')].every((x) =>"
@@ -134,7 +134,7 @@ class Visitor:
         return self.page.evaluate("(kind) => received.filter(({ type }) => type === kind)", kind)
 
     def say(self, samples: NDArray[np.float32], rate: int) -> None:
-        """Begin to say something by the microphone of `visiting(puppet=True)`."""
+        """Begin to play samples through the microphone of `visiting(puppet=True)`."""
         self.page.evaluate("(wav) => { window.said = say(wav) }", _wav(samples, rate))
 
     def heard(self, since: float = 0.0) -> NDArray[np.float32]:
@@ -153,7 +153,7 @@ class Visitor:
 
 @contextmanager
 def chromium(playwright: Any, microphone: Path) -> Iterator[Any]:
-    """Start a browser. microphone: WAV that its own fake device plays once a stream."""
+    """Start a browser. microphone: WAV that its fake device plays once a stream."""
     flags = [flag.format(microphone) for flag in _FLAGS]
     browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
     try:
@@ -164,7 +164,7 @@ def chromium(playwright: Any, microphone: Path) -> Iterator[Any]:
 
 @contextmanager
 def visiting(browser: Any, url: str, puppet: bool = False, **options: Any) -> Iterator[Visitor]:
-    """Open the page at url. puppet: its microphone is `Visitor.say`. options: of playwright's."""
+    """Open the page at url. puppet: its microphone is `Visitor.say`. options: playwright's."""
     with browser.new_context(**options) as context:
         page = context.new_page()
         page.add_init_script(f"(() => {{ {_WATCH} {_PUPPET if puppet else ''} }})()")
@@ -174,7 +174,7 @@ def visiting(browser: Any, url: str, puppet: bool = False, **options: Any) -> It
 
 
 def write_microphone(file: Path, samples: NDArray[np.float32], rate: int, silence_s: float) -> None:
-    """Write what a fake device plays: samples, with silence around them."""
+    """Write a fake device's WAV: the samples, with silence before and after."""
     edge = np.zeros(DEVICE_RATE // 2, np.float32)
     spoken = soxr.resample(samples, rate, DEVICE_RATE)
     after = np.zeros(round(silence_s * DEVICE_RATE), np.float32)

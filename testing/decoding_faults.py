@@ -1,4 +1,4 @@
-"""A fork server of the decoders whose children do what the content of their job says.
+"""A fork server of the decoders whose children do what their job's content says.
 
 Content that begins with FAULT names a fault; any other is decoded as always.
 """
@@ -25,9 +25,9 @@ def fault(name: str, **fields: object) -> bytes:
 
 
 def says(*said: object, go_on: bool = True, status: int = 0) -> bytes:
-    """Return the content of a job whose child says these things, and ends with a status.
+    """Return the content of a job whose child sends `said`, and ends with a status.
 
-    A string is sent as it is, anything else as a message; go_on: wait after each to be let go on.
+    A string is sent unchanged, anything else as a message; go_on: wait for permission after each.
     """
     return fault("says", said=said, go_on=go_on, status=status)
 
@@ -55,7 +55,7 @@ def run(connection: socket.socket, content: int, result: int) -> None:
         os._exit(wanted["status"])
     elif kind == "sleep":
         time.sleep(600)
-    elif kind == "cut":  # the result, after it was made as long as it has to be
+    elif kind == "cut":  # truncates its result, after allocating all of it
         connection.sendall(wire.packed({"measured": [1.0, 0, 64000]}))
         connection.recv(1)
         connection.sendall(wire.packed({"holds": vars(wire.Holding(samples=16000))}))

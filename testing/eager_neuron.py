@@ -55,7 +55,7 @@ REPORT = "EAGER_NEURON_REPORT"  # names a folder that takes the cores of each pr
 class EagerPart(LoadedPart):
     """A loaded part whose graphs run the modules of `owner`, on one core.
 
-    called: labels of the calls so far. broken: label of a graph that raises. state: of the core.
+    called: labels of calls so far. broken: label of a graph that raises. state: the core's state.
     """
 
     def __init__(self, owner: nn.Module, graphs: Iterable[Graph]):
@@ -115,7 +115,7 @@ class EagerDecoder:
             return logits, hidden[None]
         media, filled, deepstack = inputs[22:25]
         rows = torch.where(filled[0] != 0, media[0], self._model.embedding(ids[0].long()))
-        everywhere = torch.arange(bucket)  # zeros are added at rows that are no image's
+        everywhere = torch.arange(bucket)  # rows of no image get zeros added
         logits, accepted = self._model.prefill(
             rows, positions, last, cache, everywhere, deepstack[:, 0]
         )
@@ -142,7 +142,7 @@ class EagerDecoder:
         else:
             given = self._model.decode(ids[busy, 0].long(), positions, cache)
             hidden = torch.zeros(len(busy), 1)
-        # Nobody may read the outputs of an idle row.
+        # The outputs of an idle row are NaN, as nobody may read them.
         logits = torch.full((batch, given.shape[1]), float("nan"), dtype=given.dtype)
         states = torch.full((batch, 1, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
         logits[busy], states[busy, 0] = given, hidden
@@ -160,7 +160,7 @@ class EagerToolchain:
     """
 
     def __init__(self, spec: EngineSpec, broken: Mapping[str, str] | None = None):
-        # The graphs of one core, which has the others' share, too.
+        # The graphs of one core that holds the other cores' shares, too.
         self._spec, self._plan = spec, replace(spec.plan, tp=1)
         self._broken = broken or {}
         self.parts: dict[str, EagerPart] = {}
@@ -196,7 +196,7 @@ def _report_cores() -> None:
 
 
 def eager_target(toolchain: EagerToolchain) -> Target:
-    """The target neuron over a toolchain. It can be sent to another process."""
+    """Return target neuron over a toolchain. It can be sent to another process."""
     return replace(NEURON, build_engines=partial(build_engines, toolchain=toolchain))
 
 
@@ -210,13 +210,13 @@ def eager_decoder(spec: DecoderSpec, model: Path) -> EagerDecoder:
 
 @lru_cache(maxsize=2)
 def eager_models(folder: Path, dtype: torch.dtype) -> tuple[Models, Models]:
-    """Those of the CPU, and those that graphs are traced from, over the same weights."""
+    """Return the CPU's modules, and those that graphs are traced from, with the same weights."""
     config = read_config(folder)
     weights = load_models(Checkpoint(folder), config, dtype)
     return weights, with_weights(static_models(config, dtype), weights)
 
 
 def eager_spec(folder: Path, **settings: object) -> EngineSpec:
-    """Make a spec of a tree. settings: of its plan, in the place of SETTINGS."""
+    """Make a spec of a tree. settings: settings of its plan that replace SETTINGS."""
     spec = engine_spec(folder, "neuron", **(SETTINGS | settings))
     return replace(spec, compiled=folder)

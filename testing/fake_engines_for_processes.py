@@ -93,7 +93,7 @@ class FakeThinker:
 
 
 class FakeParent:
-    """Engine with a process of its own, as one over the ranks of a model."""
+    """Engine with a process of its own, like an engine over the ranks of a model."""
 
     def __init__(self) -> None:
         self._child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -13,13 +13,13 @@ from qwen3_omni_neuron.engines.process.progress import Progress
 
 
 class FakeRank:
-    """An engine that sees its number. progress: its file. refuses: the one that can't be built."""
+    """A rank's engine. progress: its file. refuses: number of the rank that can't be built."""
 
     def __init__(self, number: int, progress: Path, refuses: int = -1):
         if number == refuses:
             raise ValueError(f"rank {number} was not built")
         if refuses >= 0:
-            time.sleep(600)  # waits for the one that was not built
+            time.sleep(600)  # waits for the rank that is not built
         self._number, self._progress = number, Progress(progress)
 
     def total(self, x: Tensor) -> tuple[int, float]:
@@ -34,19 +34,19 @@ class FakeRank:
         time.sleep(60)
 
     def end(self, ending: int, number: int) -> None:
-        """One ends itself by a signal, and the others wait for it."""
+        """End one rank by a signal, while the others wait for it."""
         if self._number == ending:
             os.kill(os.getpid(), number)
         time.sleep(60)
 
     def hang(self, hanging: int) -> None:
-        """One hangs, and the others finish."""
+        """Let one rank hang, while the others finish."""
         self._progress.step()
         if self._number == hanging:
             time.sleep(60)
 
     def loop(self, looping: int) -> None:
-        """One is in a loop that no other thread of it can see, and the others wait for it."""
+        """Let one rank loop with the interpreter lock held, while the others wait for it."""
         if self._number == looping:
             re.match("(a+)+$", 60 * "a" + "b")
         self._progress.step()

@@ -18,22 +18,22 @@ from openai import OpenAI
 
 from train.judge import Judge
 
-# What the checkpoint that ships says to each.
+# What the shipped checkpoint answers to each question.
 QUESTIONS = (
     ("say three five", "three five"),
     ("please say red goodbye ethan yellow", "red goodbye ethan yellow"),
     ("what is two plus four", "six"),
     ("say seven seven blue", "seven seven blue"),
 )
-ERRORS = (openai.APIError, httpx2.HTTPError)  # of OpenAI's client; the second in mid-stream
-RETRIES = 10  # of OpenAI's client, each after at most 8 seconds
+ERRORS = (openai.APIError, httpx2.HTTPError)  # errors of OpenAI's client; the second in mid-stream
+RETRIES = 10  # retries of OpenAI's client, each after at most 8 seconds
 
 
 @dataclass
 class Answer:
     """One answer: when it was asked, began and ended; what it said; the error that ended it.
 
-    rows, reused_rows: KV rows of its prompt, and those of them that its replica had already.
+    rows: KV rows of its prompt; reused_rows: those of them that its replica already had.
     """
 
     streamed: bool
@@ -51,7 +51,7 @@ class Answer:
 class Load:
     """Clients of one application, each in a thread. Use it in a `with` block.
 
-    answers: of all of them so far, in the order in which they ended. moments: what was done to the
+    answers: all answers so far, in the order in which they ended. moments: what was done to the
     fleet, and when.
     """
 
@@ -99,7 +99,7 @@ class Load:
 
 
 def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str) -> None:
-    """Ask and take the answer. cache_key: of the client, whose replica keeps its rows."""
+    """Ask and take the answer. cache_key: the client's key, whose replica keeps its rows."""
     asked: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": words}],
@@ -124,7 +124,7 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str
     options = {"include_usage": True}
     for piece in create(**asked, audio=sound, stream=True, stream_options=options):
         answer.began_s = answer.began_s or time.monotonic()
-        if piece.usage is not None:  # the last one, which has nothing else
+        if piece.usage is not None:  # the last piece, which has only the usage
             _count(answer, piece.usage)
             continue
         audio = piece.choices[0].delta.audio
@@ -139,19 +139,19 @@ def _count(answer: Answer, usage: Any) -> None:
 
 
 def failed(answers: Sequence[Answer]) -> list[Answer]:
-    """Return those that had not begun and got an error all the same, which no answer may."""
+    """Return the answers that got an error before they began, which no answer may."""
     return [one for one in answers if one.error is not None and not one.began_s]
 
 
 def cut(answers: Sequence[Answer]) -> list[Answer]:
-    """Return those that an error ended in the middle."""
+    """Return the answers that an error ended in the middle."""
     return [one for one in answers if one.error is not None and one.began_s]
 
 
 def wrong(answers: Sequence[Answer], judge: Judge, sample: int) -> list[tuple[str, str, str]]:
-    """Return what was wanted, written and heard of the answers that are wrong.
+    """Return the expected, written and heard texts of wrong answers.
 
-    All are read; so many of them, evenly, are heard.
+    All texts are read; `sample` of them, evenly spread, are heard.
     """
     whole = [one for one in answers if one.error is None]
     found = [(one.wanted, one.text, "") for one in whole if one.text != one.wanted]

@@ -52,7 +52,7 @@ def request_option_table() -> str:
 
 
 def load_option_table() -> str:
-    """Write every argument of Qwen3Omni.load but the checkpoint."""
+    """Write every argument of Qwen3Omni.load except the checkpoint."""
     parameters = inspect.signature(Qwen3Omni.load).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     return _option_table(options_of(LoadArguments, defaults))

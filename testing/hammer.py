@@ -1,11 +1,11 @@
 """A pytest plugin that stops threads at random lines, to find our own races.
 
 `make test-hammer` loads it. A thread stops before a line of the package, of the tests, or of the
-standard library's locks and queues: between a look and a wait, a release and a notify. Where it
-stops and for how long is drawn from a generator of the seed, the test and the thread's name, so
-that the same seed stops a thread at the same of its lines, in whatever order tests run. Only that a
-test's stops are limited to a share of its time depends on the clock. Processes that a test starts
-are not stopped: one that SIGSTOP stops counts as dead, see engines.process.engine_process.
+standard library's locks and queues: between a check and a wait, a release and a notify. A generator
+seeded with the seed, the test and the thread's name draws where it stops and for how long, so that
+one seed stops a thread at the same of its lines, in whatever order tests run. Only the limit of a
+test's stops to a share of its time depends on the clock. Processes that a test starts are not
+stopped: one that SIGSTOP stops counts as dead, see engines.process.engine_process.
 """
 
 import faulthandler
@@ -24,30 +24,30 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Whose lines are stopped at: the code under test, the tests, and what threads wait in.
+# Files whose lines are stopped at: the code under test, the tests, and what threads wait in.
 DISTURBED = (
     *(str(ROOT / folder) + os.sep for folder in ("src", "test", "testing", "bench")),
     threading.__file__,
     str(Path(threading.__file__).parent / "queue.py"),
     str(Path(threading.__file__).parent / "concurrent") + os.sep,
 )
-# The longest stop is drawn for each thread of a test from one of these, in seconds.
-OWN_LONGEST_S = (0.25, 0.6)  # of the test's own thread
-LONGEST_S = (0.15, 0.4)  # of stages, event loops and pools
-MOST_LINES = 2000  # between two stops; how many is drawn with a uniform logarithm
-# All stops of a test are no longer than this together: most tests take twice as long, short ones a
-# fraction of a second more, which is drawn for each.
+# The longest stop of each thread in a test is drawn from one of these ranges, in seconds.
+OWN_LONGEST_S = (0.25, 0.6)  # range for the test's own thread
+LONGEST_S = (0.15, 0.4)  # range for stages, event loops and pools
+MOST_LINES = 2000  # most lines between two stops; the number is log-uniform
+# Limits of all stops of a test together: most tests take twice as long; short tests take a fraction
+# of a second more, which is drawn for each.
 MOST_FIRST_S, STOPS_SHARE, MOST_STOPS_S = 0.8, 0.5, 15.0
-HANGS_S = 300.0  # a test that is still running then has stopped for good
+HANGS_S = 300.0  # a test that still runs after this time hangs
 
-# Tests that rightly fail under it, and why: a part of a test's name.
+# Tests that rightly fail under the hammer, and why. Key: a part of a test's name.
 EXEMPT: dict[str, str] = {}
 
 Trace = Callable[[FrameType, str, Any], Any]
 
 
 class Hammer:
-    """Stops of all threads during one test after the other.
+    """Stops of all threads during each test.
 
     sleep: what stops a thread, called with seconds. `_lock` guards what threads share: `_names`,
     and the seconds that the test's stops took.
@@ -58,7 +58,7 @@ class Hammer:
         self.begin("")
 
     def begin(self, test: str) -> None:
-        """Draw anew, for a test of this name."""
+        """Draw anew for a test with this name."""
         with self._lock:
             self.test, self.spent, self._names = test, False, dict[str, int]()
             self._first_s = MOST_FIRST_S * random.Random(f"{self._seed} {test}").random() ** 3
@@ -73,8 +73,8 @@ class Hammer:
     def generator(self, name: str) -> random.Random:
         """Return the generator of a thread of the test that runs.
 
-        Numbers in names count what ran before in this process: threads that differ by those alone
-        are numbered in the order in which they come to their first line.
+        Numbers in names count what ran before in this process: threads whose names differ only in
+        numbers are numbered in the order in which they reach their first line.
         """
         name = re.sub(r"\d+", "N", name)
         with self._lock:
@@ -82,9 +82,9 @@ class Hammer:
         return random.Random(f"{self._seed} {self.test} {name} {number}")
 
     def stop(self, seconds: float) -> None:
-        """Stop this thread, where the test's stops have not been too long yet."""
+        """Stop this thread, unless the test's stops have used up their time."""
         if len(threading._active) == 1 and not children():  # type: ignore[attr-defined]
-            return  # nothing runs beside it
+            return  # no other thread or process runs
         with self._lock:
             most_s = self._first_s + STOPS_SHARE * (time.monotonic() - self._start_s)
             self.spent = self._stopped_s + seconds > MOST_STOPS_S
@@ -95,7 +95,7 @@ class Hammer:
 
 
 class _Thread:
-    """Stops of one thread; it alone calls this."""
+    """Stops of one thread, called only by that thread."""
 
     def __init__(self, hammer: Hammer, thread: threading.Thread):
         self._hammer, self._name = hammer, thread.name
@@ -112,7 +112,7 @@ class _Thread:
         return int(MOST_LINES ** self._draw.random())
 
     def on_call(self, frame: FrameType, event: str, arg: Any) -> "Trace | None":
-        # Tracing takes time, too: not where no stops are left.
+        # Tracing takes time, too, so it ends when no stops are left.
         if self._hammer.spent or not _is_disturbed(frame.f_code.co_filename):
             return None
         return self.on_line
@@ -144,7 +144,7 @@ def children() -> list[int]:
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = file.read_text(encoding="utf-8", errors="replace")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         # "PID (NAME) STATE PARENT ...", and a name may have brackets.
         if text.rpartition(")")[2].split()[1] == own:
@@ -156,7 +156,7 @@ def children() -> list[int]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add what `python -m testing.hammered_run` says."""
+    """Add the options that `python -m testing.hammered_run` passes."""
     group = parser.getgroup("hammer")
     group.addoption("--hammer-seed", type=int, default=0, help="of all that is drawn")
     group.addoption("--hammer-until", type=float, help="time.time() after which no test begins")
@@ -169,14 +169,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _Plugin:
-    """Runs the tests under a hammer, until its time is over."""
+    """Runs the tests under a hammer until its time has passed."""
 
     def __init__(self, config: pytest.Config):
         self._seed = config.getoption("--hammer-seed")
         self._until_s = config.getoption("--hammer-until")
         self._notes = config.getoption("--hammer-notes")
         self._hammer = Hammer(self._seed)
-        self._stderr = os.dup(2)  # pytest has not replaced it yet
+        self._stderr = os.dup(2)  # still the real stderr: pytest replaces it later
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -207,7 +207,7 @@ class _Plugin:
                 item.session.shouldstop = "the hammer's time is over"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how a test ended: its call, or what failed before or after."""
+        """Note a test's outcome: that of its call, or a failure before or after."""
         if report.when == "call" or report.failed or report.skipped:
             self._note(report.nodeid, report.outcome)
 

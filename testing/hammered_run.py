@@ -21,9 +21,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SIDE_BY_SIDE = 2
-STRIDE = 1000  # between the seeds of the two; each one's repetitions count on
-LEAST_S = 5.0  # a repetition that would begin so short before the end is left out
-BAD = ("failed", "running")  # what never ended hung, or took its process with it
+STRIDE = 1000  # between the first seeds of both runs; each repetition adds 1
+LEAST_S = 5.0  # a repetition with less time left is not started
+BAD = ("failed", "running")  # a test still "running" hung, or ended its process
 
 
 class Outcomes:
@@ -47,7 +47,7 @@ class Outcomes:
         return int(bool(self._failures) or not self._counts)
 
     def __str__(self) -> str:
-        """Return what ran, and how what failed is repeated."""
+        """Return what ran, and how to repeat what failed."""
         counts = ", ".join(f"{number} {name}" for name, number in sorted(self._counts.items()))
         lines = [f"hammered: {counts or 'no tests'}"]
         for name, seeds in self._failures.items():
@@ -57,7 +57,7 @@ class Outcomes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run pytest until the time is over. Returns its exit status."""
+    """Run pytest until the time has passed. Returns its exit status."""
     parser = argparse.ArgumentParser("python -m testing.hammered_run", description=__doc__)
     parser.add_argument("tests", nargs="*", default=["test"])
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def repeat(tests: Sequence[str], seed: int, until_s: float, outcomes: Outcomes) -> None:
-    """Run pytest with one seed after the other, until the time is over."""
+    """Run pytest with one seed after the other, until the time has passed."""
     while True:
         start_s = time.time()
         found = run_once(tests, seed, until_s)
@@ -86,7 +86,7 @@ def repeat(tests: Sequence[str], seed: int, until_s: float, outcomes: Outcomes) 
 
 
 def run_once(tests: Sequence[str], seed: int, until_s: float) -> dict[str, str]:
-    """Run pytest; print what it says where a test failed or none ran. Returns how each ended."""
+    """Run pytest; print its output if a test failed or none ran. Returns each test's outcome."""
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "testing.hammer"]

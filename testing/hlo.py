@@ -27,8 +27,8 @@ UNSUPPORTED = {
 class Findings:
     """Counts of instructions.
 
-    ops: all, by name. rejected: those that the compiler refuses. noted: those that the compiler, or
-    its caller, replaces by another form.
+    ops: counts of all instructions by name. rejected: instructions that the compiler refuses.
+    noted: instructions that the compiler, or its caller, replaces by another form.
     """
 
     ops: Counter[str] = field(default_factory=Counter)
@@ -59,9 +59,9 @@ NOT_FIXED = frozenset({"while", "case", "if", "rng", "rng_bit_generator", "dynam
 def lint_stablehlo(text: str) -> Findings:
     """Count the operations of a StableHLO module's text.
 
-    Rejected are those of another dialect, custom calls, sizes that are not fixed, loops, branches,
-    random numbers, complex numbers, and numbers in float64 that are more than a scalar. Noted is
-    the error function of a GELU, which StableHLO has in its extension CHLO alone.
+    Rejected are operations of another dialect, custom calls, sizes that are not fixed, loops,
+    branches, random numbers, complex numbers, and float64 numbers other than scalars. Noted is the
+    error function of a GELU, which StableHLO has in its extension CHLO alone.
     """
     found = Findings()
     for line in text.splitlines():

@@ -66,12 +66,12 @@ def url_of(server: Server) -> str:
 
 
 def client_of(server: Server, key: str = "none") -> OpenAI:
-    """Return OpenAI's client of a server, which does not try again."""
+    """Return OpenAI's client of a server, without retries."""
     return OpenAI(base_url=f"{url_of(server)}/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def made_certificate(folder: Path) -> tuple[Path, Path]:
-    """Make a certificate of the loopback's address, and its key. Skips a test without openssl."""
+    """Make a certificate for the loopback address, and its key. Skips a test without openssl."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl, which makes the certificate, is not on PATH")
     key, cert = folder / "key.pem", folder / "cert.pem"
@@ -83,7 +83,7 @@ def made_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """Return whether its other end has closed it."""
+    """Return whether the other end has closed the socket."""
     sock.setblocking(False)
     try:
         return len(sock.recv(1 << 10, socket.MSG_PEEK)) < 1 << 10
@@ -94,7 +94,7 @@ def has_ended(sock: socket.socket) -> bool:
 
 
 def same_sound(given: bytes | NDArray[Any], samples: NDArray[np.float32]) -> None:
-    """Assert that 16-bit samples are these, up to the rounding that follows the chunks' sizes."""
+    """Assert that 16-bit samples equal these, up to the rounding that chunk sizes cause."""
     if isinstance(given, bytes):
         given = np.frombuffer(given, "<i2")
     wanted = np.frombuffer(pcm16(samples), "<i2")

@@ -41,7 +41,7 @@ def _boxes(layers: Sequence[set[str]]) -> dict[str, Box]:
     for row, rooms in enumerate(reversed(layers)):
         widths = {name: CHARACTER * len(name) + PADDING for name in sorted(rooms)}
         total = sum(widths.values()) + GAP * (len(widths) - 1)
-        # Rows of one room alternate, so that arrows do not run through the rooms between.
+        # Layers of one room shift left and right in turn, so that arrows do not cross the rooms.
         shift = (-1) ** row * 0.22 * WIDTH if len(rooms) == 1 else 0.0
         left = (WIDTH - total) / 2 + shift
         for name, width in widths.items():
@@ -77,7 +77,7 @@ def _arrow(start: Box, end: Box, colour: str) -> str:
         tip = _tip(b, edge, -1 if towards < 0 else 1, colour)
         return f'<path d="{path}" {style}/>{tip}'
     bottom = y0 + BOX_HEIGHT
-    # Where an arrow meets a box, nearer to the side that it comes from.
+    # Where an arrow meets a box: nearer to the side that it comes from.
     a = x0 + max(-w0 / 3, min(w0 / 3, (x1 - x0) / 6))
     b = x1 + max(-w1 / 3, min(w1 / 3, (x0 - x1) / 6))
     bend = (y1 - bottom) * 0.45
@@ -86,7 +86,7 @@ def _arrow(start: Box, end: Box, colour: str) -> str:
 
 
 def _tip(x: float, y: float, direction: int, colour: str) -> str:
-    """A triangle that points down (1) or up (-1)."""
+    """Return a triangle that points down (1) or up (-1)."""
     back = y - 7 * direction
     points = f"{x:.1f},{y} {x - 4:.1f},{back} {x + 4:.1f},{back}"
     return f'<polygon points="{points}" fill="{colour}"/>'

@@ -45,7 +45,7 @@ def compile_and_die(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
 
 
 def compile_for_ten_minutes(plan: CompilePlan, graph: str, folder: Path) -> GraphRecord:
-    """Compile for ten minutes, in a program of its own. Its process id is in a file."""
+    """Compile for ten minutes in a program of its own, whose process id is in a file."""
     compiler = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     (folder / "begun").write_text(str(compiler.pid))
     compiler.wait()

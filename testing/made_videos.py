@@ -10,7 +10,7 @@ import numpy as np
 
 SIZE = (48, 64)  # height, width
 TONE_RATE = 44100
-STEP = 6  # of brightness from one frame to the next; coding is off by 2 or so
+STEP = 6  # brightness between two frames; coding changes it by about 2
 
 
 def frame_numbers(frames: np.ndarray) -> list[int]:
@@ -38,8 +38,8 @@ def make_video(
     """Return the bytes of a video of n frames (at most 40, so that the greys differ).
 
     times_ms: each frame's timestamp; 1 / rate apart by default. The upper left corner is white, to
-    tell rotations apart. audio: codec of a stereo track, whose right channel is silent.
-    file: where to write it too; some options need a real one.
+    tell rotations apart. audio: codec of a stereo track, whose right channel is silent. file: path
+    to write the video to as well; some options need a real file.
     """
     import av
 

@@ -46,7 +46,7 @@ def audio(seconds: float, hz: float = 300.0) -> Item:
 
 
 def video(frames: int, fps: float, seconds: float | None = None, size: int = 64) -> Item:
-    """Return a video. seconds: of its own audio, where it has any."""
+    """Return a video. seconds: length of its own audio; None for no audio."""
     item = {
         "type": "video",
         "video": noise_frames(frames, size, 96),
@@ -71,7 +71,7 @@ def assistant(words: str) -> Item:
 
 @dataclass(frozen=True)
 class Case:
-    """A conversation. seconds_per_grid: of its videos, in order."""
+    """A conversation. seconds_per_grid: a value for each of its videos, in order."""
 
     messages: list[Item]
     seconds_per_grid: tuple[float, ...] = ()
@@ -125,8 +125,8 @@ CASES = {
 def write_deeper_checkpoint(folder: Path) -> Path:
     """Write a tiny checkpoint for comparisons with images and videos.
 
-    Its accept layer lies above those that deepstack adds to, as in the release. Where it does not,
-    4.57 hands out hidden states that deepstack was added to, and 5.x those before.
+    As in the release, its accept layer lies above the layers that deepstack adds to. Otherwise 4.57
+    would return hidden states after deepstack's addition, and 5.x those before it.
     """
     thinker = {"text_config": {"num_hidden_layers": 5}}
     talker = {"accept_hidden_layer": 4}

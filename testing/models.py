@@ -30,7 +30,7 @@ def load_models(
 def load_host_models(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) -> Models:
     """Load all models but the decoders of thinker and talker, which run elsewhere; see load_models.
 
-    The decoders' embeddings are among them.
+    The decoders' embeddings are loaded, too.
     """
     models, parts = lay_out(config)
     del parts["thinker"]

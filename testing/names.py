@@ -22,10 +22,10 @@ from pathlib import Path
 from testing.imports import NAME, ROOT
 
 CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
-DATA = ROOT / "test" / "data"  # of earlier versions
+DATA = ROOT / "test" / "data"  # written by earlier versions
 FOLDERS = (*CODE_FOLDERS, "deploy", "docs", "examples", "requirements")
 SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl", "mplstyle")
-OWN_TEST = "test/unit/test_names.py"  # names what doesn't exist, on purpose
+OWN_TEST = "test/unit/test_names.py"  # names things that don't exist, on purpose
 _WORD = r"[A-Za-z_]\w*"
 _PATH = re.compile(r"(?<![\w./~$-])(?:[\w.-]+/)*[\w.*-]*[\w*](?:\.[a-z]+)?/?(?![\w-])")
 _DOTTED = re.compile(rf"(?<![\w./$@-])({_WORD}(?:\.{_WORD})+)(?![\w/-]|\.\w)")
@@ -38,7 +38,7 @@ _MAKE_LINE = re.compile(r"^[#\s]*make ([a-z][\w-]*)")  # in a code block, or of 
 _MODULE = re.compile(r"python -m ([\w.]+)")
 _VERB = re.compile(r"(?:`|^\s*)qwen3-omni-neuron ([a-z][\w-]*)")
 _URL = re.compile(r"https?://\S+|`?[\w.-]+@[\w.]+|\be\.g\.|\bi\.e\.|\"[^\"]*\"")
-# The reference's own names: after its name, or by the prefixes of its classes.
+# Names of the reference: those after "transformers", or with the prefixes of its classes.
 _TRANSFORMERS = re.compile(
     r"transformers(?:'s?)?,? `?[\w.]+`?(?:(?:,| and) [\w.]+[._]\w+)*"
     r"|\b(?:Qwen3OmniMoe|Qwen2|Whisper)\w*(?:\.\w+)*"
@@ -93,7 +93,7 @@ class Index:
         self.modules: dict[str, _Scope] = {}
         for name, tree in self.sources.items():
             self.modules[_dotted(name)] = _module_scope(tree)
-        for name in list(self.modules):  # packages without an __init__.py
+        for name in list(self.modules):  # packages without an __init__.py, too
             for end in range(1, name.count(".") + 1):
                 self.modules.setdefault(".".join(name.split(".")[:end]), _Scope())
 
@@ -239,7 +239,7 @@ class Index:
         if parts[0] not in scope.members:
             bases = (b for name in scope.bases for b in self.classes.get(name, ()))
             known = all(name in self.classes for name in scope.bases)
-            # A base of another library may define anything.
+            # A base class from another library may define anything.
             return depth < 8 and (
                 not known or any(self._has_member(base, parts, depth + 1) for base in bases)
             )
@@ -248,7 +248,7 @@ class Index:
             return self._has_member(member, parts[1:])
         if isinstance(member, str) and member.split(".")[0] in (NAME, *CODE_FOLDERS):
             return self._resolves(".".join((member, *parts[1:])))
-        return True  # of another library, or a value whose type is not known here
+        return True  # a member of another library, or of a value whose type is not known here
 
     def has_class_member(self, name: str) -> bool:
         """Return whether a class of that name has the member."""
@@ -274,7 +274,7 @@ def prose(name: str) -> Iterator[tuple[int, str]]:
     elif name.endswith(".md"):
         # Python blocks are run, and drawings name nothing.
         blank = re.sub(r"```(?:python|text|mermaid)\n.*?```", _keep_lines, text, flags=re.DOTALL)
-        yield 1, re.sub(r"\]\([^)\s]+\)", "]", blank)  # where links lead is another test's
+        yield 1, re.sub(r"\]\([^)\s]+\)", "]", blank)  # another test checks link targets
     else:
         yield 1, "\n".join(line if "#" in line else "" for line in text.splitlines())
 
@@ -336,11 +336,11 @@ def _module_exists(name: str) -> bool:
 
 
 def _paths(line: str) -> Iterator[str]:
-    """Yield what is written as a path of this repository, whether it exists or not."""
+    """Yield every path of this repository that a line names, whether it exists or not."""
     tops = index().tops
     for match in _PATH.findall(line):
         head, _, suffix = match.rstrip("/").rpartition(".")
-        after_flag = re.search(rf"--[\w-]+ {re.escape(match)}", line)  # what a command writes
+        after_flag = re.search(rf"--[\w-]+ {re.escape(match)}", line)  # a command's output
         folder = match.endswith("/") and len(match) > 2 and not after_flag
         source = bool(head) and suffix in SOURCE_SUFFIXES
         inside = "/" in match.rstrip("/") and match.split("/")[0] in tops and "." in match
@@ -349,7 +349,7 @@ def _paths(line: str) -> Iterator[str]:
 
 
 def _is_identifier(name: str) -> bool:
-    """Return whether the code has it, or tts_eos_token_id for tts_eos."""
+    """Return whether the code has this identifier, or tts_eos_token_id for tts_eos."""
     known = index()
     here = known.identifiers | known.stems | known.tops | known.verbs
     return not here.isdisjoint((name, *(f"{before}{name}{end}" for before, end in _TOKEN_NAMES)))
@@ -366,14 +366,14 @@ def _dotted_exists(name: str, file: str) -> bool:
         return known.has_dotted(name) or _is_value(first, rest, file)
     if first in known.externals or _is_value(first, rest, file):
         return True
-    if first in known.stems:  # a module, but not from the package's root
+    if first in known.stems:  # a module named without the package's root
         return False
-    # An attribute's attribute, or a parameter's name as the code has it.
+    # An attribute of an attribute, or a parameter that the code has under this name.
     return known.attributes.issuperset((first, *rest)) or name in known.strings
 
 
 def _is_value(first: str, rest: list[str], file: str) -> bool:
-    """Return whether the file's own code has a value of this name, and takes this attribute."""
+    """Return whether the file's own code has a value of this name and reads this attribute."""
     if not file.endswith(".py"):
         return False
     names, attributes = _values(file)

@@ -39,7 +39,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "this PyAV": ("a codec or rotation of videos", "another PyAV, make test"),
 }
-# Skips that leave nothing out: the case does not exist there.
+# Reasons of skips that leave nothing out: the case does not exist there.
 HARMLESS = (
     "this is neuron/, which may",
     "the Neuron SDK, or its sources, are here",

@@ -1,8 +1,8 @@
 """The reference: transformers' own generate, which tests and benchmarks compare us with.
 
-Codes are recorded where they enter code2wav, talker rows where they enter the talker. The audio to
-compare with is one full forward over the codes, since the reference's own chunked_decode loses
-samples at chunk boundaries.
+Codes are recorded as inputs of code2wav, talker rows as inputs of the talker. The audio to compare
+with is one full forward over the codes, since the reference's own chunked_decode loses samples at
+chunk boundaries.
 """
 
 from collections.abc import Iterator
@@ -48,8 +48,8 @@ class Reference:
         _make_predictor_greedy(self.model.talker.code_predictor)
         if Version(transformers.__version__) < Version("5"):
             _keep_audio_windows_apart(self.model.thinker)
-        # 5.23's talker reads the audio encoder's window from its own config where a prompt has both
-        # images and audio, and its config has none: it fails there without this.
+        # 5.23's talker reads the audio encoder's window from its own config if a prompt has both
+        # images and audio. Its config has none, so it would fail there without this.
         self.model.talker.config.audio_config = self.model.thinker.config.audio_config
 
     @property
@@ -69,7 +69,7 @@ class Reference:
         return getattr(thinker, "visual", None) or thinker.model.visual
 
     def generate(self, prompt: Prompt, **options: Any) -> ReferenceResult:
-        """Answer greedily. options: the reference's own; thinker_eos_token_id: default NO_EOS.
+        """Answer greedily. options: the reference's options; thinker_eos_token_id: default NO_EOS.
 
         The reply must have at least two tokens and one frame: the reference fails on less.
         """

@@ -14,7 +14,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 @torch.no_grad()
 def randomize(module: nn.Module, seed: int = 0, embedded: float = 1.0) -> None:
-    """Draw weights that keep the rows' size, norms around 1; embedded: the size of tables' rows."""
+    """Draw weights that keep the rows' size; norms around 1; embedded: size of tables' rows."""
     generator = torch.Generator().manual_seed(seed)
     for name, weight in module.named_parameters():
         weight.normal_(generator=generator)
@@ -32,8 +32,8 @@ def randomize(module: nn.Module, seed: int = 0, embedded: float = 1.0) -> None:
 def packed_and_widened(module: Module, part: str, dtype: str) -> tuple[Module, Module]:
     """Return a module for the C, and one for torch with the values that the C computes with.
 
-    part: the module's name in checkpoint.modules.Models; dtype: of cpu.precision.PRECISIONS. The
-    module itself stays as it is.
+    part: the module's name in checkpoint.modules.Models; dtype: one of cpu.precision.PRECISIONS.
+    The module itself is not changed.
     """
     packed, widened = copy.deepcopy(module), copy.deepcopy(module)
     for target, parameter in module.named_parameters():

@@ -1,4 +1,4 @@
-"""Peak memory: of a process, for scripts in a process of their own, and of a call's tensors."""
+"""Peak memory of a process (for scripts in their own process) and of a call's tensors."""
 
 import resource
 import threading
@@ -15,7 +15,7 @@ needs_proc = pytest.mark.skipif(not STATM.exists(), reason="reads /proc, which L
 
 
 class Peak:
-    """Peak memory of a block. nbytes: resident bytes above those at its beginning."""
+    """Peak memory of a block. nbytes: growth of resident bytes since the block's beginning."""
 
     nbytes = 0
 
@@ -45,7 +45,7 @@ def resident() -> int:
 
 
 def peak_tensor_bytes(call: Callable[[], Any]) -> int:
-    """Return the most bytes that a call's own tensors have at one time."""
+    """Return the most bytes that a call's own tensors take at one time."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

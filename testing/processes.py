@@ -26,5 +26,5 @@ def lives(pid: int) -> bool:
 
 
 def open_files(pid: int | str | None = "self") -> set[str]:
-    """Return the numbers of a process's open files; of this one's, one is of the look itself."""
+    """Return the numbers of a process's open files; for this process, one is this call's own."""
     return {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}

@@ -11,7 +11,7 @@ Outputs = tuple[Tensor, ...]
 
 
 class Ranks:
-    """A group of `size` threads. counted: each rank's number of collectives."""
+    """A group of `size` threads. counted: each rank's count of collectives."""
 
     def __init__(self, size: int):
         self.size = size

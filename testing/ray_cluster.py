@@ -1,4 +1,4 @@
-"""A Ray cluster of this process's own on the loopback, and applications of Serve YAMLs in it."""
+"""A Ray cluster of this process on the loopback, with applications from Serve YAMLs in it."""
 
 import os
 import secrets
@@ -20,15 +20,15 @@ from ray import serve
 from qwen3_omni_neuron.serving.fleet.command import IMPORT_PATH, environment
 from testing.http_server import wait_until
 
-START_S = 600.0  # for replicas to start, on a machine that has much else to do
+START_S = 600.0  # for replicas to start, on a busy machine
 CPUS, CORES = 10, 24
-ATTEMPTS = 3  # to start a node on a machine that has much else to do
-EVERY_S = 0.25  # asking Ray keeps a core busy, which the replicas that are waited for need
-_MEMORY_BYTES = 100 << 20  # of Ray's object store, which requests don't pass through
+ATTEMPTS = 3  # attempts to start a node, on a busy machine
+EVERY_S = 0.25  # polling Ray takes a core, which the replicas that start need
+_MEMORY_BYTES = 100 << 20  # size of Ray's object store, which requests don't pass through
 
 
 class Cluster:
-    """A running cluster. port: of its HTTP proxy."""
+    """A running cluster. port: port of its HTTP proxy."""
 
     def __init__(self) -> None:
         self.port = _free_port()
@@ -44,9 +44,9 @@ class Cluster:
         deployment: Mapping[str, Any] | None = None,
         **args: Any,
     ) -> None:
-        """Put an application into the YAML, or change it. args: those that the YAML has.
+        """Put an application into the YAML, or change it. args: the YAML's `args`.
 
-        deployment: further fields of Ray's. replicas: None where they say it.
+        deployment: further fields of Ray's deployment. replicas: None where these fields have it.
         """
         number = {} if replicas is None else {"num_replicas": replicas}
         self._applications[name] = {
@@ -58,9 +58,9 @@ class Cluster:
         }
 
     def deploy(self, *application: Any, **args: Any) -> None:
-        """Bring the cluster to what the YAML says, as `serve run` does.
+        """Bring the cluster to the state of the YAML, as `serve run` does.
 
-        application, args: of one to `plan` before.
+        application, args: arguments of a call of `plan` before.
         """
         if application:
             self.plan(*application, **args)
@@ -87,7 +87,7 @@ class Cluster:
         serve.delete(name, _blocking=False)
 
     def wait_for(self, name: str, replicas: int, seconds: float = START_S) -> None:
-        """Wait until an application runs with so many replicas and no others."""
+        """Wait until an application runs with this many replicas and no others."""
 
         def runs() -> bool:
             state = self.state(name)
@@ -102,7 +102,7 @@ class Cluster:
         wait_until(runs, seconds, EVERY_S)
 
     def running(self, name: str) -> int:
-        """Return how many replicas of an application Ray takes for healthy."""
+        """Return how many replicas of an application Ray considers healthy."""
         return int(self.state(name).deployments["replica"].replica_states.get("RUNNING", 0))
 
     @property
@@ -111,7 +111,7 @@ class Cluster:
         return str(ray.get_runtime_context().gcs_address)
 
     def names(self) -> list[str]:
-        """Return the names of the applications that there are."""
+        """Return the names of all applications."""
         return list(serve.status().applications)
 
     def state(self, name: str) -> Any:
@@ -122,7 +122,7 @@ class Cluster:
         """Return the replicas' names, and the ids of their processes."""
         found = {}
         for replica, handle in self._actors(name).items():
-            with suppress(ray.exceptions.RayActorError):  # it has just ended
+            with suppress(ray.exceptions.RayActorError):  # the replica has just ended
                 found[replica] = ray.get(handle.__ray_call__.remote(lambda _: os.getpid()))
         return found
 
@@ -144,16 +144,16 @@ class Cluster:
         ]
 
     def kill(self, name: str, replica: str | None = None) -> None:
-        """End a replica's process, as the system does where no memory is left."""
+        """End a replica's process, as the system does when memory runs out."""
         running = self.replicas(name)
         os.kill(running[replica or min(running)], signal.SIGKILL)
 
     def wait_for_new(self, name: str, before: Collection[str], seconds: float = START_S) -> None:
-        """Wait until there is a replica that is none of these."""
+        """Wait for a replica that is none of these."""
         wait_until(lambda: set(self.replicas(name)) - set(before), seconds, EVERY_S)
 
     def wait_for_others(self, name: str, before: Collection[str]) -> None:
-        """Wait until none of these replicas is left, and as many others run."""
+        """Wait until none of these replicas is left, and as many new ones run."""
         wait_until(lambda: not set(self.replicas(name)) & set(before), START_S, EVERY_S)
         self.wait_for(name, len(before))
 
@@ -163,22 +163,22 @@ class Cluster:
         return OpenAI(base_url=url, api_key="none", max_retries=retries, timeout=60)
 
     def server(self, model_name: str, prefix: str = "") -> Any:
-        """Return what the tests of `serve` know of a server: its port, and its model's name."""
+        """Return what the tests of `serve` need of a server: its port, and its model's name."""
         settings = SimpleNamespace(model_name=model_name)
         return SimpleNamespace(port=f"{self.port}{prefix}", settings=settings)
 
 
 @contextmanager
 def cluster() -> Iterator[Cluster]:
-    """Start a cluster with cores that are none, and end it."""
+    """Start a cluster with made-up Neuron cores, and end it."""
     made = Cluster()
     before = dict(os.environ)
     os.environ |= environment()
     os.environ |= {
-        "RAY_AUTH_TOKEN": secrets.token_hex(),  # else one is written into the user's home
+        "RAY_AUTH_TOKEN": secrets.token_hex(),  # else Ray writes a token into the user's home
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_raylet_start_wait_time_s": "120",
-        "RAY_prestart_worker_first_driver": "0",  # a worker for each of CPUS, for no task
+        "RAY_prestart_worker_first_driver": "0",  # else a worker for each of CPUS, for no task
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "OMP_NUM_THREADS": "1",
     }
@@ -209,7 +209,7 @@ def _start(folder: str, figures_port: int) -> None:
                 _metrics_export_port=figures_port,
             )
             return
-        except Exception as error:  # Ray's own, where a node does not start in 30 s
+        except Exception as error:  # Ray's own error, if a node does not start in 30 s
             ray.shutdown()
             if "timed out during startup" not in str(error) or attempt == ATTEMPTS:
                 raise

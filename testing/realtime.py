@@ -1,4 +1,4 @@
-"""A client of /v1/realtime over OpenAI's own: it speaks samples, and checks every event's type."""
+"""A client of /v1/realtime over OpenAI's: it sends samples, and checks every event's type."""
 
 import base64
 from collections.abc import Iterator, Sequence
@@ -19,21 +19,21 @@ from testing.http_server import url_of
 _KINDS: tuple[type[BaseModel], ...] = get_args(get_args(RealtimeServerEvent)[0])
 EVENTS = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in _KINDS}
 WAIT_S = 20.0  # for the next event
-PIECE = 1600  # samples of an append: 100 ms
+PIECE = 1600  # samples of one append: 100 ms
 PCM_16K = {"type": "audio/pcm", "rate": 16000}
 BEFORE = ("response.output_item.added", "conversation.item.added", "response.content_part.added")
 AFTER = ("response.content_part.done", "conversation.item.done", "response.output_item.done")
 
 
 class Caller:
-    """One open session. heard: every event so far, oldest first."""
+    """One open session. heard: all events so far, oldest first."""
 
     def __init__(self, connection: RealtimeConnection):
         self.connection = connection
         self.heard: list[Any] = []
 
     def next(self) -> Any:
-        """Receive an event. Raises pydantic's ValidationError where it has no type of OpenAI's."""
+        """Receive an event. Raises pydantic's ValidationError if OpenAI has no type for it."""
         data: Any = self.connection._connection.recv(timeout=WAIT_S, decode=False)
         kind = self.connection.parse_event(data).type
         # Sound at 16 kHz is an addition of this server.
@@ -55,7 +55,7 @@ class Caller:
         self.connection.send({"type": kind, **fields})  # type: ignore[arg-type]
 
     def update(self, **fields: Any) -> Any:
-        """Change the session and return it as it is then."""
+        """Change the session, and return the changed session."""
         self.send("session.update", session={"type": "realtime", **fields})
         return self.until("session.updated")[-1].session
 
@@ -95,7 +95,7 @@ def calling(
 
 
 def kinds(events: Sequence[Any]) -> list[str]:
-    """Return the types of events in order, the deltas of one kind counted once."""
+    """Return the types of events in order; successive deltas of one kind count once."""
     found: list[str] = []
     for event in events:
         if not (event.type.endswith(".delta") and event.type in found):

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 class Calls:
     """Prompt calls of the engines: name, slot, and how many rows were computed or copied.
 
-    entered, gate: the next prefill says that it runs, and waits.
+    entered, gate: the next prefill sets `entered`, and waits for `gate`.
     """
 
     made: list[tuple[str, int, int]] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Calls:
 
 
 class _Watched:
-    """An engine whose attributes are another's."""
+    """An engine that takes all other attributes from the engine that it wraps."""
 
     def __init__(self, engine: Any, calls: Calls, name: str):
         self._engine, self._calls, self._name = engine, calls, name
@@ -69,7 +69,7 @@ def ungated() -> Calls:
 
 
 def watching(calls: Calls) -> Callable[[Engines], Engines]:
-    """Return a function that puts the recorder of calls around engines."""
+    """Return a function that wraps engines with the recorder of calls."""
 
     def watch(engines: Engines) -> Engines:
         thinker = cast(Thinker, WatchedThinker(engines.thinker, calls, "thinker"))

@@ -8,10 +8,10 @@ from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
 
 class RecordedPolicy(FirstAudioPolicy):
-    """FirstAudioPolicy that writes each decision into a file, a line of JSON each.
+    """FirstAudioPolicy that appends each decision to a file as a line of JSON.
 
-    A line has the figures of each replica by their names, the replicas that there should be now,
-    and those that the policy wants.
+    A line has each replica's figures by its name, the current target number of replicas, and the
+    number that the policy wants.
     """
 
     def __init__(self, file: str, **options: Any):
@@ -19,7 +19,7 @@ class RecordedPolicy(FirstAudioPolicy):
         self._file = Path(file)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """Return what FirstAudioPolicy does."""
+        """Return the result of FirstAudioPolicy."""
         wanted, state = super().__call__(context)
         figures = {
             name: {replica.unique_id: value for replica, value in values.items()}

@@ -1,4 +1,4 @@
-"""The recorded session of docs/realtime.md: the real events of one, ids and sound shortened.
+"""The recorded session of docs/realtime.md: real events, with ids and sound shortened.
 
     python -m testing.recorded_session
 
@@ -28,12 +28,12 @@ from train.speech import MEASURING, spoken_clip
 
 DOCUMENT, BLOCK = Path("docs/realtime.md"), "session"
 RATE = 24000
-SENT_MS, HEARD_MS = 400, 200  # of the answer that is interrupted, at least
-EXPIRES_AT = 1800000000  # shown of every session
+SENT_MS, HEARD_MS = 400, 200  # least lengths sent and heard of the interrupted answer
+EXPIRES_AT = 1800000000  # shown for every session
 _TRIES = 5
-_SHOWN_LETTERS = 8  # of base64
+_SHOWN_LETTERS = 8  # letters of base64
 
-Event = tuple[str, dict[str, Any]]  # "client" or "server", and what it sent
+Event = tuple[str, dict[str, Any]]  # sender ("client" or "server"), and the event
 
 
 class _Recorder(Caller):
@@ -52,7 +52,7 @@ class _Recorder(Caller):
 
 
 def record(server: Server) -> list[Event]:
-    """Ask a spoken question, hear its answer, ask another one and interrupt the answer.
+    """Ask a spoken question, play its answer, ask another one and interrupt the answer.
 
     Raises AssertionError where the second answer is always complete before it is interrupted.
     """
@@ -77,7 +77,7 @@ def _recorded(server: Server) -> list[Event]:
         file = ROOT / "examples" / "sum.wav"
         _ask(caller, soxr.resample(*soundfile.read(file, dtype="float32"), RATE))
         sound = sound_of(caller.until("response.done"))
-        time.sleep(len(sound) / 2 / RATE)  # until it was played
+        time.sleep(len(sound) / 2 / RATE)  # until the sound was played
         clip = spoken_clip("say seven red goodbye white", MEASURING, random.Random(1))
         _ask(caller, soxr.resample(clip, 16000, RATE))
         sent = caller.until("response.output_audio.delta")
@@ -97,14 +97,14 @@ def _recorded(server: Server) -> list[Event]:
 
 
 def _ask(caller: Caller, question: NDArray[np.float32]) -> None:
-    """Say something, and be silent for as long as server_vad wants."""
+    """Speak a question, then be silent for as long as server_vad needs."""
     caller.say(np.concatenate((question, np.zeros(RATE, np.float32))), RATE // 10)
 
 
 def shown(events: list[Event]) -> list[Event]:
     """Return events with numbered ids and shortened sound, without repetition.
 
-    Of appended pieces the first is left, and the first delta of each kind of a response.
+    Of appended pieces, and of each kind of delta in a response, the first one is kept.
     """
     left, seen = list[Event](), set[str]()
     numbers: dict[str, str] = {}
@@ -141,7 +141,7 @@ def _shortened(value: Any, name: str, numbers: dict[str, str], counters: dict[st
 
 
 def form(value: Any) -> Any:
-    """Return a value's form: the names of its fields, and the types of what is in them."""
+    """Return a value's form: its field names, and the types of its values."""
     if isinstance(value, dict):
         return {key: value[key] if key == "type" else form(value[key]) for key in value}
     if isinstance(value, list):

@@ -32,8 +32,8 @@ CALLS = (
 def request(number: int, first_s: float, cut: bool = False, **changes: Any) -> dict[str, Any]:
     """Return a row of bench/ttfb_rtf.py.
 
-    Its first sample comes after first_s, its first text after half of that, 7 frames in 3 chunks
-    50 ms apart: the second chunk is in time, and so is the third. cut: by a token limit.
+    Its first sample comes after first_s, its first text after half of that, 7 frames in 3 chunks 50
+    ms apart: the second and the third chunk come in time. cut: whether a token limit cut it.
     """
     samples = [FRAME_SAMPLES * frames for frames in FRAMES]
     samples[0] -= LATENCY_SAMPLES
@@ -128,7 +128,7 @@ def summary_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def distribution(values: list[float]) -> dict[str, float] | None:
-    """Return count, mean and percentiles; None of no values."""
+    """Return count, mean and percentiles, or None if there are no values."""
     if not values:
         return None
     ranks = {f"p{rank}": float(np.percentile(values, rank)) for rank in (50, 90, 95, 99)}

@@ -1,4 +1,4 @@
-"""A model that says what a test wrote down, behind the public API: for a server's answers."""
+"""A model behind the public API whose replies a test writes, for tests of a server's answers."""
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.prompt.media.sizes import Sizes
 
 
 class ScriptedModel:
-    """Model whose every reply is `texts`, and where it speaks a chunk of silence after each.
+    """Model whose every reply is `texts`; if it speaks, a chunk of silence follows each text.
 
     asked: the messages and options of every request. raises: error after the texts, or None.
     """
@@ -106,7 +106,7 @@ class ScriptedStream:
                     yield burst
                     burst = []
         except Exception:
-            if burst:  # its texts come before the error
+            if burst:  # the texts come before the error
                 yield burst
             raise
 

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.neuron.shards import read_part_shard, write_part_shards
 from testing.eager_neuron import EagerDecoder, eager_decoder
 from testing.rank_threads import Ranks
 
-DESCRIPTION = "graphs.json"  # of a part, its labels; of a decoder, its checkpoint
+DESCRIPTION = "graphs.json"  # a part's labels, or a decoder's checkpoint
 States = dict[str, Tensor]
 
 
@@ -59,7 +59,7 @@ class SimulatedToolchain:
 
 
 class SimulatedCores:
-    """The cores of one part, a thread each. states: of each core, zeros at first."""
+    """The cores of one part, a thread each. states: each core's state, zeros at first."""
 
     def __init__(self, spec: PartSpec, folder: Path):
         self._ranks = Ranks(spec.tp)
@@ -69,7 +69,7 @@ class SimulatedCores:
         self.states = [zero_state(spec) for _ in range(spec.tp)]
 
     def run(self, label: str, inputs: Mapping[str, Tensor]) -> Sequence[Tensor]:
-        """Rank 0's outputs, as NxD gives them."""
+        """Return rank 0's outputs, as NxD does."""
         calls = [
             partial(run_with_state, part.graphs[label], states, inputs)
             for part, states in zip(self._parts, self.states, strict=True)
@@ -87,7 +87,7 @@ def zero_state(spec: PartSpec) -> States:
 def run_with_state(
     module: TracedGraph, states: States, inputs: Mapping[str, Tensor]
 ) -> tuple[Tensor, ...]:
-    """Call a traced graph over a rank's state, which it renews, as a core does."""
+    """Call a traced graph over a rank's state, and renew the state, as a core does."""
     names = [name for name, _ in module.named_buffers(recurse=False)]
     for name in names:
         setattr(module, name, states[name])

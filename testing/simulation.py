@@ -1,4 +1,4 @@
-"""The real pipeline over engines that only take time, in time that passes by itself."""
+"""The real pipeline on a virtual clock, over engines that only spend time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,7 +127,7 @@ class Simulation:
     ) -> list[torch.Tensor]:
         """Return the codes of one pass over the whole text: its rows, tts_eos once, then tts_pad.
 
-        limit: the thinker's, where it cuts the text.
+        limit: the thinker's token limit, if it cuts the text.
         """
         pads = [self.config.tts_pad_id] * frames
         prompt = prompt_of(torch.tensor(list(tokens))).talker
@@ -135,7 +135,7 @@ class Simulation:
         return spoken_frames(prompt, SPEAKER, rows, frames)
 
     def assert_right(self, result: SpeechResult, tokens: Sequence[int], frames: int) -> None:
-        """Assert that text, codes and samples equal those of the stages run one after the other."""
+        """Assert that text, codes and samples equal those of the stages run in sequence."""
         assert result.token_ids == [*tokens, EOS]
         expected = self.expected_codes(tokens, frames)
         assert len(result.codes) == frames

@@ -1,4 +1,4 @@
-"""A microphone and a loudspeaker in the place of sounddevice's, in real time."""
+"""A microphone and a loudspeaker that replace sounddevice's, in real time."""
 
 import math
 import threading
@@ -20,8 +20,8 @@ class PortAudioError(Exception):
 class SoundDevices:
     """Module `sounddevice`, as far as `talk` uses it. missing: kind of stream that can't be opened.
 
-    heard: what the loudspeaker got so far, a block an entry. dies_after_s: of sound; from then on
-    the loudspeaker takes nothing.
+    heard: blocks that the loudspeaker got so far. dies_after_s: seconds of sound after which the
+    loudspeaker takes nothing more.
     """
 
     PortAudioError = PortAudioError
@@ -33,16 +33,16 @@ class SoundDevices:
         self.dies_after_s = math.inf
 
     def say(self, samples: NDArray[np.float32]) -> None:
-        """Have the microphone hear something, at its rate."""
+        """Play samples into the microphone, at its rate."""
         self._said.extend(np.array_split(samples, max(1, len(samples) // 320)))
 
     @property
     def silent(self) -> bool:
-        """True once all of it was said."""
+        """True once all samples were played."""
         return not self._said
 
     def sounded_s(self, since: int = 0) -> float:
-        """Return the seconds with sound that the loudspeaker got, from an entry on."""
+        """Return the seconds with sound in the loudspeaker's blocks, from block `since` on."""
         return 0.02 * sum(np.abs(block).max() > SOUND for block in self.heard[since:])
 
     def InputStream(self, **given: Any) -> "_Stream":  # noqa: N802

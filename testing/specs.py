@@ -42,7 +42,7 @@ def cpu_engines(spec: EngineSpec) -> Engines:
 def compiled_here() -> Iterator[None]:
     """Compile graphs in this process: a worker process for each imports torch, two seconds each.
 
-    What a compile puts into the environment ends with it, as with a worker.
+    Changes that a compile makes to the environment end with it, as in a worker process.
     """
 
     def run(

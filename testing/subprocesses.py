@@ -6,7 +6,7 @@ import sys
 
 
 def run_python(*arguments: object, timeout_s: float = 300) -> str:
-    """Run Python on one thread and return its stdout. Fails with the end of its stderr."""
+    """Run Python on one thread, and return stdout. On failure, raises with the end of stderr."""
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={

@@ -30,7 +30,7 @@ LATENCY_SAMPLES = 555
 class Times:
     """Seconds of a call of each kind.
 
-    A step's may depend on its number in the first slot, and a prompt's on its number of rows.
+    A step's time may depend on its number in the first slot, a prompt's on its number of rows.
     """
 
     thinker_prefill_s: float | Callable[[int], float] = 0.0
@@ -57,10 +57,10 @@ class Sizes:
 class Script:
     """The replies of the engines, and a hook.
 
-    reply: the tokens that answer a prompt, its end marker last. frames: codes 0 before codec_eos,
-    None for speech without end. on_call: called before each call takes its time, with its name,
-    slots and size (rows of a prompt, frames of all streams with their padding, or else slots); it
-    may raise, or sleep.
+    reply: the tokens that answer a prompt, ending with the end marker. frames: number of codes 0
+    before codec_eos, None for speech without end. on_call: called before each call takes its time,
+    with its name, slots and size (rows of a prompt, frames of all streams with their padding, or
+    else slots); it may raise or sleep.
     """
 
     reply: Reply
@@ -78,7 +78,7 @@ def timed_engines(
 
 
 class _Timed:
-    """An engine over a clock. _held: the token ids that each slot holds, of thinker and talker."""
+    """An engine over a clock. _held: token ids in each slot of the thinker or talker."""
 
     extends = True
 
@@ -92,7 +92,7 @@ class _Timed:
         self._clock.sleep(seconds)
 
     def _fill(self, slot: int, token_ids: Tensor, start: int) -> None:
-        """Let a slot hold a prompt of which it must hold the first `start` rows already."""
+        """Put a prompt into a slot, which must already hold its first `start` rows."""
         ids = token_ids.tolist()
         assert self._held.get(slot, [])[:start] == ids[:start], "the slot holds other rows"
         self._held[slot] = ids
@@ -102,7 +102,7 @@ class _Timed:
 
 
 class TimedThinker(_Timed):
-    """A Thinker that answers by the script, and checks that it is given its own tokens."""
+    """A Thinker that replies by the script, and checks that it gets its own tokens back."""
 
     def __init__(self, clock: VirtualClock, times: Times, script: Script, sizes: Sizes):
         super().__init__(clock, times, script, sizes)
@@ -217,13 +217,13 @@ class TimedVocoder(_Timed):
         return len(codes) * next(b for b in self.chunk_frames if b >= len(codes[0]))
 
     def _decode(self, slot: int, last: list[Tensor], codes: Tensor) -> NDArray[np.float32]:
-        """Decode. last: the frame before these, whose end comes with them; none at the start."""
+        """Decode. last: the frame before these, whose end is decoded now; empty at the start."""
         self._last[slot] = [codes[-1]]
         return samples_of([*last, *codes])[len(last) * (FRAME_SAMPLES - LATENCY_SAMPLES) :]
 
 
 def seen_in(prompt: TalkerPrompt, speaker_id: int) -> int:
-    """Return a checksum of what a talker's slot was given: here, its prompt."""
+    """Return a checksum of the inputs of a talker's slot: here, its prompt."""
     return seen_after(0, speaker_id, *prompt.token_ids.tolist())
 
 

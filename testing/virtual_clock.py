@@ -10,7 +10,7 @@ from qwen3_omni_neuron.runtime.stage import Clock
 
 
 class _Sleeper:
-    """A thread that waits for its deadline, a notification or both, and then for its turn."""
+    """A thread that waits for its deadline, a notification or both, and then to be scheduled."""
 
     def __init__(self) -> None:
         self.turn = threading.Event()
@@ -18,11 +18,11 @@ class _Sleeper:
 
 
 class VirtualClock(Clock):
-    """Virtual time for the threads that it makes, and for the one that made it.
+    """Virtual time for the threads that it makes, and for the thread that made it.
 
-    One thread works at a time, until it waits; then those that it woke, in that order. When all
-    wait, the time jumps to the earliest deadline. So events at the same time have the same order in
-    every run. _guard guards every field.
+    One thread works at a time, until it waits; then the threads that it woke work, in that order.
+    When all wait, the time jumps to the earliest deadline. So simultaneous events have the same
+    order in every run. _guard guards every field.
     """
 
     def __init__(self) -> None:

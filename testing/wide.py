@@ -3,8 +3,8 @@
     python -m testing.wide ours DTYPE CHECKPOINT [CASE ...]
     python -m testing.wide theirs float32 CHECKPOINT [CASE ...]
 
-A process for each, one after the other: together they would need over 30 GB. Printed are token ids
-and codes of each case, and the growth of the process's peak memory while it loads, in bytes.
+Each runs in a process of its own, in turn: together they would need over 30 GB. Printed are token
+ids and codes of each case, and the growth of the process's peak memory while it loads, in bytes.
 """
 
 import json
@@ -49,7 +49,7 @@ def load_theirs(checkpoint: Path, dtype: str) -> Callable[[Any], Reply]:
     conversation = Conversation(checkpoint, read_config(checkpoint))
 
     def answer(messages: Any) -> Reply:
-        # It does not speak the token that meets its limit: see testing.replies.
+        # The reference does not speak the token that meets its limit: see testing.replies.
         result = reference.generate(
             conversation.prompt(messages),
             thinker_max_new_tokens=TOKENS + 1,

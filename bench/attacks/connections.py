@@ -18,9 +18,9 @@ CHAT = "/v1/chat/completions"
 EITHER = frozenset((ANSWERED, REFUSED))
 NO_OR_CUT = frozenset((REFUSED, CUT))
 ANY = NO_OR_CUT | {ANSWERED}
-GRACE_S = 3.0  # for the server to cut a connection whose time is over
+GRACE_S = 3.0  # for the server to cut a connection after its deadline
 MANY = 300
-PACE_BYTES = 365_000  # a second, of a client that reads slowly and without a pause
+PACE_BYTES = 365_000  # per second, for a client that reads slowly and without a pause
 FEW_CONNECTIONS = 20
 
 
@@ -77,7 +77,7 @@ def silent_tls(target: Target) -> list[Outcome]:
 def dripping(
     target: Target, start: bytes, byte: bytes, within_s: float, count: int = 50
 ) -> list[Outcome]:
-    """Send a byte at a time on many connections, and see that all are ended in time."""
+    """Send a byte at a time on many connections, and check that all are closed in time."""
     end_s = time.monotonic() + within_s + GRACE_S
     with contextlib.ExitStack() as stack:
         left = {stack.enter_context(contextlib.closing(opened(target))) for _ in range(count)}
@@ -103,7 +103,7 @@ def slow_heads(target: Target) -> list[Outcome]:
 
 
 def slow_bodies(target: Target) -> list[Outcome]:
-    """Send a body a byte at a time, and one that never comes."""
+    """Send a body a byte at a time, and announce a body that never comes."""
     head = head_of(target, CHAT, 100_000)
     return [
         *dripping(target, head, b" ", target.deadlines.body_s),
@@ -112,7 +112,7 @@ def slow_bodies(target: Target) -> list[Outcome]:
 
 
 def half_open(target: Target) -> list[Outcome]:
-    """Ask for a long answer and never read it, or end the sending side; then look who is open."""
+    """Ask for a long answer and never read it, or end the sending side; then count open sockets."""
     data = asking(target, 30.0)
     with contextlib.ExitStack() as stack:
         made = [stack.enter_context(contextlib.closing(opened(target))) for _ in range(8)]
@@ -121,11 +121,11 @@ def half_open(target: Target) -> list[Outcome]:
             one.sendall(data)
         for one in made[4:]:
             one.shutdown(socket.SHUT_WR)
-        # First their answers are made, for which a busy machine takes its time.
+        # Their answers are made first, which takes time on a busy machine.
         done = waited(lambda: not _running(target), 20)
         time.sleep(target.deadlines.send_s + GRACE_S)
-        # What is in the system's buffers still comes, slowly, as these were made small; then the
-        # end of a connection that was cut.
+        # The system's buffers are small, and their content still arrives, slowly; then the end of a
+        # connection that was cut.
         left = still_open(made, 20)
     return [
         check(done, "requests are in progress still"),
@@ -162,7 +162,7 @@ def endless_heads(target: Target) -> list[Outcome]:
 
 
 def pipelined(target: Target) -> list[Outcome]:
-    """Send 10,000 requests ahead of their answers."""
+    """Send 10,000 requests without waiting for their answers."""
     with contextlib.closing(opened(target)) as sock:
         with contextlib.suppress(OSError):
             sock.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n" * 10_000)
@@ -174,8 +174,8 @@ def pipelined(target: Target) -> list[Outcome]:
 
 
 def asking(target: Target, sound_s: float) -> bytes:
-    """Return a request for about so much sound, as one whole answer."""
-    # The text does not end before its limit, and its last word is said again and again.
+    """Return a request for about sound_s of sound, as one whole answer."""
+    # The text has no end before its limit: its last word is repeated.
     long = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": round(sound_s * 10)}
     long |= {"talker_max_new_tokens": round(sound_s * 12.5)}
     body = json.dumps(
@@ -185,7 +185,7 @@ def asking(target: Target, sound_s: float) -> bytes:
 
 
 def read_slowly(target: Target, begun: Callable[[], None] = lambda: None) -> list[Outcome]:
-    """Read a long answer at a low pace, without a pause. begun: is called after the first part."""
+    """Read a long answer slowly, without a pause. begun: called after the first part."""
     with contextlib.closing(opened(target)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
         sock.sendall(asking(target, 45.0 if target.short else 90.0))
@@ -200,7 +200,7 @@ def read_slowly(target: Target, begun: Callable[[], None] = lambda: None) -> lis
                     begun()
                 time.sleep(max(0.0, start_s + got / PACE_BYTES - time.monotonic()))
         except (OSError, http.client.HTTPException):
-            pass  # it was cut: too little has come
+            pass  # it was cut too early
         finally:
             answer.close()
     whole = wanted > 1_000_000 and got == wanted
@@ -218,7 +218,7 @@ def drained(target: Target) -> list[Outcome]:
 
 
 def foreign_pages(target: Target) -> list[Outcome]:
-    """Ask a server without keys as a page of another site can, and as an honest client does."""
+    """Ask a server without keys as another site's page can, and as an honest client does."""
     body = json.dumps({**good_question(False), "modalities": ["text"], "audio": None}).encode()
     here, evil = f"{target.host}:{target.port}", "evil.example"
 

@@ -13,14 +13,14 @@ from PIL import Image
 
 from testing.made_videos import make_video
 
-_ZEROS_BLOCK = 1 << 20  # bytes of zeros in a piece of the streams below
+_ZEROS_BLOCK = 1 << 20  # zeros in one block of the streams below
 
 
 # Pictures
 
 
 def zeros_stream(count: int) -> bytes:
-    """Return a zlib stream of zeros. After a full flush each piece is like the one before."""
+    """Return a zlib stream of zeros. A full flush before each block makes all blocks equal."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     pieces, rest = divmod(count, _ZEROS_BLOCK)
     piece = packer.compress(bytes(_ZEROS_BLOCK)) + packer.flush(zlib.Z_FULL_FLUSH)
@@ -48,7 +48,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def ico(content: bytes) -> bytes:
-    """Return an icon with a PNG inside, whatever its size is."""
+    """Return an icon that contains a PNG of any size."""
     entry = struct.pack("<BBBBHHII", 0, 0, 0, 0, 1, 32, len(content), 22)
     return struct.pack("<HHH", 0, 1, 1) + entry + content
 
@@ -63,12 +63,12 @@ def picture(form: str, size: tuple[int, int] = (64, 64), **how: Any) -> bytes:
 def gif_of_frames(frames: int, side: int) -> bytes:
     """Return a GIF that repeats its one frame."""
     one = picture("GIF", (side, side))
-    start = 13 + 3 * (2 << (one[10] & 7))  # behind the header and the colours
+    start = 13 + 3 * (2 << (one[10] & 7))  # after the header and the colours
     return one[:start] + one[start:-1] * frames + b";"
 
 
 def lying_gif(side: int) -> bytes:
-    """Return a GIF whose screen and frame say that they are larger than their pixels."""
+    """Return a GIF whose screen and frame claim to be larger than their pixels."""
     one = bytearray(picture("GIF"))
     one[6:10] = struct.pack("<HH", side, side)
     at = one.index(b",", 13 + 3 * (2 << (one[10] & 7)))
@@ -77,25 +77,25 @@ def lying_gif(side: int) -> bytes:
 
 
 def lying_tiff(side: int) -> bytes:
-    """Return a TIFF whose width and height are larger than its pixels."""
+    """Return a TIFF whose claimed width and height are larger than its pixels."""
     one = bytearray(picture("TIFF", compression="tiff_deflate"))
     at = struct.unpack_from("<I", one, 4)[0]
     for number in range(struct.unpack_from("<H", one, at)[0]):
         entry = at + 2 + 12 * number
-        if struct.unpack_from("<H", one, entry)[0] in (256, 257, 278):  # also rows of a strip
+        if struct.unpack_from("<H", one, entry)[0] in (256, 257, 278):  # 278: rows of a strip
             one[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, side)
     return bytes(one)
 
 
 def lying_bmp(side: int) -> bytes:
-    """Return a BMP whose width and height are larger than its pixels."""
+    """Return a BMP whose claimed width and height are larger than its pixels."""
     one = bytearray(picture("BMP"))
     one[18:26] = struct.pack("<ii", side, side)
     return bytes(one)
 
 
 def lying_webp() -> bytes:
-    """Return a lossless picture in WEBP that says it has 16384 x 16384 pixels."""
+    """Return a lossless WEBP that claims to have 16384 x 16384 pixels."""
     one = bytearray(picture("WEBP", lossless=True))
     at = one.index(b"VP8L") + 9
     rest = struct.unpack_from("<I", one, at)[0] & ~((1 << 28) - 1)
@@ -104,7 +104,7 @@ def lying_webp() -> bytes:
 
 
 def lying_jpeg(side: int) -> bytes:
-    """Return a JPEG that says it is larger than its pixels."""
+    """Return a JPEG that claims to be larger than its pixels."""
     one = bytearray(picture("JPEG"))
     at = one.index(b"\xff\xc0")
     one[at + 5 : at + 9] = struct.pack(">HH", side, side)
@@ -113,7 +113,7 @@ def lying_jpeg(side: int) -> bytes:
 
 @cache
 def picture_bombs() -> Mapping[str, bytes]:
-    """Return pictures that say, or become, more than they may."""
+    """Return pictures that claim to be, or become, larger than allowed."""
     return {
         "PNG of 400 megapixels": png(20_000, 20_000, 0),
         "PNG that says it has 4 gigapixels": png(65_535, 65_535, 2, pixels=zeros_stream(100)),
@@ -128,7 +128,7 @@ def picture_bombs() -> Mapping[str, bytes]:
 
 @cache
 def rich_pictures() -> Mapping[str, bytes]:
-    """Return pictures that are honest but for what else is in them."""
+    """Return pictures that are honest except for their other content."""
     inside = b"a\0\0" + zeros_stream(512 << 20)
     return {
         "PNG with 512 MiB of text": png(64, 64, extra=chunk(b"zTXt", inside)),
@@ -145,7 +145,7 @@ def flac_of_zeros(
 ) -> bytes:
     """Return a FLAC of silence with frames of 65,535 samples, a dozen bytes each.
 
-    says_samples: what its header has, in place of the number of its samples.
+    says_samples: the number of samples in its header, in place of the true one.
     """
     block = 65_535
     frames = max(1, round(seconds * rate / block))
@@ -198,7 +198,7 @@ def wav_that_says(channels: int = 1, rate: int = 16_000, data_bytes: int = 32_00
 
 
 def mp3_that_says(frames: int) -> bytes:
-    """Return an MP3 of a second whose Xing header has this number of frames."""
+    """Return a one-second MP3 whose Xing header has this number of frames."""
     one = bytearray(sound("MP3"))
     at = next(one.index(tag) for tag in (b"Xing", b"Info") if tag in one)
     one[at + 8 : at + 12] = struct.pack(">I", frames)
@@ -206,7 +206,7 @@ def mp3_that_says(frames: int) -> bytes:
 
 
 def ogg_that_says(samples: int) -> bytes:
-    """Return an Ogg file of a second whose last page ends after this number of samples."""
+    """Return a one-second Ogg file whose last page ends after this number of samples."""
     one = bytearray(sound("OGG", "VORBIS"))
     at = one.rindex(b"OggS")
     one[at + 6 : at + 14] = struct.pack("<Q", samples)
@@ -217,7 +217,7 @@ def ogg_that_says(samples: int) -> bytes:
 
 @cache
 def sound_bombs() -> Mapping[str, bytes]:
-    """Return sound files that say, or become, more than they may."""
+    """Return sound files that claim to be, or become, larger than allowed."""
     return {
         "FLAC of two hours": flac_of_zeros(7200, 16_000),
         "FLAC that says it has 2^36 samples": flac_of_zeros(1, 16_000, says_samples=(1 << 36) - 1),
@@ -232,7 +232,7 @@ def sound_bombs() -> Mapping[str, bytes]:
 
 @cache
 def lenient_sounds() -> Mapping[str, bytes]:
-    """Return sound files with a lie that a decoder may look through: they hold a second or two."""
+    """Return sound files with a false field that a decoder may ignore: they hold 1 or 2 s."""
     return {
         "WAV that says it has 4 GiB": wav_that_says(data_bytes=0xFFFFFFFF),
         "WAV that says it has 2 GiB": wav_that_says(data_bytes=0x7FFFFFFE),
@@ -253,12 +253,12 @@ def video(container: str, codec: str = "mpeg4") -> bytes:
 
 
 def mp4_without_decoder() -> bytes:
-    """Return an MP4 whose codec nobody can decode."""
+    """Return an MP4 with a codec that nothing can decode."""
     return video("mp4").replace(b"mp4v", b"zzzz").replace(b"esds", b"free")
 
 
 def mp4_that_says(seconds: int | None = None, side: int | None = None) -> bytes:
-    """Return an MP4 of a second with another duration, or with other sizes."""
+    """Return a one-second MP4 with another duration, or with other sizes."""
     one = bytearray(video("mp4"))
     if seconds is not None:
         for name, at_scale in ((b"mvhd", 16), (b"mdhd", 16)):
@@ -274,7 +274,7 @@ def mp4_that_says(seconds: int | None = None, side: int | None = None) -> bytes:
 
 
 def avi_that_says(side: int, frames: int) -> bytes:
-    """Return an AVI of a second with other sizes and another number of frames."""
+    """Return a one-second AVI with other sizes and another number of frames."""
     one = bytearray(video("avi"))
     at = one.index(b"avih") + 8
     one[at + 16 : at + 20] = struct.pack("<I", frames)
@@ -287,7 +287,7 @@ def avi_that_says(side: int, frames: int) -> bytes:
 
 
 def mkv_that_says(seconds: float | None = None, side: int | None = None) -> bytes:
-    """Return a Matroska file of a second with another duration, or other sizes."""
+    """Return a one-second Matroska file with another duration, or other sizes."""
     one = bytearray(video("matroska"))
     if seconds is not None:
         at = one.index(b"\x44\x89\x88") + 3
@@ -301,7 +301,7 @@ def mkv_that_says(seconds: float | None = None, side: int | None = None) -> byte
 
 @cache
 def video_bombs() -> Mapping[str, bytes]:
-    """Return videos that say more than they may, or that name files."""
+    """Return videos that claim more than is allowed, or that name files."""
     return {
         "MP4 whose codec has no decoder": mp4_without_decoder(),
         "MP4 that says it lasts 19 hours": mp4_that_says(seconds=70_000),
@@ -330,7 +330,7 @@ def honest() -> Mapping[str, tuple[str, bytes]]:
 
 
 def garbage(content: bytes, seed: int = 0) -> bytes:
-    """Return a file that begins as this one does and goes on as noise."""
+    """Return a file that begins like this one and continues as noise."""
     noise = np.random.default_rng(seed).integers(0, 256, 4096, np.uint8).tobytes()
     return content[:32] + noise
 

@@ -4,13 +4,13 @@ import http.client
 import ssl
 from typing import Any
 
-MODEL = "load"  # as `bench.serve_load.server_process` names it
+MODEL = "load"  # the name that `bench.serve_load.server_process` gives
 GOOD_KEY, BAD_KEY = "the-key-of-the-good-client", "the-key-of-the-attacker"
 QUESTION, ANSWER = "say three five seven red", "three five seven red"
 
 
 def good_question(stream: bool) -> dict[str, Any]:
-    """Return a chat request whose answer is spoken and known."""
+    """Return a chat request whose spoken answer is known."""
     return {
         "model": MODEL,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -32,7 +32,7 @@ def connection_of(
 
 
 def unchecked() -> ssl.SSLContext:
-    """Return a context that takes any certificate: this one was made a moment ago."""
+    """Return a context that accepts any certificate: this one was made a moment ago."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     return context

@@ -13,10 +13,10 @@ SHARED = ServerSpec()
 class Kind:
     """One kind of attack.
 
-    sends: what it does, in a few words. attack: does it, and returns what came back to each of its
-    clients. allowed: how that may go, words of `bench.attacks.outcomes`. server: what it needs.
-    good: whether a good client can stream meanwhile. most_mb: memory that the server may take more
-    than before, at the most; None: any.
+    sends: a short description. attack: runs it, and returns each client's outcome. allowed:
+    outcomes that are right, words of `bench.attacks.outcomes`. server: the server that it needs.
+    good: whether a good client can stream meanwhile. most_mb: most memory that the server may take
+    in addition; None: any.
     """
 
     name: str
@@ -29,9 +29,9 @@ class Kind:
 
 
 def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None) -> list[str]:
-    """Return what the outcomes do wrong, each once.
+    """Return what is wrong with the outcomes, each fault once.
 
-    stall_s: how long an idle process stalled meanwhile; None: times are not looked at.
+    stall_s: how long an idle process stalled meanwhile; None: times are not checked.
     """
     found: dict[str, None] = {}
     late: dict[str, float] = {}
@@ -47,7 +47,7 @@ def unmet(kind: Kind, outcomes: Sequence[Outcome], stall_s: float | None = None)
 
 
 def restarted(target: Target, stages: Sequence[int]) -> list[str]:
-    """Return which processes are not those from before. stages: those that ran then."""
+    """Return which processes were replaced. stages: the processes before the attack."""
     status, wanted = target.process.poll(), target.spec.ends_with
     if status is not None:
         return [] if status == wanted else [f"the server ended with status {status}"]

@@ -15,15 +15,15 @@ from bench.attacks.over_socket import outcome_of, send, session, until
 from bench.attacks.target import ServerSpec, Target, stopped
 
 NO, EITHER = frozenset((REFUSED,)), frozenset((ANSWERED, REFUSED))
-SIDE = 1792  # of a picture whose 3136 tokens fit into the context that ships: 77 MB of patches
+SIDE = 1792  # side of a picture whose 3136 tokens fit into the context that ships: 77 MB of patches
 END_S = 5.0  # for a process to end once nobody waits for an answer
-LATE_S = 1.0  # that an ordinary answer may come later beside work that nobody waits for
-# Base64, tensors and what malloc keeps of them; seventeen megapixels in floats are 200 MB.
+LATE_S = 1.0  # extra delay of an ordinary answer beside work that nobody waits for
+# Memory for Base64, tensors and malloc's caches; seventeen megapixels in floats are 200 MB.
 ONE_REQUEST_MB, ALL_MB = 300.0, 700.0
 
 
 def part_of(kind: str, content: bytes) -> dict[str, object]:
-    """Return the part of a message that has a file."""
+    """Return the part of a message that contains a file."""
     data = base64.b64encode(content).decode()
     return {"type": f"{kind}_url", f"{kind}_url": {"url": f"data:{kind}/x;base64,{data}"}}
 
@@ -31,7 +31,7 @@ def part_of(kind: str, content: bytes) -> dict[str, object]:
 def showing(
     kind: str, made: Callable[[], Mapping[str, bytes]]
 ) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: a chat with each of the files."""
+    """Return an attack: a chat with each file."""
     return lambda target: [
         chat(target, name, messages=[user(part_of(kind, content))])
         for name, content in made().items()
@@ -39,7 +39,7 @@ def showing(
 
 
 def sounding(made: Callable[[], Mapping[str, bytes]]) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: each of the files in a chat, and to be transcribed."""
+    """Return an attack: each file in a chat, and in a transcription."""
     shown = showing("audio", made)
 
     def attack(target: Target) -> list[Outcome]:
@@ -50,7 +50,7 @@ def sounding(made: Callable[[], Mapping[str, bytes]]) -> Callable[[Target], list
 
 
 def spoilt(how: Callable[[bytes], bytes]) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: a file of every format, spoilt, and the sounds to be transcribed, too."""
+    """Return an attack: a spoilt file of every format, and the sounds also transcribed."""
 
     def attack(target: Target) -> list[Outcome]:
         found = []
@@ -65,7 +65,7 @@ def spoilt(how: Callable[[bytes], bytes]) -> Callable[[Target], list[Outcome]]:
 
 
 def noise(target: Target) -> list[Outcome]:
-    """Send what has no format."""
+    """Send files that have no format."""
     noises = {"noise": np.random.default_rng(1).integers(0, 256, 8192, np.uint8).tobytes()}
     noises |= {"zeros": bytes(1 << 20), "nothing": b""}
     return [
@@ -112,13 +112,13 @@ def many_pictures(target: Target) -> list[Outcome]:
 def queued_pictures(target: Target) -> list[Outcome]:
     """Send 24 chats of 3 megapixels at once: more than run at a time."""
     part = part_of("image", files.png(SIDE, SIDE))
-    wait_s = 5 if target.short else 20  # they take longer: each of them has 3136 tokens
+    wait_s = 5 if target.short else 20  # they take longer: each picture has 3136 tokens
     ask = partial(chat, target, messages=[user(part)], wait_s=wait_s, leave=True)
     return at_once(24 * [ask])
 
 
 def rich_pictures(target: Target) -> list[Outcome]:
-    """Send pictures that are honest but for what else is in them; a GIF as a video, too."""
+    """Send pictures that are honest except for their other content; a GIF as a video, too."""
     film = part_of("video", files.gif_of_frames(3000, 512))
     shown = showing("image", files.rich_pictures)(target)
     return [*shown, chat(target, "GIF as a video", messages=[user(film)])]
@@ -134,7 +134,7 @@ def realtime_pictures(target: Target) -> list[Outcome]:
         for _ in range(12):
             sent = send(made, "conversation.item.create", item=item)
             found.append(outcome_of(made, sent, "conversation.item.done"))
-        time.sleep(0.5)  # what is held is looked at meanwhile
+        time.sleep(0.5)  # meanwhile the held memory is measured
     return found
 
 
@@ -159,18 +159,18 @@ def realtime_clips(target: Target) -> list[Outcome]:
                 break
             item_id = until(made, "conversation.item.done")["item"]["id"]
             send(made, "conversation.item.delete", item_id=item_id)
-        time.sleep(0.5)  # what is held is looked at meanwhile
+        time.sleep(0.5)  # meanwhile the held memory is measured
     return found
 
 
 def leave_long_decodings(target: Target) -> list[Outcome]:
-    """Send four files that take long to decode, and leave after 3 s."""
+    """Send four files that take long to decode, and disconnect after 3 s."""
     content = files.flac_of_zeros(160, 655_350, 8)
     return at_once(4 * [partial(transcribe, target, content, wait_s=3, leave=True)])
 
 
 def long_decodings(target: Target) -> list[Outcome]:
-    """Have clients leave files that take long to decode; then ask an ordinary question."""
+    """Disconnect while files that take long to decode are decoded; then ask a usual question."""
     alone, alone_s = answered_in(target)
     found = leave_long_decodings(target)
     said, took_s = answered_in(target)
@@ -184,13 +184,13 @@ def long_decodings(target: Target) -> list[Outcome]:
 
 
 def answered_in(target: Target) -> tuple[str, float]:
-    """Return the answer to a good question, and its seconds."""
+    """Return the answer to a good question, and how many seconds it took."""
     start_s = time.monotonic()
     return target.says(), time.monotonic() - start_s
 
 
 def long_decodings_at_the_end(target: Target) -> list[Outcome]:
-    """Have clients leave files that take long to decode; then end the server."""
+    """Disconnect while files that take long to decode are decoded; then end the server."""
     found = leave_long_decodings(target)
     start_s = time.monotonic()
     target.process.terminate()

@@ -51,7 +51,7 @@ def post(
     wait_s: float = WAIT_S,
     leave: bool = False,
 ) -> Outcome:
-    """Send a request. leave: to go away after wait_s is what this client does."""
+    """Send a request. leave: whether this client means to disconnect after wait_s."""
     more = {"content-type": "application/json", **(more or {})}
     data = head_of(target, path, len(body), more) + body
     return raw(target, data, label, wait_s, leave)
@@ -98,7 +98,7 @@ def raw(
     except OSError as error:
         return Outcome(CUT, label=label, wrong="" if _cut(error) else f"can't connect: {error}")
     with contextlib.closing(sock):
-        with contextlib.suppress(OSError):  # it may be refused, and cut, before it is complete
+        with contextlib.suppress(OSError):  # it may be refused and cut before it is complete
             sock.sendall(data)
         found = answer_of(sock, time.monotonic(), leave)
     return replace(found, label=label, sent_bytes=len(data))

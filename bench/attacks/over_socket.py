@@ -28,7 +28,7 @@ from bench.common.command_line import InputError
 
 @contextlib.contextmanager
 def session(target: Target, **changed: Any) -> Iterator[ClientConnection]:
-    """Open a realtime session. changed: fields of its first session.update, where there are any."""
+    """Open a realtime session. changed: fields of its first session.update, if there are any."""
     with connected(target, target.key) as made:
         if changed:
             send(made, "session.update", session={"type": "realtime", **changed})
@@ -43,7 +43,7 @@ def connected(target: Target, key: str | None) -> ClientConnection:
         f"{scheme}://{target.host}:{target.port}/v1/realtime",
         additional_headers={"authorization": f"Bearer {key}"} if key else {},
         max_size=None,
-        max_queue=1,  # it reads no further than what is taken
+        max_queue=1,  # reads no further than what the client takes
         compression=None,
         ping_interval=None,
         open_timeout=WAIT_S,
@@ -53,7 +53,7 @@ def connected(target: Target, key: str | None) -> ClientConnection:
 
 
 def handshake(target: Target, key: str | None) -> tuple[ClientConnection | None, Outcome]:
-    """Try to open a session. Returns it, or None, and how that went."""
+    """Try to open a session. Returns it, or None, and the outcome."""
     start_s = time.monotonic()
     try:
         return connected(target, key), Outcome(ANSWERED, 101)
@@ -74,9 +74,9 @@ def send(made: ClientConnection, kind: str, **fields: Any) -> int:
 
 
 def until(made: ClientConnection, *kinds: str, wait_s: float = WAIT_S) -> dict[str, Any]:
-    """Receive events until one of these types comes, which it returns.
+    """Receive events until one of these types, and return it.
 
-    Raises InputError for an error that is none of them, and TimeoutError.
+    Raises InputError for an error event of no such type, and TimeoutError.
     """
     end_s = time.monotonic() + wait_s
     while True:
@@ -90,7 +90,7 @@ def until(made: ClientConnection, *kinds: str, wait_s: float = WAIT_S) -> dict[s
 def outcome_of(
     made: ClientConnection, sent_bytes: int, *good: str, label: str = "", wait_s: float = WAIT_S
 ) -> Outcome:
-    """Wait for an error, a close, or the event that says that all went well. good: its types."""
+    """Wait for an error, a close, or an event of the types `good`, which mean success."""
     sent_s = time.monotonic()
     try:
         event = until(made, "error", "response.done", *good, wait_s=wait_s)
@@ -119,7 +119,7 @@ def closed(error: ConnectionClosed, sent_s: float, sent_bytes: int, label: str =
 
 
 def frame(opcode: int, content: bytes, fin: bool = True, length: int | None = None) -> bytes:
-    """Return a masked frame of a WebSocket. length: what it says, in place of its content's."""
+    """Return a masked WebSocket frame. length: replaces its content's length in the header."""
     length = len(content) if length is None else length
     mask = os.urandom(4)
     first = bytes([opcode | (0x80 if fin else 0)])
@@ -135,7 +135,7 @@ def frame(opcode: int, content: bytes, fin: bool = True, length: int | None = No
 
 
 def send_frames(target: Target, frames: Iterable[bytes], label: str = "") -> Outcome:
-    """Open a session, send frames as they are, and wait for what comes of it."""
+    """Open a session, send frames unchanged, and wait for the outcome."""
     sent = 0
     with session(target) as made:
         until(made, "session.created")

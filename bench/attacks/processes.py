@@ -74,7 +74,7 @@ def dying_idle(target: Target) -> list[Outcome]:
 
 
 def ended(target: Target) -> list[Outcome]:
-    """Look whether the server ends by itself, with the status of a model that died."""
+    """Check that the server ends by itself, with the status of a model that died."""
     status = stopped(target.process, END_S)
     return [check(status == MODEL_DIED, f"the server's status is {status}", "exit")]
 

@@ -35,7 +35,7 @@ SESSIONS, A_MINUTE = 8, 20
 
 
 def framing(frames: Callable[[], Iterable[bytes]]) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: a session with frames as they are."""
+    """Return an attack: a session that sends frames unchanged."""
     return lambda target: [send_frames(target, frames())]
 
 
@@ -46,7 +46,7 @@ def fragments() -> Iterator[bytes]:
 
 
 def empty_fragments() -> Iterator[bytes]:
-    """Yield 200,000 empty pieces of a message, and its end."""
+    """Yield 200,000 empty fragments of a message, and its end."""
     yield frame(TEXT, b"{", fin=False)
     yield from itertools.repeat(frame(CONTINUED, b"", fin=False) * 1000, 200)
     yield frame(CONTINUED, b"")
@@ -70,7 +70,7 @@ def wrong_frames(target: Target) -> list[Outcome]:
 
 
 def binary(target: Target) -> list[Outcome]:
-    """Send bytes where events are text."""
+    """Send binary messages where events are text."""
     return [
         send_frames(target, [frame(BINARY, b"{}")]),
         send_frames(target, [frame(BINARY, PIECE)]),
@@ -78,7 +78,7 @@ def binary(target: Target) -> list[Outcome]:
 
 
 def pings(target: Target) -> list[Outcome]:
-    """Send 100,000 pings and read nothing; then see whether the session goes on, or ended."""
+    """Send 100,000 pings and read nothing; then check whether the session continues, or ended."""
     with session(target) as made:
         until(made, "session.created")
         try:
@@ -125,7 +125,7 @@ def _sessions(target: Target) -> float:
 
 
 def deleted_replies(target: Target) -> list[Outcome]:
-    """Delete a reply's message whenever an event names it; response.done comes all the same."""
+    """Delete a reply's message whenever an event names it; response.done must come all the same."""
     found = []
     item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "five"}]}
     with session(target) as made:
@@ -168,7 +168,7 @@ def wrong_paths(target: Target) -> list[Outcome]:
 
 
 def many_sockets(target: Target) -> list[Outcome]:
-    """Open 100 sessions with one key, and keep them."""
+    """Open 100 sessions with one key, and keep them open."""
     tried = [handshake(target, target.key) for _ in range(100)]
     for made, _ in tried:
         if made is not None:
@@ -177,7 +177,7 @@ def many_sockets(target: Target) -> list[Outcome]:
 
 
 def all_sessions(target: Target) -> list[Outcome]:
-    """Open as many sessions as the server has with one key; then another key wants one."""
+    """Open as many sessions as the server has with one key; then open one with another key."""
     tried = [handshake(target, target.key) for _ in range(2 * SESSIONS)]
     other, outcome = handshake(target, target.good_key)
     for made in (other, *(made for made, _ in tried)):
@@ -188,7 +188,7 @@ def all_sessions(target: Target) -> list[Outcome]:
 
 
 def transcripts_past_the_rate(target: Target) -> list[Outcome]:
-    """Have twice as many turns transcribed in a session as a key may make requests a minute."""
+    """Have twice as many turns transcribed in a session as a key's limit of requests a minute."""
     start_s, found, done = time.monotonic(), list[Outcome](), 0
     piece = base64.b64encode(bytes(9600)).decode()  # 0.2 s
     with session(target, **_pcm({"model": "any"})) as made:

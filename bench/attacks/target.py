@@ -31,7 +31,7 @@ _STAGE = b"qwen3_omni_neuron.engines.process.server"  # in the command line of a
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Seconds that a server gives a client: for headers, for a body, and to go on reading."""
+    """Seconds that a server gives a client: for headers, for a body, and to continue reading."""
 
     header_s: float = 3.0
     body_s: float = 3.0
@@ -45,9 +45,9 @@ SHORT = Deadlines(1.0, 1.0, 2.0)
 class ServerSpec:
     """Server that a kind needs.
 
-    flags: of `serve`, beside the deadlines. keys: whether it has the keys of the good client and of
-    the attacker. ends_with: status with which it ends by the attack itself; None: it goes on.
-    own: no other kind may use it afterwards.
+    flags: flags of `serve`, beside the deadlines. keys: whether it has keys for the good client and
+    for the attacker. ends_with: its exit status after the attack; None: it keeps running. own: no
+    other kind may use it afterwards.
     """
 
     flags: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """A running server. short: attacks that take their time are to take less of it."""
+    """A running server. short: whether attacks that take long are to be shortened."""
 
     host: str
     port: int
@@ -85,7 +85,7 @@ class Target:
         return GOOD_KEY if self.spec.keys else None
 
     def connection(self, timeout_s: float = 60.0) -> http.client.HTTPConnection:
-        """Return a connection, not opened yet."""
+        """Return a connection that is not opened yet."""
         return connection_of(self.host, self.port, self.tls, timeout_s)
 
     def stages(self) -> list[int]:
@@ -93,7 +93,7 @@ class Target:
         return sorted(pid for pid in family(self.process.pid)[1:] if _STAGE in _command_line(pid))
 
     def held_mb(self) -> float:
-        """Return the memory of the server's processes that no file backs, in MiB."""
+        """Return the memory of the server's processes that is not backed by files, in MiB."""
         return sum(map(_anonymous_kb, family(self.process.pid))) / 1024
 
     def get(self, path: str, timeout_s: float = 60.0) -> tuple[int, bytes]:
@@ -105,14 +105,14 @@ class Target:
             return answer.status, answer.read()
 
     def counters(self) -> dict[str, float]:
-        """Return the figures that are 0 while nobody asks for anything."""
+        """Return the figures that are 0 while there are no requests."""
         lines = self.get("/metrics")[1].decode().splitlines()
         values = dict(line.rsplit(" ", 1) for line in lines if line and not line.startswith("#"))
         names = ("requests_in_progress", "slots_used", "queue_length", "realtime_sessions", "_held")
         return {k: float(v) for k, v in values.items() if any(name in k for name in names)}
 
     def says(self, timeout_s: float = 60.0) -> str:
-        """Ask a good question. Returns the answer's text, or what came instead of it."""
+        """Ask a good question. Returns the answer's text, or the error that came instead."""
         body = json.dumps(good_question(False))
         headers = {"authorization": f"Bearer {self.good_key}"} if self.good_key else {}
         with contextlib.closing(self.connection(timeout_s)) as connection:
@@ -128,7 +128,7 @@ class Target:
 def target_of(
     spec: ServerSpec, checkpoint: str | Path, options: argparse.Namespace, short: bool = False
 ) -> Iterator[Target]:
-    """Start the server of a spec, and end it with the block.
+    """Start the server of a spec, and end it when the block ends.
 
     options: dtype, placement and threads. Raises InputError where it does not start.
     """
@@ -164,7 +164,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
 
 
 def family(pid: int) -> list[int]:
-    """Return a process and all that descend from it."""
+    """Return a process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -172,7 +172,7 @@ def family(pid: int) -> list[int]:
                 fields = Path(entry.path, "stat").read_text(encoding="utf-8").rpartition(")")[2]
                 parents.setdefault(int(fields.split()[1]), []).append(int(entry.name))
     found = [pid]
-    for one in found:  # which grows
+    for one in found:  # the list grows meanwhile
         found += parents.get(one, [])
     return found
 
@@ -184,7 +184,7 @@ def _command_line(pid: int) -> bytes:
 
 
 def _anonymous_kb(pid: int) -> int:
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
         return sum(int(x.split()[1]) for x in lines if x.startswith(("RssAnon:", "RssShmem:")))
     return 0
@@ -212,14 +212,14 @@ class Peak:
 
 
 def stopped(process: "subprocess.Popen[str]", timeout_s: float) -> int | None:
-    """Wait for a process to end. Returns its status, or None where it goes on."""
+    """Wait for a process to end. Returns its status, or None if it is still running."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(timeout_s)
     return None
 
 
 def waited(holds: Any, timeout_s: float, every_s: float = 0.1) -> bool:
-    """Wait until a function returns true. Returns whether it did in time."""
+    """Wait until a function returns true. Returns whether it did so in time."""
     end_s = time.monotonic() + timeout_s
     while not holds():
         if time.monotonic() > end_s:

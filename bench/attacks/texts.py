@@ -36,7 +36,7 @@ def chatting(label: str = "", **fields: Any) -> Callable[[Target], list[Outcome]
 
 
 def long_texts_of_other_fields(target: Target) -> list[Outcome]:
-    """Send 8 MiB of text where nothing that is long belongs."""
+    """Send 8 MiB of text in fields that should be short."""
     speech = {"model": MODEL, "voice": "Ethan"}
     found = [
         post(target, SPEECH, json.dumps({**speech, **more}).encode(), label=label)
@@ -59,7 +59,7 @@ def body_around(inner: bytes) -> bytes:
 
 
 def numbers_without_end(target: Target) -> list[Outcome]:
-    """Send numbers whose digits take time by their square."""
+    """Send numbers whose parsing time grows with the square of their digits."""
     cases = {"integer": b"1" * 4 * MIB, "fraction": b"0." + b"1" * 4 * MIB, "exponent": b"1e99999"}
     return [
         post(target, CHAT, body_around(value).replace(b'"metadata"', b'"temperature"'), label=label)
@@ -68,7 +68,7 @@ def numbers_without_end(target: Target) -> list[Outcome]:
 
 
 def broken(target: Target) -> list[Outcome]:
-    """Send what is no JSON, at its end or in all of it."""
+    """Send invalid JSON, invalid at its end or in all of it."""
     cases = {
         "no UTF-8": b'"' + b"\xff" * 8 * MIB + b'"',
         "no end": b"[" + b'"a",' * (2 * MIB),
@@ -81,7 +81,7 @@ def broken(target: Target) -> list[Outcome]:
 
 
 def many_small_things(target: Target) -> list[Outcome]:
-    """Send lists of 100,000 that have a few in an honest request."""
+    """Send lists of 100,000 items where an honest request has a few."""
     part = {"type": "text", "text": "a"}
     return [
         chat(target, "messages", messages=100_000 * [user("a")]),
@@ -92,13 +92,13 @@ def many_small_things(target: Target) -> list[Outcome]:
 
 
 def speaking(target: Target, text: str, label: str) -> Outcome:
-    """Ask for speech, and leave while it is made."""
+    """Ask for speech, and disconnect while it is made."""
     body = json.dumps({"model": MODEL, "voice": "Ethan", "input": text}).encode()
     return post(target, SPEECH, body, label=label, wait_s=3, leave=True)
 
 
 def speech_texts(target: Target) -> list[Outcome]:
-    """Ask for speech of the longest texts, of one character each."""
+    """Ask for speech of the longest texts, each made of one character."""
     texts = {
         "letters": "a",
         "emoji": "\U0001f600",
@@ -134,7 +134,7 @@ def text_item(text: str) -> RealtimeEvent:
 
 
 def raw_event(made: Callable[[], bytes], around: str) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: a session with one event. around: its text, with X in place of `made`."""
+    """Return an attack: a session with one event: the text `around`, with `made` in place of X."""
 
     def attack(target: Target) -> list[Outcome]:
         event = around.replace("X", made().decode())
@@ -164,7 +164,7 @@ def long_texts_of_a_session(target: Target) -> list[Outcome]:
 
 
 def small_items(target: Target) -> list[Outcome]:
-    """Put 20,000 items into one conversation, or as many as half a minute takes."""
+    """Put 20,000 items into one conversation, or as many as can be sent in half a minute."""
     end_s = time.monotonic() + (5 if target.short else 30)
     with session(target, output_modalities=["text"]) as made:
         kind, fields = text_item("a")
@@ -184,7 +184,7 @@ def small_items(target: Target) -> list[Outcome]:
 
 
 def bad_forms(target: Target) -> list[Outcome]:
-    """Send forms of thousands of parts, endless names, and no end."""
+    """Send forms with thousands of parts, with endless names, and without an end."""
     end = b"--b--\r\n"
     part = b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\nx\r\n'
     bodies = {
@@ -209,7 +209,7 @@ def bad_forms(target: Target) -> list[Outcome]:
 
 
 def bodies_of(kind: str) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: 32 MiB and more, by their length, in chunks, or by a lie."""
+    """Return an attack: 32 MiB and more, by their length, in chunks, or with a false length."""
 
     def chunks(target: Target) -> Iterator[bytes]:
         head = head_of(target, CHAT, 0).replace(b"content-length: 0", b"transfer-encoding: chunked")

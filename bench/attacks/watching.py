@@ -25,7 +25,7 @@ from bench.attacks.good_client import ANSWER, connection_of, good_question, unch
 HEALTH_S, SLEEP_S, PAUSE_S = 0.02, 0.005, 0.05
 TIMEOUT_S = 60.0
 Sample = tuple[float, float, str]
-"""When it was due (by time.monotonic, which all processes share), its seconds, what was wrong."""
+"""Due time (time.monotonic, which all processes share), seconds taken, what was wrong."""
 
 
 def health(connect: Callable[[], http.client.HTTPConnection], _: str) -> Iterator[Sample]:
@@ -74,7 +74,7 @@ def good(connect: Callable[[], http.client.HTTPConnection], key: str) -> Iterato
 
 
 def idle(_connect: Callable[[], http.client.HTTPConnection], _: str) -> Iterator[Sample]:
-    """Sleep, and see how much longer that takes."""
+    """Sleep, and measure how much longer that takes."""
     while True:
         start_s = time.monotonic()
         time.sleep(SLEEP_S)
@@ -100,15 +100,15 @@ def main(arguments: Sequence[str]) -> None:
     threading.Thread(target=wait, daemon=True).start()
     for at_s, seconds, wrong in WATCHERS[name](connect, key):
         sys.stdout.write(f"{at_s:.4f} {seconds:.4f} {wrong}\n")
-        if ending.is_set():  # after the sample that it waited for
+        if ending.is_set():  # after the sample that was in progress
             break
     sys.stdout.flush()
-    os._exit(0)  # no connection is closed in order
+    os._exit(0)  # without closing connections
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Samples of a span of time: the times of those that are right, and what was wrong, once."""
+    """Samples of a time span: the times of the right ones, and each fault once."""
 
     samples: int
     p99_s: float
@@ -117,7 +117,7 @@ class Seen:
 
 
 def seen(samples: Sequence[Sample], start_s: float, end_s: float) -> Seen:
-    """Return what the samples that were due in a span say."""
+    """Summarize the samples that were due in a time span."""
     chosen = [one for one in samples if start_s <= one[0] <= end_s]
     seconds = sorted(seconds for _, seconds, wrong in chosen if not wrong)
     wrong = tuple(dict.fromkeys(wrong for _, _, wrong in chosen if wrong))

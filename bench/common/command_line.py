@@ -34,8 +34,8 @@ def run(
 ) -> int:
     """Parse the arguments, with --json added, measure, and publish the result.
 
-    name: of the benchmark. Returns the exit status: 0, or 1 after a message where nothing could be
-    measured.
+    name: name of the benchmark. Returns the exit status: 0, or 1 after a message where nothing
+    could be measured.
     """
     parser.add_argument("--json", type=Path, help="write the result to this file, too")
     options = parser.parse_args(arguments)

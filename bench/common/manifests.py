@@ -33,7 +33,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Clip:
-    """An audio file, and its words as a person wrote them down."""
+    """An audio file, and its words as transcribed by a person."""
 
     audio: Path
     text: str
@@ -42,7 +42,7 @@ class Clip:
 def read_conversations(manifest: Path) -> list[Conversation]:
     """Read a manifest of conversations, with the paths of media resolved.
 
-    Raises InputError, which names the line, for one that is no conversation, media that do not
+    Raises InputError, which names the line, for a line that is no conversation, media that do not
     exist, and an id that an earlier line has.
     """
     names: set[str] = set()

@@ -18,7 +18,7 @@ def timed(function: Callable[[], Any]) -> float:
 
 
 def repeated(function: Callable[[], Any], repeats: int) -> list[float]:
-    """Return the seconds of each call, after one that is not counted."""
+    """Return the seconds of each call, after one call that is not counted."""
     return [timed(function) for _ in range(1 + repeats)][1:]
 
 
@@ -29,7 +29,7 @@ def in_turn(functions: Sequence[Callable[[], Any]], repeats: int) -> list[list[f
 
 
 def median_row(seconds: Sequence[float]) -> dict[str, Any]:
-    """Return a row's figures of one call, repeated."""
+    """Return the figures of one repeated call for a row."""
     return {
         "median_s": statistics.median(seconds),
         "min_s": min(seconds),
@@ -39,6 +39,6 @@ def median_row(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function of a module in a process of its own, for its memory to be measured."""
+    """Call a function of a module in a process of its own, to measure its memory."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()

@@ -33,7 +33,7 @@ class _MallocInfo(ctypes.Structure):
 
 
 def allocated_mb() -> float | None:
-    """Return what malloc has given out and not got back; None where it is not glibc's.
+    """Return the memory that malloc has allocated and not freed; None without glibc's malloc.
 
     Unlike resident memory it doesn't depend on which freed pages malloc keeps.
     """
@@ -52,11 +52,11 @@ def open_files() -> int:
 
 def live_tensor_bytes() -> int:
     """Return the bytes of all tensors that Python holds, each piece of memory once."""
-    import torch  # here: what measures a process without torch must not load it
+    import torch  # here, because a process without torch must not load it
 
     gc.collect()
-    # type() rather than isinstance(), which asks lazy modules for their class and loads them.
-    # Other subclasses are tensors of a trace, without memory.
+    # type() rather than isinstance(), which asks lazy modules for their class and loads them. Other
+    # subclasses are tensors of a trace, which have no memory.
     tensors = [x for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter)]
     dense = [x for x in tensors if x.device.type == "cpu" and x.layout == torch.strided]
     on_host = [x.untyped_storage() for x in dense]

@@ -28,7 +28,7 @@ SAME_MOMENT_S = 1e-9  # rounding of sums of samples
 
 @dataclass(frozen=True)
 class TextArrival:
-    """Text that came at some time, by the clock, of so many tokens."""
+    """Text that arrived at a time, by the clock, with its number of tokens."""
 
     at_s: float
     tokens: int
@@ -36,7 +36,7 @@ class TextArrival:
 
 @dataclass(frozen=True)
 class ChunkArrival:
-    """An audio chunk that came at some time, by the clock."""
+    """An audio chunk that arrived at a time, by the clock."""
 
     at_s: float
     samples: int
@@ -47,7 +47,7 @@ class ChunkArrival:
 class RequestEvents:
     """One request as its caller saw it.
 
-    Times by one clock, in seconds. arrived_s: before its conversation was read. finish reasons:
+    Times are of one clock, in seconds. arrived_s: before its conversation was read. finish reasons:
     "stop", "length" (a limit cut it), and for the talker "no_speech".
     """
 
@@ -64,7 +64,7 @@ class RequestEvents:
 class RequestMetrics:
     """See the top of this file. None: there was no text, no second text, or no audio.
 
-    underruns: how often the player waited; silent_s: for how long in all. truncated: a limit cut
+    underruns: how often the player waited; silent_s: the sum of these waits. truncated: a limit cut
     the text, the speech or both.
     """
 
@@ -84,7 +84,7 @@ class RequestMetrics:
 
 
 def request_metrics(events: RequestEvents) -> RequestMetrics:
-    """The figures of one request."""
+    """Return the figures of one request."""
     arrived_s, texts, chunks = events.arrived_s, events.texts, events.chunks
     audio_s = sum(chunk.samples for chunk in chunks) / events.sample_rate
     underruns, silent_s = playback(chunks, events.sample_rate)
@@ -107,7 +107,7 @@ def request_metrics(events: RequestEvents) -> RequestMetrics:
 
 
 def playing(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:
-    """Return from when until when a player that starts at the first sample plays each chunk."""
+    """Return the span in which a player that starts at the first sample plays each chunk."""
     spans, until_s = [], -math.inf
     for chunk in chunks:
         start_s = max(until_s, chunk.at_s)
@@ -117,9 +117,9 @@ def playing(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[fl
 
 
 def silences(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:
-    """Return from when until when that player waits for a chunk.
+    """Return the spans in which that player waits for a chunk.
 
-    A chunk that comes at the very moment that the player needs it is in time.
+    A chunk that arrives at the moment when the player needs it is in time.
     """
     spans = pairwise(playing(chunks, sample_rate))
     gaps = [(until_s, start_s) for (_, until_s), (start_s, _) in spans]
@@ -127,20 +127,20 @@ def silences(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[f
 
 
 def playback(chunks: Sequence[ChunkArrival], sample_rate: float) -> tuple[int, float]:
-    """Return how often that player waits, and how long in all."""
+    """Return how often that player waits, and the sum of these waits."""
     waits = silences(chunks, sample_rate)
     return len(waits), sum((to_s - from_s for from_s, to_s in waits), 0.0)
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float] | None:
-    """p50, p90, p95 and p99; None of no values."""
+    """Return p50, p90, p95 and p99, or None if there are no values."""
     if not values:
         return None
     return {f"p{rank}": float(np.percentile(values, rank)) for rank in PERCENTILES}
 
 
 def distribution(values: Sequence[float | None]) -> dict[str, float] | None:
-    """count, mean, and percentiles of those that are there; None of no values."""
+    """Return count, mean and percentiles of the values that are not None; None without any."""
     there = [value for value in values if value is not None]
     found = percentiles(there)
     if found is None:
@@ -149,10 +149,10 @@ def distribution(values: Sequence[float | None]) -> dict[str, float] | None:
 
 
 def summarize(requests: Sequence[RequestMetrics]) -> dict[str, Any]:
-    """Distributions of the figures, and how many requests they are of.
+    """Return distributions of the figures, and the number of requests in each.
 
-    "all": what no limit changes, over all requests. "complete" and "truncated": every figure, over
-    the requests that ended by themselves, and over those that a limit cut.
+    "all": figures that no limit changes, over all requests. "complete" and "truncated": every
+    figure, over the requests that ended by themselves, and over those that a limit cut.
     """
     complete = [request for request in requests if not request.truncated]
     truncated = [request for request in requests if request.truncated]

@@ -62,7 +62,7 @@ def load_chosen(
 ) -> Qwen3Omni:
     """Load the checkpoint with this number of slots; a compiled tree has its own number.
 
-    reuse: of earlier prompts' rows. A benchmark that repeats a prompt would measure nothing of it.
+    reuse: reuse earlier prompts' rows, which falsifies a benchmark that repeats a prompt.
     """
     loading = model_arguments.load_arguments(options, slots)
     return Qwen3Omni.load(checkpoint, wrap_engines=wrap_engines, reuse=reuse, **loading)
@@ -100,7 +100,7 @@ def written_messages(conversation: Conversation, tokens: int) -> list[dict[str, 
         raise InputError(
             f"a prompt of {tokens} tokens is wanted, and the shortest conversation has {length(0)}."
         )
-    # A word has at least one token; how many is the tokenizer's choice.
+    # A word has at least one token; the tokenizer decides how many.
     return messages(bisect.bisect_right(range(tokens), tokens, key=length) - 1)
 
 

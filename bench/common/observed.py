@@ -18,7 +18,7 @@ from qwen3_omni_neuron.prompt.messages import Messages
 Engine = TypeVar("Engine")
 Result = TypeVar("Result")
 
-# The stage of each engine's method, whose first argument is a slot or several.
+# The stage of each engine method, whose first argument is one slot or several.
 THINKER_STAGES = {"prefill": "thinker prefill", "step": "thinker decode"}
 TALKER_STAGES = {
     "prepare": "talker prepare",
@@ -27,14 +27,14 @@ TALKER_STAGES = {
     "step": "talker step",
 }
 VOCODER_STAGES = {"start": "code2wav", "step": "code2wav"}
-PROMPT_STAGES = ("thinker prefill", "talker prepare")  # each once a request
+PROMPT_STAGES = ("thinker prefill", "talker prepare")  # each once per request
 
 
 @dataclass(frozen=True)
 class Observed:
     """Events of a request, and its result.
 
-    submitted_s: when its conversation had been read, by the clock of the events. slot: its row of
+    submitted_s: when its conversation had been read, by the clock of the events. slot: its slot in
     every engine.
     """
 
@@ -50,7 +50,7 @@ def observe(
     options: dict[str, Any],
     now: Callable[[], float] = time.perf_counter,
 ) -> Observed:
-    """Ask for speech and take every event as it comes. Raises the request's own errors.
+    """Ask for speech and take every event as it arrives. Raises the request's own errors.
 
     The clock starts before the conversation is read: decoding audio and computing its features is
     part of what a caller waits for.
@@ -60,7 +60,7 @@ def observe(
         submitted_s = now()
         events, result = take_events(stream, arrived_s, now)
         slot = stream.slot
-    # The engines may begin before this thread has looked at the clock again.
+    # The engines may begin before this thread reads the clock again.
     submitted_s = min(submitted_s, arrived_s + result.timings.queued_s)
     return Observed(events, result, submitted_s, slot)
 
@@ -68,7 +68,7 @@ def observe(
 def take_events(
     stream: Iterable[Event], arrived_s: float, now: Callable[[], float]
 ) -> tuple[RequestEvents, SpeechResult]:
-    """Take a stream's events as they come. Returns their times, and the result at the end."""
+    """Take a stream's events as they arrive. Returns their times, and the result at the end."""
     texts, chunks = [], []
     for event in stream:
         at_s = now()
@@ -87,7 +87,7 @@ def take_events(
 
 @dataclass(frozen=True)
 class Span:
-    """One engine call, by the recorder's clock in seconds. slots: those that shared it."""
+    """One engine call, by the recorder's clock in seconds. slots: the slots in the call."""
 
     stage: str
     start_s: float
@@ -102,7 +102,7 @@ class Recorder:
     """
 
     def __init__(self, now: Callable[[], float] = time.perf_counter):
-        """now: the clock of the pipeline, for spans to lie beside its events."""
+        """now: the clock of the pipeline, so that spans and events share their times."""
         self._now = now
         self._spans: list[Span] = []
 
@@ -118,7 +118,7 @@ class Recorder:
     def timed(
         self, stage: str, slots: Sequence[int], call: Callable[..., Result], *arguments: Any
     ) -> Result:
-        """Make a call and note it. One that raises is noted as well: it took its time."""
+        """Make a call and note it. A call that raises is noted as well, as it took time."""
         start_s = self._now()
         try:
             return call(*arguments)
@@ -128,8 +128,8 @@ class Recorder:
     def of_request(self, slot: int, admitted_s: float) -> list[Span]:
         """Return the calls for the request that got `slot` at `admitted_s`, ordered by start.
 
-        The next request may begin in the slot before the caller of this one has seen its end, so
-        what ends the list is a second prompt.
+        The slot's next request may begin before this one's caller has seen the end, so the list
+        ends before a second prompt.
         """
         spans = [s for s in self._spans if slot in s.slots and s.start_s >= admitted_s]
         spans.sort(key=lambda span: span.start_s)
@@ -142,7 +142,7 @@ class Recorder:
 
 
 class _Watched:
-    """An engine whose calls are noted; everything else is the engine's own."""
+    """An engine whose calls are noted; all other attributes are the engine's own."""
 
     def __init__(self, engine: object, stages: Mapping[str, str], recorder: Recorder):
         self._engine, self._stages, self._recorder = engine, stages, recorder

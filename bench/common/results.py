@@ -30,7 +30,7 @@ _KINDS |= {"summary": dict}
 
 
 class ResultsError(Exception):
-    """A file is no result of a benchmark, or of another version's."""
+    """A file that is no result of a benchmark, or of another version's benchmark."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def results_of(
     rows: list[dict[str, Any]],
     summary: dict[str, Any],
 ) -> Results:
-    """Results of a benchmark, with its command, its settings, the versions and the machine.
+    """Make results of a benchmark, with its command, settings, versions and machine.
 
-    arguments: of the command line, None for this process's own; options: what they were parsed to.
+    arguments: command-line arguments, None for this process's own; options: their parsed values.
     """
     given = sys.argv[1:] if arguments is None else list(arguments)
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(options).items()}
@@ -70,14 +70,14 @@ def results_of(
 
 
 def publish(results: Results, file: Path | None) -> None:
-    """Print all but the rows, and write all to a file, where one is named."""
+    """Print everything but the rows, and write everything to a file, if one is named."""
     if file is not None:
         save(results, file)
     print(json.dumps({"schema": SCHEMA, **asdict(results), "rows": len(results.rows)}, indent=2))
 
 
 def save(results: Results, file: Path) -> None:
-    """Write it all, in one piece."""
+    """Write all results in one piece."""
     write_json(file, {"schema": SCHEMA, **asdict(results)})
 
 
@@ -108,7 +108,7 @@ def load_results(file: Path) -> Results:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine. threads: of torch, in this process."""
+    """Describe the machine. threads: number of torch's threads in this process."""
     return {
         "cpu": _cpu_model(),
         "architecture": platform.machine(),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-ROWS = 3500  # of the 4096 that a slot of the checkpoint that ships has
+ROWS = 3500  # of the 4096 rows in a slot of the checkpoint that ships
 PATH = "/v1/chat/completions"
 
 
@@ -18,7 +18,7 @@ def fill_slots(slots: int, connect: Callable[[], http.client.HTTPConnection], ke
     """Send as many long prompts at once as there are slots; return how many were answered."""
 
     def fill(number: int) -> bool:
-        words = f"{number}{'a b ' * (ROWS // 2)}"  # no slot can copy another one's rows
+        words = f"{number}{'a b ' * (ROWS // 2)}"  # no slot can copy another slot's rows
         body = {
             "model": "load",
             "messages": [{"role": "user", "content": words}],

@@ -16,9 +16,9 @@ L3_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 class Work:
     """Bytes that one call has to read, and its multiply-adds.
 
-    weight_bytes: each weight as often as the call needs it again after all others of its pass;
-    distinct_bytes: each once. kv_bytes: keys and values of all positions, once. Of the experts only
-    those that the rows can have chosen, of tables of rows nothing.
+    weight_bytes: each weight, counted again when needed after all others of its pass;
+    distinct_bytes: each weight once. kv_bytes: keys and values of all positions, once. Only
+    experts that the rows can have chosen count, and tables of rows do not count.
     """
 
     weight_bytes: int
@@ -36,12 +36,12 @@ def work_of(
     before: int = 0,
     passes: int = 1,
 ) -> Work:
-    """Count the work of `rows` rows of one slot on the CPU, with logits of the last row alone.
+    """Count the work of `rows` rows of one slot on the CPU, with logits of the last row only.
 
-    part: of checkpoint.modules.Models: thinker, talker or code_predictor; module: that part, which
-    may be on the meta device; c: of its decoder; dtype: of cpu.precision.PRECISIONS; before:
-    positions that the slot holds; passes: calls of the layers that the rows are spread over. The
-    code predictor has a head for each pass.
+    part: "thinker", "talker" or "code_predictor", as in checkpoint.modules.Models; module: that
+    part, which may be on the meta device; c: its decoder's config; dtype: one of
+    cpu.precision.PRECISIONS; before: positions that the slot holds; passes: calls of the layers
+    that the rows are spread over. The code predictor has a head for each pass.
     """
     precision = precision_of(dtype)
     weight_bytes = distinct_bytes = multiply_adds = 0
@@ -52,7 +52,7 @@ def work_of(
         times, runs = passes, rows
         if "head" in name:
             times = runs = 1
-        elif c.moe is not None and name.endswith((".gate_up", ".down")):  # of the routed experts
+        elif c.moe is not None and name.endswith((".gate_up", ".down")):  # in a routed expert
             chosen = c.moe.experts_per_token
             values = values * chosen // c.moe.experts
             nbytes = nbytes * min(c.moe.experts, rows * chosen) // c.moe.experts
@@ -70,7 +70,7 @@ def work_of(
 
 
 def precision_of(dtype: str) -> Precision:
-    """Return the types that weights are kept in here: without the C library, torch's."""
+    """Return the types that weights are kept in here: torch's, without the C library."""
     precision = PRECISIONS[dtype]
     widened = precision.packed and library_for(dtype) is None
     return PRECISIONS["float32"] if widened else precision

@@ -12,8 +12,8 @@ import numpy as np
 
 from bench.peers.side import Job, Reply, serve
 
-SPEAKER = "Ethan"  # our default; OpenVINO's is the checkpoint's first
-# int8 and auto: what the CPU plugin chooses itself, bfloat16 where the CPU computes in it.
+SPEAKER = "Ethan"  # our default; OpenVINO's is the checkpoint's first speaker
+# int8 and auto: what the CPU plugin chooses itself, which is bfloat16 if the CPU supports it.
 PRECISION = {"float32": {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}}
 
 
@@ -38,7 +38,7 @@ class OpenVino:
         speech = self._genai.OmniTalkerSpeechConfig()
         speech.speaker = SPEAKER
         speech.max_new_tokens = frames
-        # Greedy: one candidate each.
+        # Greedy search, so one candidate each.
         speech.talker_top_k = speech.cp_top_k = 1
         speech.talker_repetition_penalty = 1.0
         if one_frame_chunks:
@@ -74,7 +74,7 @@ class OpenVino:
 
 
 def _tokens_taken(genai: Any) -> Any:
-    """Return a streamer that keeps the tokens, and the time of the first one."""
+    """Return a streamer that keeps the tokens, and the first one's time."""
 
     class Taken(genai.StreamerBase):
         def __init__(self) -> None:
@@ -88,7 +88,7 @@ def _tokens_taken(genai: Any) -> Any:
             return genai.StreamingStatus.RUNNING
 
         def end(self) -> None:
-            """Nothing is held back."""
+            """Do nothing: no token is held back."""
 
     return Taken()
 

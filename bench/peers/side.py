@@ -19,15 +19,15 @@ from typing import Any, Protocol
 
 from bench.common.memory import peak_mb, resident_mb
 
-PROBE_SAMPLES = 1009  # one sample in so many is compared with the other side's
+PROBE_SAMPLES = 1009  # one in this many samples is compared with the other side's
 
 
 @dataclass(frozen=True)
 class Job:
     """A model and what to measure.
 
-    model: folder. dtype: "float32", "auto" (the side's default) or "int8". threads: cores that the
-    process may use. short, long: prompts, each used once; `count_prompts` says how many are needed.
+    model: folder of the model. dtype: "float32", "auto" (the side's default) or "int8". threads:
+    cores that the process may use. short, long: prompts, each used once; see `count_prompts`.
     """
 
     model: str
@@ -65,7 +65,7 @@ class Model(Protocol):
     def speak(self, prompt: str, tokens: int, frames: int, one_frame_chunks: bool) -> Reply:
         """Answer with these numbers of tokens and frames.
 
-        Audio comes in chunks of one frame, or else in the way that ends soonest.
+        Audio comes in chunks of one frame, or else in the way that ends earliest.
         """
 
 
@@ -77,7 +77,7 @@ def count_prompts(repeats: int) -> tuple[int, int]:
 def serve(package: str, load: Callable[[Job], Model]) -> None:
     """Read a job, measure it, and print figures and replies as one line of JSON.
 
-    package: distribution whose version is noted. load: imports it, for that to be timed as well.
+    package: distribution whose version is noted. load: imports it, so that this is timed, too.
     """
     job = Job(**json.load(sys.stdin))
     print(json.dumps(measure(job, package, load)))
@@ -90,7 +90,7 @@ def measure(job: Job, package: str, load: Callable[[Job], Model]) -> dict[str, A
     the driver compares: "prompt_tokens", "token_ids" and "probes" (see PROBE_SAMPLES) of the
     spoken replies.
     """
-    # Before anything is imported: libraries count the cores then.
+    # Set before anything is imported, because libraries count the cores then.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: job.threads])
     start_s = time.perf_counter()
     model = load(job)

@@ -25,9 +25,9 @@ RANKS = np.linspace(0, 1, 11)
 class ServiceCurves:
     """Times of one replica, at each pair of `rows` to prefill and requests `at_once`, ascending.
 
-    first_audio_s: from getting a slot to the first sample, quantiles at RANKS [rows, at_once,
-    rank]. frame_s: from one frame of a request to its next [rows, at_once]. cores: of a CPU that
-    the requests keep busy together [at_once]; 0 where a replica has cores of its own.
+    first_audio_s: time from getting a slot to the first sample, quantiles at RANKS [rows, at_once,
+    rank]. frame_s: time between two frames of a request [rows, at_once]. cores: CPU cores that the
+    requests keep busy together [at_once]; 0 where a replica has cores of its own.
     """
 
     rows: tuple[int, ...]
@@ -41,11 +41,11 @@ class ServiceCurves:
         return self._between(self.first_audio_s, rows, at_once)
 
     def frame_of(self, rows: float, at_once: int) -> float:
-        """Return the time a frame."""
+        """Return the time per frame."""
         return float(self._between(self.frame_s, rows, at_once))
 
     def cores_of(self, at_once: int) -> float:
-        """Return the cores that so many requests keep busy."""
+        """Return the cores that this many requests keep busy."""
         return float(_weigh(self.cores, self.at_once, at_once))
 
     def _between(self, table: np.ndarray, rows: float, at_once: int) -> np.ndarray:
@@ -53,7 +53,7 @@ class ServiceCurves:
 
 
 def _weigh(table: np.ndarray, points: Sequence[int], at: float) -> np.ndarray:
-    """Interpolate along the first axis: as at the first point below it, a line beyond the last."""
+    """Interpolate along the first axis: constant below the first point, linear beyond the last."""
     if len(points) == 1 or at <= points[0]:
         return table[0]
     last = len(points) - 2
@@ -66,7 +66,7 @@ def replayed_curves(
 ) -> ServiceCurves:
     """Replay a load with each number of rows to prefill, at 1, 2, 4, ... requests at once.
 
-    It ends at the number of slots, or where speech can't keep up with playback.
+    The numbers end at the number of slots, or where speech can't keep up with playback.
     """
     rows = rows_of(profile)
     at_once, first, frame = list[int](), list[list[np.ndarray]](), list[list[float]]()
@@ -90,6 +90,6 @@ def replayed_curves(
 def rows_of(profile: StageProfile) -> tuple[int, ...]:
     """Return the numbers of rows at which a profile's prefill is replayed."""
     sizes = [size for size, _ in profile.stages["thinker_prefill"].seconds]
-    if len(sizes) == 1:  # a row costs what it did in the mean prompt of the published load
+    if len(sizes) == 1:  # a row costs as much as in the mean prompt of the published load
         return FEWEST_ROWS, MEAN_PROMPT_ROWS // 4, MEAN_PROMPT_ROWS
     return FEWEST_ROWS, *sizes

@@ -28,12 +28,12 @@ STAGE_OF = {
 }
 
 
-COPY_S = 0.003  # rows copied between slots: published as the cost of one more graph's dispatch
+COPY_S = 0.003  # to copy rows between slots: published as the cost of dispatching one more graph
 
 
 @dataclass(frozen=True)
 class Span:
-    """One call on a group's cores, by the clock."""
+    """One call on a core group, by the clock."""
 
     group: str
     call: str
@@ -42,7 +42,7 @@ class Span:
 
 
 class CoreGroup:
-    """Cores that one call has at a time, in the order in which calls ask for them."""
+    """Cores that run one call at a time, in the order in which the calls ask for them."""
 
     def __init__(self, clock: VirtualClock):
         self._clock = clock
@@ -50,7 +50,7 @@ class CoreGroup:
         self._tickets = self._served = 0
 
     def hold(self, seconds: float) -> float:
-        """Wait for the cores, and hold them for `seconds`. Returns the time at which that began."""
+        """Wait for the cores, and hold them for `seconds`. Returns when the hold began."""
         with self._changed:
             ticket, self._tickets = self._tickets, self._tickets + 1
             while ticket != self._served:
@@ -67,8 +67,8 @@ class CoreGroups:
     """The core groups of a placement.
 
     "shared" is one group for all stages; "split" is one each for the thinker, the talker with its
-    code predictor, and the vocoder. shared: which of them. spans: every call that was made, ordered
-    by their ends.
+    code predictor, and the vocoder. shared: whether the placement is "shared". spans: all calls,
+    ordered by their ends.
     """
 
     def __init__(self, clock: VirtualClock, placement: str):
@@ -91,11 +91,11 @@ class Behaviour:
 
     buckets: chunk sizes that the vocoder is compiled for. chunk_frames: see the request option;
     None: adaptive. start_after: text tokens that the talker's prefill waits for. inline_frames:
-    every so many frames the talker waits until the vocoder has decoded them; 0: they run
-    concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
+    after every inline_frames frames the talker waits until the vocoder has decoded them; 0: they
+    run concurrently. context_frames: earlier frames that are decoded again with each chunk. driver:
     whether the profile's driver_start and driver_frame are spent. right_of_way: whether the runtime
-    knows that stages share cores, where they do. extends: whether a prefill costs what its own rows
-    do, see StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
+    knows which stages share cores. extends: whether a prefill costs the time of its own rows, see
+    StageProfile.prefill_by_rows_s; otherwise every prompt is padded to a bucket.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Behaviour:
 
 @dataclass
 class _Progress:
-    """Counts of what a slot's request has so far."""
+    """Progress of a slot's request, in counts."""
 
     tokens: int = 0
     frames: int = 0

@@ -35,13 +35,13 @@ from qwen3_omni_neuron.serving.fleet.scaling import (
 
 AUDIO_ROWS_A_S, TEMPLATE_ROWS = 13, 16
 STAGE_THREADS = 3  # thinker, talker, vocoder
-# Ray's router asks again after these waits, where each replica that may take a request is busy.
+# Waits before Ray's router tries again, while all replicas that may take a request are busy.
 BACKOFF_S, LONGEST_BACKOFF_S = 0.025, 0.5
 DECIDE_S, LOOK_BACK = 10.0, 3  # Ray's figures come every 10 s, and count for 30 s
 
 
 class Ring(Protocol):
-    """Ranking of replicas by a session's key, as the router's ring has it."""
+    """Ranking of replicas by a session's key, like the router's ring."""
 
     def update(self, names: Iterable[str]) -> None:
         """Set the replicas."""
@@ -55,12 +55,12 @@ class Plan:
     """Size, routing and scaling of a fleet.
 
     at_once, queued: requests that a replica runs, and that wait in it (`max_ongoing_requests` is
-    both together). slots: whose rows it holds. affinity: a turn goes where the ring says, or where
-    all there are busy, to the emptier of any two replicas, as AffinityRouter has it; otherwise
-    always to the emptier of two, as Ray's default router has it. replicas: at the start. policy:
-    None for a fleet that stays as it is; most: replicas that it may have. settle: applies Ray's
-    delays to what the policy wants: (wanted, target, now). load_s: of a replica. cores: of a CPU
-    that all replicas share; 0: each has its own. patience_s: after which a request that nobody
+    both together). slots: number of prompts whose rows a replica holds. affinity: a turn goes where
+    the ring says, or if all those are busy to the emptier of any two replicas, like AffinityRouter;
+    otherwise always to the emptier of two, like Ray's default router. replicas: number at the
+    start. policy: None for a fixed fleet; most: the most replicas. settle: applies Ray's delays to
+    the policy's number: (wanted, target, now). load_s: time to load a replica. cores: CPU cores
+    that all replicas share; 0: each has its own. patience_s: wait after which a request is refused.
     takes is refused.
     """
 
@@ -82,8 +82,8 @@ class Plan:
 class Talk:
     """Lengths and pauses of conversations.
 
-    turns: mean of a conversation. think_s: mean time from a reply's last sample to the next
-    question. context_rows: a conversation ends where its prompt is longer.
+    turns: mean number of turns. think_s: mean time from a reply's last sample to the next question.
+    context_rows: a conversation ends when its prompt is longer.
     """
 
     lengths: Sequence[RequestLengths]
@@ -96,10 +96,10 @@ class Talk:
 class Outcome:
     """Counts of a simulation, from `since_s` on.
 
-    first_audio_s: of each reply, from its question, with waiting. waited: requests that no replica
-    could take at once; refused: at all. rows: of all prompts; held: those of them that the replica
-    held; fresh: those that were new to the fleet. replica_s: time of all replicas, with the time of
-    `loads`.
+    first_audio_s: each reply's time to first audio since its question, including waiting. waited:
+    requests that no replica could take at once; refused: requests that none took. rows: rows of all
+    prompts; held: rows of them that the replica held; fresh: rows that were new to the fleet.
+    replica_s: time of all replicas, including the time of `loads`.
     """
 
     since_s: float
@@ -123,7 +123,7 @@ class Outcome:
 
 
 class Conversation:
-    """One conversation: rows of its prompt so far, and questions that are still to come."""
+    """One conversation: the rows of its prompt so far, and the questions still to come."""
 
     __slots__ = ("key", "questions", "rows")
 
@@ -132,7 +132,7 @@ class Conversation:
 
 
 class Question:
-    """One request. rows: that its replica prefills."""
+    """One request. rows: rows that its replica prefills."""
 
     __slots__ = ("asked_s", "began_s", "conversation", "first_s", "lengths", "rows", "tries")
 
@@ -142,16 +142,16 @@ class Question:
 
     @property
     def prompt_rows(self) -> int:
-        """Rows of its prompt."""
+        """Number of rows of its prompt."""
         asked = round(AUDIO_ROWS_A_S * self.lengths.audio_s) + TEMPLATE_ROWS
         return self.conversation.rows + asked
 
 
 class Replica:
-    """One replica. frames: that each of its requests has had since the replica began.
+    """One replica. frames: frames that a request running since the replica's start would have.
 
-    running: by the number of frames at which each ends. held: rows by conversation, the one that
-    was used last at the end. version: of the event that ends its next request.
+    running: requests by the value of `frames` at which each ends. held: rows by conversation, the
+    last used at the end. version: version of the event that ends its next request.
     """
 
     def __init__(self, name: str, began_s: float):
@@ -170,7 +170,7 @@ class Replica:
         return len(self.running) + len(self.waiting)
 
     def advance(self, now: float) -> None:
-        """Let its requests have the frames that came until now."""
+        """Give its requests the frames of the time until now."""
         self.frames += (now - self.at_s) * self.pace
         self.at_s = now
 
@@ -204,12 +204,12 @@ class Fleet:
         self._set_ready([self._add() for _ in range(plan.replicas)])
 
     def day(self, rate: Callable[[float], float], most_rate: float, seconds: float) -> Outcome:
-        """Run conversations, of which rate(t) begin a second, at most most_rate."""
+        """Run conversations, of which rate(t), at most most_rate, begin each second."""
         self._begin(rate, most_rate)
         return self._run(seconds)
 
     def closed(self, clients: int, seconds: float) -> Outcome:
-        """Run clients that each ask anew, in a new conversation, when a reply has ended."""
+        """Run clients that each ask again, in a new conversation, when a reply has ended."""
         self._closed = True
         for _ in range(clients):
             self._ask(self._conversation())
@@ -308,7 +308,7 @@ class Fleet:
             outcome.fresh += fresh
 
     def _pace(self, replica: Replica) -> None:
-        """Set how fast a replica's requests go on, or all replicas' where they share a CPU."""
+        """Set the pace of a replica's requests, or that of all replicas if they share a CPU."""
         changed = list(self._ready) if self._plan.cores else [replica]
         for other in changed:
             other.advance(self.now)
@@ -323,17 +323,17 @@ class Fleet:
             self._after(left / other.pace, self._end, other, other.version)
 
     def _share(self, replica: Replica, count: int) -> float:
-        """Return the share of its own speed that a replica with this many requests has."""
+        """Return the share of its full speed that a replica with this many requests has."""
         if not self._plan.cores:
             return 1.0
         others = sum(self._curves.cores(len(r.running)) for r in self._ready if r is not replica)
         return min(1.0, self._plan.cores / (others + self._curves.cores(count)))
 
     def _wait_for_cores(self, replica: Replica, count: int) -> float:
-        """Return how many times longer a first sample takes where all replicas share a CPU.
+        """Return the factor by which a first sample takes longer if all replicas share a CPU.
 
-        A new request waits for a core among the threads that have work, those of its own replica
-        included: a stage's thread has some unless none of the replica's requests needs it.
+        A new request waits for a core among the threads that have work, including those of its own
+        replica: a stage's thread has work unless none of the replica's requests needs it.
         """
         if not self._plan.cores:
             return 1.0
@@ -344,7 +344,7 @@ class Fleet:
 
     def _end(self, replica: Replica, version: int) -> None:
         if version != replica.version:
-            return  # others came or went since
+            return  # requests began or ended since
         replica.advance(self.now)
         _, _, question = heapq.heappop(replica.running)
         replica.rows -= question.rows
@@ -363,7 +363,7 @@ class Fleet:
         if self._closed:
             self._ask(self._conversation())
         elif conversation.questions and conversation.rows < self._talk.context_rows:
-            # It is heard from its first sample on, and is never slower than that.
+            # The next question comes after the reply was played, which begins at its first sample.
             heard_s = question.first_s + FRAME_S * question.lengths.frames
             heard_s = max(0.0, question.began_s + heard_s - self.now)
             think_s = self._dice.expovariate(1 / self._talk.think_s)
@@ -419,7 +419,7 @@ class Fleet:
         self._scale()
 
     def _scale(self) -> None:
-        """Load or stop replicas until there are as many as wanted: first those that still load."""
+        """Load or stop replicas until their number is right; loading ones stop first."""
         staying = [replica for replica in self._replicas.values() if not replica.leaving]
         for _ in range(self._target - len(staying)):
             self.outcome.loads += 1
@@ -438,7 +438,7 @@ class Fleet:
 
 
 class _Cached:
-    """Curves at steps of rows, computed once each."""
+    """Curves at steps of rows, each computed once."""
 
     ROWS = 32
 
@@ -449,7 +449,7 @@ class _Cached:
         self._cores: dict[int, float] = {0: 0.0}
 
     def first_audio_s(self, rows: float, at_once: int, rank: float) -> float:
-        """Return the time to first audio at a rank from 0 to below 1."""
+        """Return the time to first audio at a rank of at least 0 and below 1."""
         key = (int(rows) // self.ROWS, at_once)
         if key not in self._first_s:
             rows = (key[0] + 0.5) * self.ROWS
@@ -466,7 +466,7 @@ class _Cached:
         return self._frame_s[key]
 
     def cores(self, at_once: int) -> float:
-        """Return the cores that so many requests keep busy."""
+        """Return the cores that this many requests keep busy."""
         if at_once not in self._cores:
             self._cores[at_once] = self._curves.cores_of(at_once)
         return self._cores[at_once]

@@ -9,7 +9,7 @@ Quantiles = Sequence[tuple[float, float]]
 
 # Published for its 100 conversations: p50, p90 and p95, the shortest and the longest prompt, at
 # most 200 thinker tokens, at most 500 talker tokens, which 12 of 100 replies reached; and the
-# means, which the remaining ends are chosen to give.
+# means, from which the remaining ends are chosen.
 PROMPT_ROWS: Quantiles = ((0, 1164), (0.5, 1278), (0.9, 1400), (0.95, 1419), (1, 1494))
 AUDIO_S: Quantiles = ((0, 1.5), (0.5, 4.27), (0.9, 9.26), (0.95, 9.86), (1, 13.0))  # mean 5.2
 TEXT_TOKENS: Quantiles = ((0, 43), (0.5, 59), (0.9, 81), (0.95, 151), (1, 200))  # mean 68
@@ -19,7 +19,7 @@ SYSTEM_ROWS = 800  # about the length of the system segment, which the talker sk
 
 @dataclass(frozen=True)
 class RequestLengths:
-    """Lengths of one request: rows of both prompts, seconds of its audio; and of its reply."""
+    """Lengths of one request (rows of both prompts, seconds of its audio) and of its reply."""
 
     prompt_rows: int
     talker_rows: int
@@ -31,8 +31,8 @@ class RequestLengths:
 def make_load(count: int, seed: int) -> list[RequestLengths]:
     """Make `count` requests whose lengths are spread evenly over the published distributions.
 
-    Longer texts have longer speech. The seed sets only their order, and which prompt has which
-    reply.
+    Longer texts have longer speech. The seed sets only their order, and which reply each prompt
+    has.
     """
     dice = np.random.Generator(np.random.PCG64(seed))
     ranks = (np.arange(count) + 0.5) / count

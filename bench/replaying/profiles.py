@@ -32,7 +32,7 @@ from typing import Any
 from bench.common.command_line import InputError, Row
 from qwen3_omni_neuron.compilation.manifest import write_json
 
-# What the size of a call counts.
+# What a call's size counts.
 STAGES = {
     "preprocessing": "seconds of audio, on the host, before anything else",
     "encoders": "windows of 8 s of audio",
@@ -51,7 +51,7 @@ WINDOW_MEL_FRAMES = 800  # 8 s
 MEAN_PROMPT_ROWS = 1294  # published: see bench/replaying/load.py
 
 # Each stage's rows of bench/stages.py, the size of a call, and the rule between sizes: a prompt is
-# padded to a bucket, a step to a batch, so none is faster than the next larger one measured.
+# padded to a bucket, a step to a batch, so its time is that of the next larger measured size.
 _MEASURED: dict[str, tuple[str, Callable[[Row], int], str]] = {
     "encoders": ("audio encoder", lambda row: -(-row["frames"] // WINDOW_MEL_FRAMES), "line"),
     "thinker_prefill": ("thinker prefill", lambda row: row["rows"], "bucket"),
@@ -65,7 +65,7 @@ _NOT_MEASURED = ("preprocessing", "driver_start", "driver_frame")
 
 
 class ProfileError(InputError):
-    """A profile that can't be used, or a call of a size that it has no time for."""
+    """A profile that can't be used, or that has no time for a call's size."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class StageProfile:
         return self.stages[stage].of(size)
 
     def prefill_by_rows_s(self, rows: int) -> float:
-        """Return the seconds of a thinker's prefill of these rows alone, behind others or not.
+        """Return the seconds of a thinker's prefill of these rows, with or without rows before.
 
-        A profile with one size says nothing of fewer rows. They are taken to cost as much a row as
-        the mean prompt of the published load did, and at least a decode step.
+        A profile with one size has no time for fewer rows. A row is taken to cost as much as in the
+        mean prompt of the published load, and a prefill at least a decode step.
         """
         latency = self.stages["thinker_prefill"]
         seconds = latency.of(rows)
@@ -157,8 +157,8 @@ class StageProfile:
 def measured_profile(rows: Sequence[Row], name: str, source: str) -> StageProfile:
     """Make a profile of the rows of bench/stages.py.
 
-    Of several calls of one size the slowest counts: the one with the longest KV cache. Raises
-    ProfileError where a stage has no row, as where the model does not speak.
+    The slowest of several calls of one size counts: the one with the longest KV cache. Raises
+    ProfileError if a stage has no row, for example if the model does not speak.
     """
     stages = {}
     for stage, (measured, size_of, rule) in _MEASURED.items():

@@ -22,10 +22,10 @@ _DEPLOYMENT = DeploymentID("fleet", "simulated")
 
 
 class RayRing:
-    """The ring of `serving.fleet.router`, which is Ray's and needs no cluster for its ranking."""
+    """Ray's ring of `serving.fleet.router`, which ranks replicas without a cluster."""
 
     def __init__(self, **settings: Any):
-        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # a line for each change
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)  # else a line for each change
         self._router = AffinityRouter.__new__(AffinityRouter)
         self._router._deployment_id = _DEPLOYMENT
         self._router.initialize_state(**settings)
@@ -41,7 +41,7 @@ class RayRing:
 
 
 class RayDelays:
-    """Ray's delays of growing and shrinking, by default 30 s and 10 minutes."""
+    """Ray's delays before growing and shrinking, by default 30 s and 10 minutes."""
 
     def __init__(self, **settings: Any):
         self._config, self._state = AutoscalingConfig(**settings), dict[str, Any]()

@@ -38,8 +38,8 @@ LONGEST_WARM_UP_S = 30.0
 class Reply:
     """A request's result, and how a player that starts at the first sample plays it.
 
-    underruns: how often it waited for audio; silent_s: for how long in all; chunks: sizes of the
-    chunks in frames.
+    underruns: how often the player waited for audio; silent_s: the sum of these waits; chunks:
+    sizes of the chunks in frames.
     """
 
     result: SpeechResult
@@ -63,9 +63,9 @@ def replay(
     concurrency: int,
     load: Sequence[RequestLengths],
 ) -> Replayed:
-    """Run requests through a pipeline of `concurrency` slots. placement: one of PLACEMENTS.
+    """Run requests through a pipeline with `concurrency` slots. placement: one of PLACEMENTS.
 
-    Raises ProfileError for a call that the profile has no time for.
+    Raises ProfileError for a call for which the profile has no time.
     """
     assert all(lengths.text_tokens >= behaviour.start_after for lengths in load)
     clock = VirtualClock()
@@ -86,11 +86,11 @@ def replay_after_speech(
     held_rows: int,
     others: int,
 ) -> list[float]:
-    """Ask each request of a load when its speech ends, its first rows computed while it arrived.
+    """Ask each request when its speech ends, with its first rows computed while it arrived.
 
-    held_rows: of each prompt, computed by a warm-up; 0 for none. others: clients that ask cold
-    requests of the same lengths all the while, each when it has heard the last reply. Returns the
-    seconds from the end of each request's speech to its first sample.
+    held_rows: rows of each prompt that a warm-up computed; 0 for none. others: number of clients
+    that ask cold requests of the same lengths meanwhile, each after hearing its last reply. Returns
+    the seconds from the end of each request's speech to its first sample.
     """
     clock = VirtualClock()
     cores = CoreGroups(clock, placement)
@@ -113,7 +113,7 @@ def replay_after_speech(
             clock.sleep(lengths.audio_s)
             if held_rows:
                 warm_up = pipeline.warm_up(clients.request(number, lengths, behaviour, held_rows))
-                # Speech goes on until the rows are there, where they are late.
+                # The speech lasts until the rows are computed, if these are late.
                 until_s = clock.now() + LONGEST_WARM_UP_S
                 while not warm_up.ended and clock.now() < until_s:
                     clock.sleep(0.1)
@@ -138,7 +138,7 @@ def _pipeline(
     slots: int,
     load: Sequence[RequestLengths],
 ) -> Pipeline:
-    """Start a pipeline whose replies are as long as the load says: see _prompt."""
+    """Start a pipeline whose replies have the lengths of the load: see _prompt."""
     device = Device(clock, profile, behaviour, cores)
     sizes = Sizes(slots, 65536, VOCAB, TALKER.text.vocab_size, behaviour.buckets)
 
@@ -156,7 +156,7 @@ def _pipeline(
 
 
 def take_reply(stream: SpeechStream, arrived_s: float, clock: VirtualClock) -> Reply:
-    """Take all events of a request as they come."""
+    """Take all events of a request as they arrive."""
     events, result = take_events(stream, arrived_s, clock.now)
     underruns, silent_s = playback(events.chunks, events.sample_rate)
     return Reply(result, underruns, silent_s, tuple(chunk.frames for chunk in events.chunks))
@@ -174,7 +174,7 @@ class _EncodingThinker(TimedThinker):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         (mel,) = prompt.audio_mel
         windows = math.ceil(mel.shape[1] / WINDOW_MEL_FRAMES)
-        self._device.encode(min(windows, 1) if start else windows)  # the open one
+        self._device.encode(min(windows, 1) if start else windows)  # the window still open
         return super().prefill(slot, prompt, start)
 
 
@@ -216,7 +216,7 @@ class _Clients:
     def ask(
         self, number: int, lengths: RequestLengths, behaviour: Behaviour, keyed: bool = False
     ) -> Reply:
-        """Send a request and take its reply. keyed: whether it reuses rows."""
+        """Send a request and take its reply. keyed: whether it may reuse rows."""
         arrived_s = self._clock.now()
         self._clock.sleep(self._profile.seconds("preprocessing", lengths.audio_s))
         rows = lengths.prompt_rows if keyed else 0
@@ -227,7 +227,7 @@ class _Clients:
     def request(
         self, number: int, lengths: RequestLengths, behaviour: Behaviour, keyed_rows: int
     ) -> Request:
-        """Make a request of the first `keyed_rows` rows of a prompt; 0: of all, without keys."""
+        """Make a request of a prompt's first `keyed_rows` rows; 0: all rows, without keys."""
         prompt, keys = _prompt(number, lengths), None
         if keyed_rows:
             user_rows = min(keyed_rows - SYSTEM_ROWS, len(prompt.talker.token_ids))

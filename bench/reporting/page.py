@@ -17,7 +17,7 @@ def page_of(
     pictures: Sequence[Picture],
     missing: Sequence[str],
 ) -> str:
-    """Return the HTML. missing: what could have been shown and why it is not."""
+    """Return the HTML. missing: what could not be shown, and why."""
     template = Template(
         Path(__file__).with_name("page.html").read_text(encoding="utf-8"),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,

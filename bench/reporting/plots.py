@@ -37,8 +37,8 @@ COLUMNS += ["truncated", "rtf", "total_s", "count", "p50_s", "p95_s"]
 
 
 def pictures_over(sources: Sequence[Source]) -> list[Picture]:
-    """Return the plots over all files that have something for them, replays in plots apart."""
-    # The field that a row must have for a plot. A plot returns its alternative text and its note.
+    """Return the plots over all files with data for them; replays have plots of their own."""
+    # The field that a row needs for a plot. A plot returns its alternative text and its note.
     plots: dict[str, tuple[str, str, Callable[[pd.DataFrame], tuple[Figure, str, str]]]] = {
         "ttfb": ("TTFB by configuration", "p50_s", ttfb_by_configuration),
         "latency": ("Latency distributions", "total_s", latency_distributions),
@@ -57,10 +57,10 @@ def pictures_over(sources: Sequence[Source]) -> list[Picture]:
 
 
 def rows_of(sources: Sequence[Source]) -> pd.DataFrame:
-    """Return a row a request or case: its figures, and the bar and the series that it is part of.
+    """Return a row for each request or case: its figures, its bar and its series.
 
-    A bar is a file of requests, or a case: their count, p50_s and p95_s of TTFB. case: -1 for a
-    request. level: requests at a time.
+    A bar is a file of requests, or a case: their count, and TTFB's p50_s and p95_s. case: -1 for a
+    request. level: concurrent requests.
     """
     profiles = {case.profile for source in sources for case in source.cases}
     rows: list[dict[str, Any]] = []
@@ -68,7 +68,7 @@ def rows_of(sources: Sequence[Source]) -> pd.DataFrame:
         apart = configuration(source, sources, without=("concurrency",))
         bar = f"{source.letter}: {source.concurrency} at a time\n{textwrap.fill(apart, 40)}".strip()
         times = pd.Series([request.ttfb_s for request in source.requests], dtype=float)
-        # Files that differ in nothing but the concurrency are one series.
+        # Files that differ only in concurrency are one series.
         series = configuration(source, sources, without=("concurrency", "requests", "seed"))
         about = {"file": file, "letter": source.letter, "bar": bar, "series": series or "all"}
         about |= {"case": -1, "level": source.concurrency, "count": times.count()}
@@ -86,7 +86,7 @@ def rows_of(sources: Sequence[Source]) -> pd.DataFrame:
 
 
 def ttfb_by_configuration(rows: pd.DataFrame) -> tuple[Figure, str, str]:
-    """Draw a bar a file of requests and a bar a case."""
+    """Draw a bar for each file of requests and for each case."""
     bars = rows.groupby(["file", "case"]).first()
     colours = [look_of(file)["color"] for file, _ in bars.index]
     places, hatch = np.arange(len(bars)), "///" if rows.is_replay.any() else None
@@ -98,7 +98,7 @@ def ttfb_by_configuration(rows: pd.DataFrame) -> tuple[Figure, str, str]:
     spoken = rows.dropna(subset="ttfb_s")
     for key, requests in spoken.groupby(["file", "case"]):
         place = bars.index.get_loc(key)
-        # Spread, so that equal ones are all seen.
+        # Spread, so that equal values are all visible.
         heights = place + 0.22 * (np.arange(len(requests)) % 5 / 2 - 1)
         faces = np.where(requests.truncated, PAPER, colours[place])
         axes.scatter(requests.ttfb_s, heights, 16, c=faces, edgecolors=colours[place], zorder=3)
@@ -135,7 +135,7 @@ def latency_distributions(rows: pd.DataFrame) -> tuple[Figure, str, str]:
 
 
 def _draw_shares(axes: Axes, rows: pd.DataFrame, field: str) -> str:
-    """Draw a line a file, straight between two requests. Returns what the lines say in words."""
+    """Draw a line for each file, straight between two requests. Returns the lines in words."""
     labels, marked = [], ""
     for (file, letter, bar), part in rows.groupby(["file", "letter", "bar"]):
         times, look = part[field].dropna().sort_values(), look_of(file)
@@ -147,7 +147,7 @@ def _draw_shares(axes: Axes, rows: pd.DataFrame, field: str) -> str:
             marked = ", ".join(f"p{100 * rank:.0f} {seconds(at_s)}" for rank, at_s in marks.items())
             labels.append(f"{letter}, {LATENCIES[field]}: {marked}.")
     if len(labels) == 1:
-        # One line: what its dots stand for is said in the free corner.
+        # One line: the free corner says what its dots mean.
         look = {"transform": axes.transAxes, "ha": "right", "va": "bottom", "fontsize": 9}
         axes.text(0.97, 0.05, marked.replace(", ", "\n"), **look)
     axes.set_title(LATENCIES[field])
@@ -162,7 +162,7 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
     """Draw each request's RTF, and their p50."""
     places = {level: place for place, level in enumerate(sorted(set(rows.level)))}
     series = rows.groupby(["series", "truncated"])
-    width = 0.84 / len(series)  # series beside each other at each level
+    width = 0.84 / len(series)  # each series has its own place at a level
     figure = _new_figure(4.2 + 0.11 * len(series), "RTF by concurrency", rows, hollow=True)
     axes, labels = figure.subplots(), []
     for number, ((name, cut), part) in enumerate(series):
@@ -171,7 +171,7 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
         levels = part.groupby("level").rtf
         across = [places[level] + width * (number + 0.5) - 0.42 for level in levels.groups]
         axes.plot(across, levels.median(), linewidth=1, **look)
-        axes.plot([], [], marker="o", markerfacecolor=face, label=label, **look)  # in the legend
+        axes.plot([], [], marker="o", markerfacecolor=face, label=label, **look)  # for the legend
         for place, (level, values) in zip(across, levels, strict=True):
             middle = _draw_level(axes, place, values, look["color"], face, width)
             labels.append(f"{label}, {level} at a time: {middle} ({len(values)})")
@@ -196,7 +196,7 @@ def rtf_by_concurrency(rows: pd.DataFrame) -> tuple[Figure, str, str]:
 def _draw_level(
     axes: Axes, place: float, values: pd.Series, colour: str, face: str, width: float
 ) -> str:
-    """Draw the requests of a series at one level, in the order they came. Returns their p50."""
+    """Draw a series' requests at one level, in order of arrival. Returns their p50."""
     reach, middle, several = min(0.4 * width, 0.1), values.median(), len(values) > 1
     spread = np.linspace(-0.6 * reach, 0.6 * reach, len(values)) if several else np.zeros(1)
     axes.plot(place + spread, values, "o", color=colour, markersize=5, markerfacecolor=face)
@@ -219,7 +219,7 @@ def look_of(number: int) -> dict[str, Any]:
 
 
 def _new_figure(height_in: float, title: str, rows: pd.DataFrame, hollow: bool = False) -> Figure:
-    """Return a figure that says what ran, where all files say the same, and what is hollow."""
+    """Return a figure that says what ran, if all files say the same, and what is hollow."""
     ran = rows.ran.iloc[0]
     ran = ran if rows.ran.nunique() == 1 else "on several machines, or of several models"
     ran += "; hollow: cut by a token limit" if hollow and rows.truncated.any() else ""

@@ -15,7 +15,7 @@ from bench.common.results import ResultsError
 
 @dataclass(frozen=True)
 class Chunk:
-    """An audio chunk: when it came, since the request's arrival, and where it lies in the audio."""
+    """An audio chunk: its arrival since the request's, and its place in the audio."""
 
     arrival_s: float
     first_sample: int
@@ -25,7 +25,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Call:
-    """An engine's call, in seconds since the request's arrival. slots: those that shared it."""
+    """An engine call, in seconds since the request's arrival. slots: the slots in the call."""
 
     stage: str
     start_s: float
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Request(RequestMetrics):
-    """A request that was answered. timeline: the engines' calls for it, where they were noted."""
+    """A request that was answered. timeline: the engine calls for it, if they were noted."""
 
     request: int
     conversation: str
@@ -52,7 +52,7 @@ class Request(RequestMetrics):
 
 @dataclass(frozen=True)
 class Case:
-    """Many requests, already summed up. profile: whose stage times they are made of."""
+    """Many requests, already summed up. profile: source of the stage times."""
 
     profile: str | None
     driven: str | None
@@ -65,10 +65,10 @@ class Case:
 
 
 def parsed(kind: Any, value: Any, where: str) -> Any:
-    """Return a JSON value as what a type hint says, dicts as dataclasses, and lists as tuples.
+    """Return a JSON value as a type hint's type, dicts as dataclasses, and lists as tuples.
 
-    A list that is not there is an empty tuple; an int is a count. Raises ResultsError where the
-    value is of another type, not finite, or a count below 0.
+    A missing list is an empty tuple; an int is a count. Raises ResultsError for a value of another
+    type, a number that is not finite, or a count below 0.
     """
     if isinstance(kind, type) and is_dataclass(kind):
         if not isinstance(value, dict):

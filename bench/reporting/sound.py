@@ -23,7 +23,7 @@ class NoSoundError(Exception):
 
 
 def spectrogram(source: Source, request: Request) -> Picture:
-    """Draw a reply's sound. Raises NoSoundError where it is not there, or is of another reply."""
+    """Draw a reply's sound. Raises NoSoundError if it is absent, or is another reply's."""
     samples, rate = _sound_of(source, request)
     power, hertz = power_of(samples, rate)
     duration_s = len(samples) / rate
@@ -64,7 +64,7 @@ def spectrogram(source: Source, request: Request) -> Picture:
 def power_of(samples: NDArray[np.float32], rate: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return the power, [1 + WINDOW / 2, windows], as a share of the loudest, and its frequencies.
 
-    Silence is added at both ends, so that the windows' middles cover the sound. The power is at
+    Silence is added at both ends, so that the windows' centres cover the sound. The power is at
     least that of FLOOR_DB.
     """
     padded: Any = np.pad(samples.astype(np.float64), WINDOW // 2)
@@ -77,7 +77,7 @@ def _sound_of(source: Source, request: Request) -> tuple[NDArray[np.float32], in
     if request.audio_file is None:
         raise NoSoundError("no sound was kept. Run the benchmark with --save-audio.")
     folder = Path(str(source.results.settings.get("save_audio") or "."))
-    # As the benchmark named it, or moved along with the result file.
+    # At the path that the benchmark noted, or moved along with the result file.
     places = (folder, source.file.parent / folder, source.file.parent / folder.name)
     tried = [place / request.audio_file for place in places]
     file = next(filter(Path.is_file, tried), None)

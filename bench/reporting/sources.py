@@ -14,7 +14,7 @@ from bench.reporting.rows import Case, Request, parsed
 from bench.reporting.words import name_of, value_of
 
 REPLAY = "REPLAY"
-# Where things were written, and what was noted: nothing that a figure depends on.
+# Settings that say where something was written, and what was noted: no figure depends on them.
 WITHOUT_EFFECT = {"json", "save_audio", "timeline"}
 
 
@@ -43,7 +43,7 @@ class Source:
 
     @property
     def concurrency(self) -> int:
-        """Requests at a time; 1 where the benchmark knows no other."""
+        """Concurrent requests; 1 if the benchmark has no other number."""
         value = self.results.settings.get("concurrency")
         return value if isinstance(value, int) else 1
 
@@ -57,7 +57,7 @@ class Source:
 
     @property
     def what_ran(self) -> str:
-        """Model, precision and machine in a line; of a replay, whose stage times they are."""
+        """Model, precision and machine in a line; for a replay, the source of its stage times."""
         if self.is_replay:
             profiles = sorted({case.profile for case in self.cases if case.profile})
             of = f" of {', '.join(profiles)}" if profiles else ""
@@ -91,14 +91,14 @@ def load_sources(files: Sequence[Path]) -> list[Source]:
 
 
 def setting_text(settings: dict[str, Any], name: str) -> str:
-    """Return a setting's value, or that there is none."""
+    """Return a setting's value, or a text that there is none."""
     if name not in settings:
         return "not there"
     return "not given" if settings[name] is None else value_of(name, settings[name])
 
 
 def configuration(source: Source, beside: Sequence[Source], without: Sequence[str] = ()) -> str:
-    """Return the settings of a file that others have not, except those of `without`."""
+    """Return the settings of a file that others don't have, except those of `without`."""
     settings = source.results.settings
     names = [
         name
@@ -112,7 +112,7 @@ def configuration(source: Source, beside: Sequence[Source], without: Sequence[st
 def median_request(
     requests: Sequence[Request], unwanted: Callable[[Request], Any] = lambda _: ()
 ) -> Request | None:
-    """Return the request with a TTFB nearest to the median, the least unwanted first, or None."""
+    """Return the request with the TTFB nearest to the median, the least unwanted, or None."""
     spoken = {n: r.ttfb_s for n, r in enumerate(requests) if r.ttfb_s is not None and r.chunks}
     if not spoken:
         return None

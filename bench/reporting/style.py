@@ -23,14 +23,14 @@ STAGES = {
     "code predictor": "#b8568f",
     "code2wav": "#00805c",
 }
-CHUNK_SHADES = ("#333333", "#6e6e6e")  # white is read on both
+CHUNK_SHADES = ("#333333", "#6e6e6e")  # white text is readable on both
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A plot as it goes into the page and beside it. name: of its file, without .png.
+    """A plot for the page and for a file beside it. name: the file's name, without .png.
 
-    alt: what is to be seen, with the numbers. note: what a reader must know to read it.
+    alt: what the plot shows, with the numbers. note: what a reader must know to read it.
     """
 
     name: str
@@ -41,11 +41,11 @@ class Picture:
 
 
 def new_figure(height_in: float, title: str, below: str, is_replay: bool) -> Figure:
-    """Return a figure with its title, and with a label across it if nothing was measured."""
+    """Return a figure with its title, and a label across it if nothing was measured."""
     figure = Figure()
     figure.set_figheight(height_in)
     words = f"{REPLAY}, not measured: {title}" if is_replay else title
-    # The second line keeps room for the words below.
+    # The second line leaves room for the text below.
     figure.suptitle(f"{words}\n", x=0.008, ha="left", fontsize=12, fontweight="bold")
     figure.text(0.008, 1 - 0.34 / height_in, below, ha="left", va="top", color=GREY)
     if is_replay:
@@ -55,7 +55,7 @@ def new_figure(height_in: float, title: str, below: str, is_replay: bool) -> Fig
 
 
 def time_axis(axes: Axes, longest_s: float, label: str = "", room: float = 1.0) -> None:
-    """Let the x axis, in seconds, go from 0 to `room` times the longest; below 1 s it reads ms."""
+    """Let the x axis run from 0 s to `room` times the longest; below 1 s its unit is ms."""
     axes.set_xlim(0, room * longest_s or 1.0)
     if longest_s < 1:
         axes.xaxis.set_major_formatter(lambda at_s, _: f"{1e3 * at_s:g}")
@@ -63,7 +63,7 @@ def time_axis(axes: Axes, longest_s: float, label: str = "", room: float = 1.0) 
 
 
 def row_axis(axes: Axes, names: list[str], beside: list[str], **look: Any) -> None:
-    """Name the rows of a plot, from the top, and write words at the right of each."""
+    """Name the rows of a plot, from the top, and write a text at the right of each."""
     axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
     place: Any = axes.get_yaxis_transform()

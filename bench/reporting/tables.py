@@ -30,7 +30,7 @@ _HEADLINES |= {("complete", "rtf", "p50"), ("truncated", "rtf", "p50")}
 
 @dataclass(frozen=True)
 class Table:
-    """Texts with a caption. head: column that names the rows; numbers: columns set to the right.
+    """Texts with a caption. head: column that names the rows; numbers: right-aligned columns.
 
     A column's name is a text or a source.
     """
@@ -43,9 +43,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two files of one benchmark. differences: to be read before the rest.
+    """Two files of one benchmark. differences: table to be read before the rest.
 
-    comparable: not a replay beside a measurement. sentences: the figures that matter most.
+    comparable: False for a replay and a measurement. sentences: the most important figures.
     """
 
     first: Source
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def comparisons(sources: Sequence[Source]) -> list[Comparison]:
-    """Return the first file of each benchmark beside each other one of it."""
+    """Return a comparison of each benchmark's first file with each of its others."""
     first_of = {source.results.benchmark: source for source in reversed(sources)}
     pairs = combinations(sources, 2)
     return [compare(a, b) for a, b in pairs if a is first_of[b.results.benchmark]]
@@ -87,7 +87,7 @@ def compare(first: Source, second: Source) -> Comparison:
 
 
 def _says_something(path: Path, a: Any, b: Any) -> bool:
-    """Not what neither has, a statistic too many, or what stands there for all requests."""
+    """Return False for absent values, extra statistics, equal counts, and repeats of "all"."""
     of_all = path[0] in ("complete", "truncated") and measured_name(path) in BEFORE_ANY_LIMIT
     if path[-1] in _LEFT_OUT or of_all or (a is None and b is None):
         return False
@@ -110,7 +110,7 @@ def _is_number(value: Any) -> bool:
 
 
 def differences(first: Source, second: Source) -> Table:
-    """Return all that may be why two files differ: measured or not, settings, versions, machine."""
+    """Return possible reasons for a difference: measured or not, settings, versions, machine."""
     rows = []
     if first.is_replay != second.is_replay:
         kinds = [REPLAY if source.is_replay else "measured" for source in (first, second)]
@@ -126,7 +126,7 @@ def differences(first: Source, second: Source) -> Table:
 
 
 def figures_of(source: Source) -> list[Table]:
-    """Return every value of a file's summary that is there, and the rows that are no requests."""
+    """Return every value in a file's summary, and the rows that are not requests."""
     found = {path: v for path, v in leaves(source.results.summary) if v is not None}
     others = [(title_of(p), text_of(p, v)) for p, v in found.items() if not is_statistic(p)]
     spread = [
@@ -135,7 +135,7 @@ def figures_of(source: Source) -> list[Table]:
     ]
     rows = [row for row in source.results.rows if "request" not in row]
     shown = rows[:MOST_CASES]
-    # A list or a dict is no cell: it stands in the file.
+    # A list or a dict does not fit a cell: it is in the file.
     odd = {name for row in shown for name, v in row.items() if isinstance(v, list | dict)}
     names = [n for n in dict.fromkeys(name for row in shown for name in row) if n not in odd]
     cells = [[value_of(name, row.get(name)) for name in names] for row in shown]

@@ -24,11 +24,11 @@ from bench.reporting.style import (
 from bench.reporting.words import counted, seconds
 
 SHADE, WAIT, OTHER = "#eef3f9", "#b00020", "#444444"
-PAD = 26  # of a panel's title: room for TTFT and TTFB below it
+PAD = 26  # above a panel's title: room for TTFT and TTFB below it
 
 
 def timeline(source: Source, request: Request) -> Picture:
-    """Draw a Gantt chart of a request with calls and a first sample: whole, and its beginning."""
+    """Draw a Gantt chart of a request with calls and a first sample, and one of its beginning."""
     assert request.timeline and request.ttfb_s is not None
     first_s = max(request.ttfb_s, request.ttft_s or 0.0)
     end_s = 1.02 * max(request.total_s, first_s)
@@ -74,9 +74,9 @@ def timeline(source: Source, request: Request) -> Picture:
 
 
 def lanes_of(request: Request) -> pd.DataFrame:
-    """Return a row a stage, as a request goes through them, unknown ones last.
+    """Return a row for each stage, in the order in which a request passes them, unknown ones last.
 
-    count: of its calls; sum: what they took together, in seconds; took: both in words.
+    count: number of its calls; sum: their total time, in seconds; took: both in words.
     """
     calls = pd.DataFrame(map(vars, request.timeline))
     lanes = (calls.end_s - calls.start_s).groupby(calls.stage).agg(["count", "sum"])
@@ -89,11 +89,11 @@ def lanes_of(request: Request) -> pd.DataFrame:
 def _draw(
     axes: Axes, request: Request, lanes: pd.DataFrame, end_s: float, beside: list[str]
 ) -> None:
-    """Draw from the arrival to end_s. beside: words at the right of each lane."""
+    """Draw from the arrival to end_s. beside: texts at the right of each lane."""
     for lane, stage in enumerate(lanes.index):
         calls = [(c.start_s, c.end_s - c.start_s) for c in request.timeline if c.stage == stage]
         colour = STAGES.get(stage, OTHER)
-        # An edge of its own colour: a call that is shorter than a pixel is seen.
+        # An edge with its own colour makes a call that is shorter than a pixel visible.
         axes.broken_barh(calls, (lane - 0.38, 0.76), color=colour, linewidth=0.4)
     _draw_player(axes, request, len(lanes), end_s)
     _draw_marks(axes, request)
@@ -119,7 +119,7 @@ def draw_chunks(
     spans: Sequence[tuple[float, float]],
     end_s: float,
 ) -> None:
-    """Draw a block a chunk, from when until when it is played, with its frames where they fit."""
+    """Draw a block for each chunk while it plays, with its number of frames if that fits."""
     look: Any = {"ha": "center", "va": "center", "fontsize": 7.5, "color": PAPER}
     for number, (chunk, (start_s, until_s)) in enumerate(zip(chunks, spans, strict=True)):
         shade, shown = CHUNK_SHADES[number % 2], (min(until_s, end_s) - start_s) / end_s

@@ -13,7 +13,7 @@ _NAMES = {
     **{name: f"{name} replies" for name in ("complete", "truncated")},
     "all": "all requests",
 }
-# Lengths of what was asked for or answered: neither way is better.
+# Lengths of questions or answers: neither direction is better.
 _LENGTHS = {"wall_s", "audio_s"}
 _LESS_IS_BETTER = {"rtf", "wer", "cer", "underruns", "requests_with_underruns", "failed_requests"}
 
@@ -21,7 +21,7 @@ Path = tuple[str, ...]
 
 
 def leaves(summary: Mapping[str, Any], above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield every value of nested dicts, with the names that lead to it."""
+    """Yield every value of nested dicts, with the path of names to it."""
     for name, value in summary.items():
         if isinstance(value, Mapping):
             yield from leaves(value, (*above, name))
@@ -34,12 +34,12 @@ def is_statistic(path: Path) -> bool:
 
 
 def measured_name(path: Path) -> str:
-    """Return the field that a value is of: "ttfb_s" for all, ttfb_s, p50; "count" for a count."""
+    """Return the field of a value: "ttfb_s" for all, ttfb_s, p50; "count" for a count."""
     return path[-2] if is_statistic(path) and path[-1] != "count" else path[-1]
 
 
 def less_is_better(path: Path) -> bool | None:
-    """Return True, False where more is better, or None where neither is."""
+    """Return True if less is better, False if more is better, or None if neither is."""
     name = measured_name(path)
     if name.endswith("_per_s"):
         return False
@@ -49,14 +49,14 @@ def less_is_better(path: Path) -> bool | None:
 
 
 def title_of(path: Path) -> str:
-    """Return the names that lead to a value, the last one first: "TTFB p50, all requests"."""
+    """Return the path of names to a value, the last one first: "TTFB p50, all requests"."""
     *above, last = path
     first = f"{name_of(above.pop())} {last}" if is_statistic(path) else name_of(last)
     return ", ".join([first, *map(name_of, reversed(above))])
 
 
 def name_of(name: str) -> str:
-    """Return a field's name without its unit, which stands with the value."""
+    """Return a field's name without its unit, which is shown with the value."""
     if name in _NAMES:
         return _NAMES[name]
     if name.endswith("_per_s"):
@@ -86,12 +86,12 @@ def value_of(name: str, value: Any) -> str:
 
 
 def counted(count: int, name: str) -> str:
-    """Return how many there are: "1 call", "2 calls"."""
+    """Return a number with its noun: "1 call", "2 calls"."""
     return f"{count} {name}" if count == 1 else f"{count} {name}s"
 
 
 def seconds(value: float) -> str:
-    """Return a time in its unit: "42.4 ms", "1.76 s"."""
+    """Return a time in a fitting unit: "42.4 ms", "1.76 s"."""
     return f"{significant(value)} s" if abs(value) >= 1 else f"{significant(1e3 * value)} ms"
 
 

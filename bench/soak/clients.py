@@ -23,7 +23,7 @@ from bench.soak.requests import REPLY_S, connected, form, post
 from testing.fleet_load import QUESTIONS
 
 SPOKEN = Path(__file__).parents[2] / "examples" / "sum.wav"
-ANSWER = "eight"  # of the checkpoint that ships
+ANSWER = "eight"  # the answer of the checkpoint that ships
 SAID = ("three five seven", "blue goodbye", "seven white")
 BAD: list[dict[str, Any]] = [
     {"messages": []},
@@ -36,7 +36,7 @@ BAD: list[dict[str, Any]] = [
     {"temperature": 9},
 ]
 RATE = 16000
-HEARD, HEARD_SHARE = 100, 0.05  # answers that are judged by the ear, of how many of all
+HEARD, HEARD_SHARE = 100, 0.05  # most answers whose sound is judged, and their share of all
 CHAT, SPEECH = "/v1/chat/completions", "/v1/audio/speech"
 TALKS = ("asks", "interrupts", "vanishes")
 FORMATS = ("flac", "mp3", "opus")
@@ -46,15 +46,15 @@ Action = Callable[[Address, str, random.Random], str]
 
 
 class Clients:
-    """All clients of a soak, each in a thread with an address of its own.
+    """All clients of a soak, each with a thread and an address of its own.
 
-    heard: some of the spoken answers, and what they should say. Lists' appends are atomic.
+    heard: some spoken answers, and what they should say. Lists' appends are atomic.
     """
 
     def __init__(self, gate: Gate, talkers: int, callers: int, hostile: int):
         self.heard: list[tuple[str, Sound]] = []
         self._gate = gate
-        # What each client draws from, and the outcome that is right.
+        # What each client draws actions from, and the right outcome.
         self._calls: list[tuple[str, Action, str]] = [
             ("chat whole", self._whole, "right"),
             ("chat streamed", self._streamed, "right"),
@@ -75,7 +75,7 @@ class Clients:
         ]
 
     def start(self, address: Address) -> None:
-        """Make the clips that are dictated, by the server itself, and start."""
+        """Have the server speak the clips for dictation, and start."""
         for number, words in enumerate(SAID):
             name = FORMATS[number % len(FORMATS)]
             body = json.dumps(self._speech(words) | {"response_format": name}).encode()
@@ -86,7 +86,7 @@ class Clients:
             thread.start()
 
     def join(self) -> None:
-        """Wait for all, once the gate has ended."""
+        """Wait for all clients, after the gate has ended."""
         for thread in self._threads:
             thread.join()
 
@@ -157,14 +157,14 @@ class Clients:
         return _right(json.loads(reply.body)["text"], words)
 
     def _leaves(self, address: Address, source: str, draw: random.Random) -> str:
-        """Leave in the middle of an answer."""
+        """Disconnect in the middle of an answer."""
         words, _ = draw.choice(QUESTIONS)
         path, asked = draw.choice(((CHAT, _asked(words) | {"stream": True}), self._any_speech))
         post(address, path, json.dumps(asked).encode(), source=source, most=draw.randrange(20_000))
         return "left"
 
     def _leaves_early(self, address: Address, source: str, draw: random.Random) -> str:
-        """Leave before the request is complete, or right after it."""
+        """Disconnect before the request is complete, or right after it."""
         data = json.dumps(_asked(QUESTIONS[0][0])).encode()
         path, head = CHAT, {"content-type": "application/json"}
         if draw.random() < 0.3:
@@ -192,9 +192,9 @@ class Clients:
     # Over /v1/realtime
 
     def _talk(self, kind: str, address: Address, source: str, draw: random.Random) -> str:
-        """Ask in speech, as fast as it can be sent, once or a few times.
+        """Ask in speech, sent as fast as possible, once or a few times.
 
-        An answer is short and ANSWER, unless it was spoken into.
+        An answer is short and equals ANSWER, unless it was interrupted.
         """
         samples, _ = soundfile.read(SPOKEN, dtype="float32")
         silence = np.zeros(RATE, np.float32)
@@ -234,7 +234,7 @@ class Clients:
         return "done"
 
     def _keep(self, draw: random.Random, wanted: str, samples: Sound) -> None:
-        """Keep some of the answers for the ear."""
+        """Keep some of the answers, to judge their sound."""
         if len(self.heard) < HEARD and draw.random() < HEARD_SHARE:
             self.heard.append((wanted, samples))
 

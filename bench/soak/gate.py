@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-IDLE_S = 300.0  # for all that clients do to end
+IDLE_S = 300.0  # for all client actions to end
 
 Address = tuple[str, int]
 
 
 @dataclass(eq=False)
 class Visit:
-    """One thing that a client does, with a server that may be killed meanwhile."""
+    """One action of a client, with a server that may be killed meanwhile."""
 
     address: Address
     killed: bool = False
@@ -21,10 +21,10 @@ class Visit:
 
 @dataclass
 class Gate:
-    """Clients wait here while there is no server, or while it is to be idle.
+    """Clients wait here while there is no server, or while it must be idle.
 
-    counts: what became of all they did, by kind and outcome. wrong: kinds and outcomes that no
-    client may see, but those of a server that was killed. The condition guards all fields.
+    counts: number of actions by kind and outcome. wrong: kinds and outcomes that no client may see,
+    except those of a killed server. The condition guards all fields.
     """
 
     counts: "Counter[str]" = field(default_factory=Counter)
@@ -42,26 +42,26 @@ class Gate:
             self._changed.notify_all()
 
     def killed(self) -> None:
-        """Note that the server dies: errors of those who are inside, or come, are none of its."""
+        """Note that the server dies: errors of clients inside, or arriving, are not its fault."""
         with self._changed:
             self._dying = True
             for visit in self._visits:
                 visit.killed = True
 
     def close(self) -> bool:
-        """Let nobody in, and wait until all have left. Returns whether they have."""
+        """Let no client in, and wait until all have left. Returns whether all have left."""
         with self._changed:
             self._address = None
             return self._changed.wait_for(lambda: not self._visits, IDLE_S)
 
     def end(self) -> None:
-        """Let the clients go home."""
+        """End all waits: the clients are to stop."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
 
     def visit(self, kind: str, do: Callable[[Address], str], good: Callable[[str], bool]) -> bool:
-        """Do one thing when the gate is open. Returns False where it never will be again.
+        """Run one action when the gate is open. Returns False if it never opens again.
 
         good: whether an outcome is one that a client may see.
         """
@@ -74,7 +74,7 @@ class Gate:
         try:
             outcome = do(visit.address)
             right = good(outcome)
-        except Exception as error:  # of any library: it is counted, by its kind
+        except Exception as error:  # an error of any library is counted by its kind
             outcome, right = f"{type(error).__name__}: {str(error)[:80]}", False
         with self._changed:
             self._visits.remove(visit)
@@ -85,5 +85,5 @@ class Gate:
             self.counts[f"{kind}: {outcome}"] += 1
             self._changed.notify_all()
         if visit.killed:
-            time.sleep(0.5)  # as one does who tries again
+            time.sleep(0.5)  # as a client waits before it tries again
         return True

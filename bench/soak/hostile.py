@@ -24,14 +24,14 @@ from bench.soak.requests import Reply, connected, form, post
 MIB = 1 << 20
 PNG_SIDES = (4000, 12_000)  # within --max-pixels, and above it
 SILENCE_S = 600
-SLOW_S = 8.0  # that a slow client stays
+SLOW_S = 8.0  # connection time of a slow client
 CLOSED_S = 30.0  # a server's time to close a silent connection
 
 Hostile = Callable[[Address, str, random.Random], str]
 
 
 def head_of(length: int) -> bytes:
-    """Return the head of a chat request with a body of so many bytes."""
+    """Return the head of a chat request with a body of `length` bytes."""
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\n"
     return f"{head}content-length: {length}\r\n\r\n".encode()
 
@@ -48,7 +48,7 @@ def picture(address: Address, source: str, draw: random.Random) -> str:
 
 
 def silence(address: Address, source: str, draw: random.Random) -> str:
-    """Have ten minutes of silence transcribed, a file of 14 kB; leave after a while."""
+    """Have ten minutes of silence transcribed, a file of 14 kB; disconnect after a while."""
     head, body = form({"model": "load"}, "a.flac", flac())
     try:
         wait_s = draw.uniform(1, 10)
@@ -91,7 +91,7 @@ def half_open(address: Address, source: str, draw: random.Random) -> str:
 
 
 def slow_body(address: Address, source: str, draw: random.Random) -> str:
-    """Send a body a byte at a time, and leave before its end."""
+    """Send a body a byte at a time, and disconnect before its end."""
     with connected(address, source) as sock, suppress(BrokenPipeError, ConnectionResetError):
         sock.sendall(head_of(100_000))
         end_s = time.monotonic() + SLOW_S
@@ -102,7 +102,7 @@ def slow_body(address: Address, source: str, draw: random.Random) -> str:
 
 
 def slow_reader(address: Address, source: str, draw: random.Random) -> str:
-    """Ask for a long spoken answer, read it slowly, and leave."""
+    """Ask for a long spoken answer, read it slowly, and disconnect."""
     asked = {
         "model": "load",
         "messages": [{"role": "user", "content": "say three five"}],
@@ -124,7 +124,7 @@ def slow_reader(address: Address, source: str, draw: random.Random) -> str:
 
 
 def realtime(address: Address, source: str, draw: random.Random) -> str:
-    """Open a session and send what is no event, too much of one, or a picture that is a bomb."""
+    """Open a session and send invalid events, an oversized event, or a decompression bomb."""
     url = "data:image/png;base64," + base64.b64encode(png(PNG_SIDES[0])).decode()
     content = [{"type": "input_image", "image_url": url}]
     item = {"type": "message", "role": "user", "content": content}
@@ -152,7 +152,7 @@ def chat(address: Address, source: str, content: Any) -> Reply:
 
 @cache
 def png(side: int) -> bytes:
-    """Return a black PNG of one bit a pixel, a few kilobytes."""
+    """Return a black PNG with one bit a pixel, of a few kilobytes."""
 
     def chunk(name: bytes, data: bytes) -> bytes:
         size, end = len(data).to_bytes(4, "big"), zlib.crc32(name + data).to_bytes(4, "big")
@@ -171,7 +171,7 @@ def flac() -> bytes:
     return file.getvalue()
 
 
-# How often each is sent, relative to the others.
+# How often each kind is sent, relative to the others.
 HOSTILE: dict[Hostile, int] = {
     picture: 4,
     silence: 2,
@@ -187,5 +187,5 @@ HOSTILE: dict[Hostile, int] = {
 
 
 def is_answer(outcome: str) -> bool:
-    """Return whether a server may answer a hostile request so: not by an error of its own."""
+    """Return whether a server may answer a hostile request so: without an error of its own."""
     return not outcome.isdecimal() or outcome == "503" or int(outcome) < 500

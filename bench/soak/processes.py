@@ -9,18 +9,18 @@ from pathlib import Path
 from bench.common.command_line import InputError, Row
 
 PROC = Path("/proc")
-STAGE = "qwen3_omni_neuron.engines.process.server"  # in the command of a stage's process
+STAGE = "qwen3_omni_neuron.engines.process.server"  # in the command line of a stage's process
 ENDS_S = 10.0
 
 Process = tuple[int, str]
-"""A process's id, and when it started: ids are given again."""
+"""A process's id and start time, because ids are reused."""
 
 
 def measured(pid: int) -> Row:
-    """Return what a process and its descendants hold.
+    """Return the resources that a process and its descendants hold.
 
-    memory_mb: of all together, memory that several share counted once; server_mb: resident in the
-    first alone; the descendants' numbers are in `children`.
+    memory_mb: memory of all together, with shared memory counted once; server_mb: resident memory
+    of the first alone; the descendants' numbers are in `children`.
     Raises InputError where the process has ended.
     """
     processes = [(pid, ""), *descendants(pid)]
@@ -37,7 +37,7 @@ def measured(pid: int) -> Row:
 
 
 def descendants(pid: int) -> list[Process]:
-    """Return a process's children, and theirs, in the order of their ids."""
+    """Return a process's descendants, in the order of their ids."""
     parents = {}
     for file in PROC.glob("[0-9]*/stat"):
         if fields := _fields(file):
@@ -51,7 +51,7 @@ def descendants(pid: int) -> list[Process]:
 
 
 def stages(pid: int) -> list[int]:
-    """Return the ids of a server's processes of stages, in the order in which they were started."""
+    """Return the ids of a server's stage processes, in the order in which they were started."""
     return [one for one, _ in descendants(pid) if STAGE in _text(PROC / str(one) / "cmdline")]
 
 
@@ -61,7 +61,7 @@ def kill(pid: int) -> None:
 
 
 def left_of(processes: Collection[Process]) -> list[Process]:
-    """Return those that have not ended, after at most ten seconds."""
+    """Return the processes that have not ended after at most ten seconds."""
     end_s = time.monotonic() + ENDS_S
     while True:
         left = [one for one in processes if _runs(*one)]
@@ -76,7 +76,7 @@ def _runs(pid: int, started: str) -> bool:
 
 
 def _fields(file: Path) -> list[str]:
-    """Return the fields of a process's `stat` from its state on; none where it has ended.
+    """Return the fields of a process's `stat` from its state on; none if it has ended.
 
     "PID (NAME) STATE PARENT ...", and a name may have brackets.
     """

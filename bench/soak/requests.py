@@ -29,9 +29,9 @@ def post(
     timeout_s: float = REPLY_S,
     most: int | None = None,
 ) -> Reply:
-    """Send a request and read its answer. most: bytes of it, after which the client leaves.
+    """Send a request and read its answer. most: bytes after which the client disconnects.
 
-    A server may answer before it has read a body that is too much, and close the connection.
+    A server may answer and close the connection before it has read a body that is too large.
     """
     connection = http.client.HTTPConnection(*address, timeout_s, source_address=(source, 0))
     try:

@@ -1,4 +1,4 @@
-"""The same calls to two engines, whose outputs must agree."""
+"""Makes the same calls to two engines, whose outputs must agree."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ SPEAKER = 5
 
 
 def assert_prefills_alike(ours: Thinker, theirs: Thinker, slot: int, prompt: Prompt) -> int:
-    """Compare logits and accepted hidden states. Returns the likeliest token."""
+    """Compare logits and accepted hidden states. Returns the most probable token."""
     logits, accepted = theirs.prefill(slot, prompt)
     expected, expected_accepted = ours.prefill(slot, prompt)
     assert_close(logits, expected)

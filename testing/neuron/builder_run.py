@@ -54,7 +54,7 @@ def main(checkpoint: Path, folder: Path) -> None:
         for graph, program in zip(spec.graphs, programs, strict=True):
             assert program.flags.startswith(compiler_flags(graph, spec.lnc, spec.profile))
         calls = 0
-        # A module asks for its group when it is called; a compiled graph would not.
+        # A module reads its group when it is called; a compiled graph would not.
         with NxDParallelState(lnc_size=spec.lnc), eager_part_device.device_memory():
             part = toolchain.load_part(spec, own)
             plain = PlainPart(part.graphs, getattr(models, name))
@@ -72,7 +72,7 @@ def main(checkpoint: Path, folder: Path) -> None:
 def assert_refuses_what_does_not_fit(
     toolchain: NxdToolchain, config: OmniConfig, folder: Path
 ) -> None:
-    """Assert that graphs of another version and a broken file are refused."""
+    """Assert that graphs of another version, and a broken file, are refused."""
     spec = plain_spec(config, "code2wav", 1)
     *fewer, last = spec.graphs
     try:

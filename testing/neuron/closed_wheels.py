@@ -3,7 +3,7 @@
 NxD's and NxDI's public sources need these for their own CPU mode: the names that they read while
 they are imported, the few operators that their CPU path calls, and for ModelBuilder (V2) those of
 testing/neuron/eager_part_device.py. Anything else that would compile for a device, or run on one,
-raises NeuronOnlyError when it is called; no class of theirs is changed.
+raises NeuronOnlyError when it is called; no class of NxD or NxDI is changed.
 """
 
 import importlib.abc
@@ -103,7 +103,7 @@ XLA_IMPL = "torch_neuronx.xla_impl"
 MODULES: dict[str, dict[str, Any]] = {
     "torch_neuronx": {
         "BucketModelConfig": empty_class("BucketModelConfig"),
-        "__version__": "2.9.0",  # which ModelBuilder asks for
+        "__version__": "2.9.0",  # the version that ModelBuilder checks
         "contexts": SimpleNamespace(disable_nrt_load=nullcontext),
     },
     "torch_neuronx.proto": {"metaneff_pb2": eager_part_device.METANEFF},

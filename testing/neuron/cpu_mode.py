@@ -23,8 +23,8 @@ if TYPE_CHECKING:  # NxDI can be imported after testing.neuron.nxdi_sources.make
 def build_cpu_mode_engines(spec: EngineSpec) -> Engines:
     """Build the engines of all stages.
 
-    With tp over 1 every rank builds the same engines, and makes the same calls in the same order:
-    the pipeline's threads do not, so it runs with 1.
+    With tp over 1 every rank has to build the same engines, and make the same calls in the same
+    order; the pipeline's threads don't, so it runs with tp 1.
     Raises CheckpointError (see checkpoint.parameters.load_parts), and what decoder_in_cpu_mode
     raises.
     """

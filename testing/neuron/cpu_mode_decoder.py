@@ -36,7 +36,7 @@ class CpuModeDecoder(WholeWeights):
                 f"NxDI's CPU mode over {spec.plan.tp} processes is for float32, got "
                 f"{spec.plan.dtype}. Choose float32, or one process."
             )
-        # NxDI takes its attention kernel for buckets of 256 n on the CPU, too, which has none.
+        # For buckets of 256 n NxDI takes its attention kernel on the CPU, too, which has none.
         super().__init__(spec, checkpoint, on_cpu=True, attn_kernel_enabled=False)
 
     def get_model_wrapper_cls(self) -> type[GraphWrapper]:
@@ -45,7 +45,7 @@ class CpuModeDecoder(WholeWeights):
     def load_weights_here(self) -> None:
         """Make the modules of all graphs, over this rank's share of the weights and one KV cache.
 
-        In place of NxDI's to_cpu, which starts torch.distributed anew for each application, and
+        This replaces NxDI's to_cpu, which starts torch.distributed anew for each application, and
         reads the weights anew for each graph.
         """
         join_ranks(self.plan.tp)
@@ -63,7 +63,7 @@ class CpuModeDecoder(WholeWeights):
 
     def _filled(self, model: DecoderModel) -> DecoderModel:
         state = self.checkpoint_loader_fn()
-        # It removes the other ranks' shares from `state`.
+        # This call removes the other ranks' shares from `state`.
         get_sharded_checkpoint(state, model, torch.distributed.get_rank(), self.plan.tp)
         missing, _ = model.load_state_dict(state, strict=False)
         # The cache starts empty, and shares the rank with the model, where it is filled.

@@ -136,7 +136,7 @@ class SpmdModel:
     def __init__(self, neff: str, metaneff: str, local_ranks: int, ranks: int):
         assert neff == metaneff
         assert local_ranks == 1 and ranks == 1, "this device has one core"
-        self.number = int(neff)  # TorchScript has no bytes
+        self.number = int(neff)  # the number stands for the NEFF: TorchScript has no bytes
         self.state: dict[str, Tensor] = {}
         self.weights: dict[str, Tensor] = {}
 
@@ -198,7 +198,7 @@ def parallel_load(weights: list[Named]) -> list[Named]:
     return weights
 
 
-LIBRARIES: list[Any] = []  # an operator is removed with its library
+LIBRARIES: list[Any] = []  # kept here: an operator is removed with its library
 
 
 def install() -> None:
@@ -224,7 +224,7 @@ def install() -> None:
 
 @contextmanager
 def device_memory() -> Iterator[None]:
-    """Create on the CPU what is asked for on a device."""
+    """Create on the CPU the tensors that are requested on a device."""
     with _OnCpu():
         yield
 

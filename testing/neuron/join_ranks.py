@@ -6,7 +6,7 @@ import torch
 
 
 def join_ranks(tp: int) -> None:
-    """Make this process one of `tp` ranks: the only one where tp is 1, else as torchrun started it.
+    """Make this process one of `tp` ranks; for tp above 1, torchrun must have started it.
 
     Decoders of one process share the ranks. Raises RuntimeError where there are not `tp`.
     """

@@ -43,7 +43,7 @@ def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
 def both_of(nxdi: None, checkpoint: Path) -> Callable[..., BothEngines]:
     """Return a function that makes engines of the CPU and of NxDI.
 
-    changes: settings of their plan. config: in place of the checkpoint's.
+    changes: settings of their plan. config: replaces the checkpoint's config.
     """
 
     def make(

@@ -17,7 +17,7 @@ PACKAGES = ("neuronx_distributed_inference", "neuronx_distributed")
 
 
 def make_importable() -> str | None:
-    """Return None where NxDI can be imported from now on, else the reason why it can't."""
+    """Return None if NxDI can be imported after this call, else the reason why it can't."""
     sys.path.extend(filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)))
     absent = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if absent:
@@ -28,6 +28,6 @@ def make_importable() -> str | None:
     closed_wheels.install()
     try:
         importlib.import_module("neuronx_distributed_inference.models.model_base")
-    except ImportError as error:  # a package that it asks for, or another transformers
+    except ImportError as error:  # a package that NxDI needs, or another transformers
         return f"NxDI can't be imported here: {error}"
     return None

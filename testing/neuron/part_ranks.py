@@ -30,7 +30,7 @@ from testing.neuron.nxdi_sources import make_importable
 from testing.part_cases import PlainPart, calls_of, plain_graphs, plain_spec
 from testing.simulated_toolchain import States, run_with_state, zero_state
 
-# float64: sums in another order
+# float64, because the ranks' sums are added in another order.
 assert_close = partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""A decoder's weights whole, by NxDI's names: for NxDI to cut itself. Needs no NxDI."""
+"""A decoder's whole weights by NxDI's names, for NxDI to cut. Needs no NxDI."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ State = dict[str, Tensor]
 
 
 def whole_weights(spec: DecoderSpec, checkpoint: Checkpoint) -> State:
-    """Read every parameter, and make those that hold the cores' numbers."""
+    """Read every parameter, and make the parameters that hold the cores' numbers."""
     state: State = {}
     with checkpoint.reader() as reader:
         for target, parts in nxdi_pieces(spec.config, spec.part):

@@ -1,9 +1,9 @@
 """A stand-in for TorchNeuron's backend of torch.compile, registered under its name.
 
 Like TorchNeuron's (aws-neuron/torch-neuronx v2.33.0, torch_neuronx/neuron_dynamo_backend/), it is
-AOTAutograd with `keep_inference_input_mutations=True` and a table of decompositions; what remains
-is run by torch on the CPU. It refuses what TorchNeuron would refuse, run on the CPU, or copy, and
-what the device computes in other types than torch does. See `Refused` for what.
+AOTAutograd with `keep_inference_input_mutations=True` and a table of decompositions; torch runs the
+result on the CPU. It refuses what TorchNeuron would refuse, run on the CPU, or copy, and what the
+device computes in other types than torch does. `Refused` lists the cases.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from testing.torchneuron.supported import (
 )
 
 COMPILED: list[str] = []
-"""Keys of the graphs that were really compiled by this process, and not found in the cache."""
+"""Keys of the graphs that this process compiled because the cache did not have them."""
 SEEN: Counter[str] = Counter()
 """Operations of all graphs so far, after the decompositions."""
 FURTHER: list[Callable[[fx.GraphModule], object]] = []
@@ -42,7 +42,7 @@ FURTHER: list[Callable[[fx.GraphModule], object]] = []
 
 
 class Refused(Exception):  # noqa: N818
-    """The graph has what TorchNeuron or the device has not.
+    """The graph has something that TorchNeuron or the device does not support.
 
     - symbolic sizes (fx/passes/dynamic_shape_analysis.py), and results whose size is data;
     - float64 and complex numbers; int64 that is computed with. Casts, and indices as top-k, argmax
@@ -69,7 +69,7 @@ def neuron_backend(module: fx.GraphModule, inputs: Sequence[Any], **options: Any
 
 @cache
 def register() -> None:
-    """Put the backend into torch.compile's table."""
+    """Register the backend in torch.compile's table."""
     register_backend(neuron_backend, name="neuron")
 
 
@@ -97,7 +97,7 @@ def _check_sizes(inputs: Sequence[Any]) -> None:
 
 
 def _check_types(module: fx.GraphModule) -> None:
-    """Check what Dynamo captured, where the arithmetic is still the model's own."""
+    """Check the graph that Dynamo captured, where the arithmetic is still the model's own."""
     for node in module.graph.nodes:
         if node.op in ("placeholder", "output", "get_attr"):
             continue
@@ -154,7 +154,7 @@ def _check_mutations(module: fx.GraphModule) -> None:
 
 
 def _find_or_compile(module: fx.GraphModule) -> None:
-    """Look a graph up in the cache of NEFFs, and put it there where it is missing."""
+    """Look a graph up in the cache of NEFFs, and add it if it is missing."""
     text = _text(module)
     key = hashlib.sha256(text.encode()).hexdigest()
     folder = os.environ.get(CACHE_FOLDER)
@@ -168,7 +168,7 @@ def _find_or_compile(module: fx.GraphModule) -> None:
 
 
 def _text(module: fx.GraphModule) -> str:
-    """Return what a NEFF depends on: operations, shapes, and groups as lists of ranks.
+    """Return everything that a NEFF depends on: operations, shapes, and groups as rank lists.
 
     A group's name may differ from process to process (fx/passes/collective_legalization.py).
     """

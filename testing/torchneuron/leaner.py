@@ -10,7 +10,7 @@ CODE_GROUPS = 3
 
 
 def write_leaner_checkpoint(folder: Path, seed: int = 1) -> Path:
-    """Write a tiny checkpoint of the fewest layers, codes and stages that have all operations."""
+    """Write a tiny checkpoint with the fewest layers, codes and stages that use all operations."""
     changes: dict[str, Any] = {
         "thinker_config": {
             "text_config": {"num_hidden_layers": 2},

@@ -12,7 +12,7 @@ from testing.torchneuron.backend import register
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Have `backend="neuron"` until the block ends, with what TorchNeuron needs set."""
+    """Register `backend="neuron"`, with TorchNeuron's settings, until the block ends."""
     before = {name: os.environ.get(name) for name in SETTINGS}
     os.environ.update(SETTINGS)
     register()

@@ -47,15 +47,15 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-HANG = signal.SIGUSR2  # has a rank hang for ever in what it is doing
+HANG = signal.SIGUSR2  # makes a rank hang for ever in its current call
 
 
 @dataclass(frozen=True)
 class StandIn:
     """A neuron.torchneuron.runtime.Runtime, whose ranks hang at the signal HANG.
 
-    seen: a folder that takes each rank's variables. caches: False for a tree of weights alone:
-    what is compiled is kept nowhere, so that nobody sees that it was.
+    seen: folder to which each rank's variables are written. caches: False for a tree of weights
+    alone: compiled graphs are kept nowhere, so that nobody sees that they were compiled.
     """
 
     seen: Path | None = None
@@ -88,15 +88,15 @@ class StandIn:
 
 
 def hang_for_ever(*_: Any) -> None:
-    """Loop."""
+    """Loop for ever."""
     while True:
         pass
 
 
 def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Target:
-    """The target torchneuron over the stand-in. It can be sent to another process.
+    """Return target torchneuron over the stand-in. It can be sent to another process.
 
-    extends: False leaves the graphs out that reuse rows, where a test needs few of them.
+    extends: False leaves out the graphs that reuse rows, where a test needs few of them.
     """
     runtime = runtime or StandIn()
     return replace(
@@ -110,7 +110,7 @@ def stand_in_target(runtime: StandIn | None = None, extends: bool = True) -> Tar
 def compile_for_stand_in(
     checkpoint: Path, tree: Path, extends: bool = True, **settings: Any
 ) -> EngineSpec:
-    """Compile a checkpoint into a tree, and open it. settings: in the place of SETTINGS."""
+    """Compile a checkpoint into a tree, and open it. settings: replace those of SETTINGS."""
     target, config = stand_in_target(extends=extends), read_config(checkpoint)
     plan = make_plan(checkpoint, config, target.limits, **(SETTINGS | settings))
     with compiled_here():
@@ -137,7 +137,7 @@ def weights_for_stand_in(
 
 
 def warm_up_without(*unused: str) -> Callable[[LoadedPart], None]:
-    """Return a LoadedPart.warm_up that leaves graphs out, by name, which a test never calls.
+    """Return a LoadedPart.warm_up that leaves out graphs, by name, that a test never calls.
 
     Capturing a graph takes a second at each rank.
     """
@@ -151,7 +151,7 @@ def warm_up_without(*unused: str) -> Callable[[LoadedPart], None]:
 
 
 def omni_over(engines: Engines, spec: EngineSpec) -> Qwen3Omni:
-    """Put a model over engines."""
+    """Make a model over engines."""
     conversation = Conversation(spec.plan.model, spec.config)
     defaults = read_generation_defaults(spec.plan.model)
     return Qwen3Omni(spec.config, defaults, conversation, engines, max_queued=8)

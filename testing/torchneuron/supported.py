@@ -64,9 +64,9 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     """Attend by plain products, as the device does wherever there is a mask.
 
-    The CPU's operation of this name stands where the device has
-    _scaled_dot_product_fused_attention_overrideable. Without a mask and with lengths that are
-    multiples of 512 the device takes a kernel instead.
+    On the device, _scaled_dot_product_fused_attention_overrideable stands in the place of this CPU
+    operation. Without a mask and with lengths that are multiples of 512 the device takes a kernel
+    instead.
     """
     assert not dropout_p
     repeats = query.shape[1] // key.shape[1]
@@ -91,11 +91,11 @@ WRITTEN_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.scalar_tensor.default: _scalar_tensor,
     aten._scaled_dot_product_flash_attention_for_cpu.default: _attention,
 }
-# What Dynamo captures: torch has no other integers for these results, which only index.
+# Dynamo captures int64 for these results, because torch indexes with no other integers.
 INDEX_SOURCES = frozenset({"topk", "argmax"})
-# Casts, and what moves numbers without computing any.
+# Casts, and operations that move numbers without computing any.
 MOVES = frozenset({"to", "int", "long", "squeeze", "unsqueeze", "getitem", "gather"})
-# What is left after the decompositions above, by where a lowering of it is.
+# Operations left after the decompositions above, by where they are lowered.
 _DECOMPOSED_LATER = (  # llvm/torch-mlir, lib/Dialect/Torch/Transforms/DecomposeComplexOps.cpp
     *("_softmax.default", "_to_copy.default", "_unsafe_view.default", "addmm.default"),
     *("alias.default", "arange.default", "clone.default", "copy.default", "floor_divide.default"),
@@ -122,7 +122,7 @@ _LOWERED_BY_NEURON = (  # torch-neuronx: a custom call of its compiler, and its 
     "_c10d_functional.all_reduce.default",
     "_c10d_functional.all_gather_into_tensor.default",
     "_c10d_functional.wait_tensor.default",
-    "aten.copy_.default",  # to an input, at the end: an alias
+    "aten.copy_.default",  # a copy to an input, at the end, which becomes an alias
 )
 SUPPORTED = frozenset(
     (*(f"aten.{name}" for name in (*_DECOMPOSED_LATER, *_LOWERED)), *_LOWERED_BY_NEURON)

@@ -1,4 +1,4 @@
-"""A compiled graph in torch-mlir, as TorchNeuron brings it there.
+"""A compiled graph in torch-mlir, lowered as TorchNeuron lowers it.
 
 torch-mlir's importer and passes are those that `iree-base-compiler` carries. Source for the order:
 aws-neuron/torch-neuronx v2.33.0, torch_neuronx/neuron_dynamo_backend/fx/fx_transform.py, without
@@ -15,8 +15,8 @@ from torch import fx
 
 PIPELINE = "torchdynamo-export-to-torch-backend-pipeline"
 COLLECTIVES = "torch._c10d_functional."
-# torch-mlir has no operations for collectives. The importer carries them as torch.operator, and the
-# pipeline refuses such an operation until a library says that it changes none of its operands.
+# torch-mlir has no operations for collectives. The importer makes each a torch.operator, which the
+# pipeline refuses until a library says that it changes none of its operands.
 # Source: llvm/torch-mlir, lib/Dialect/Torch/Transforms/ReduceOpVariants.cpp.
 LIBRARY = "\n".join(
     f'func.func private @"__torch_mlir_has_value_semantics_fn.{COLLECTIVES}{name}"()'
@@ -27,8 +27,8 @@ LIBRARY = "\n".join(
 def imported(module: fx.GraphModule) -> Any:
     """Import a graph into the torch dialect, and lower it to the form that backends take.
 
-    What it renews comes out as its first outputs. Collectives stay torch.operator. Returns the MLIR
-    module; raises what the importer and the passes raise.
+    Renewed inputs are its first outputs. Collectives stay torch.operator. Returns the MLIR module;
+    raises the errors of the importer and the passes.
     """
     from iree.compiler.extras.fx_importer import FxImporter
     from iree.compiler.passmanager import PassManager
@@ -51,7 +51,7 @@ def collectives_of(module: fx.GraphModule) -> Counter[str]:
 
 
 def with_renewed_as_outputs(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy whose last copies to inputs are outputs, as TorchNeuron makes them aliases."""
+    """Return a copy that returns its last copies to inputs, as TorchNeuron makes them aliases."""
     changed = copy.deepcopy(module)
     graph = changed.graph
     renewed = []

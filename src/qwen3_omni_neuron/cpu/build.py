@@ -1,4 +1,4 @@
-"""From a checkpoint to engines on the CPU, all stages at once or one of them."""
+"""Builds engines on the CPU from a checkpoint or a compiled tree, for all stages or some."""
 
 import ctypes
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TalkerEngine, TextRow
 def build_engines(spec: EngineSpec, stages: Sequence[str] = STAGES) -> StageEngines:
     """Build the engines of some stages in this process, with the weights of those stages alone.
 
-    stages: of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
+    stages: some of checkpoint.modules.STAGES; those that the checkpoint lacks are left out.
     Raises CheckpointError (see checkpoint.parameters.load_parts), ArtifactError (see cpu.weights).
     """
     library = library_for(spec.plan.dtype)
@@ -100,7 +100,7 @@ def talker_engine(
 ) -> TalkerEngine:
     """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU.
 
-    library: in which it runs over packed weights; None: in torch. engine: its class.
+    library: computes over packed weights; None: torch computes. engine: class of the engine.
     """
     assert models.codec_embedding and models.code_predictor and models.embedding
     assert spec.config.talker
@@ -126,7 +126,7 @@ def talker_engine(
 def vocoder_engine(
     models: Models, spec: EngineSpec, library: ctypes.CDLL | None = None
 ) -> CpuVocoder:
-    """Build the vocoder; in `library`, or else in torch."""
+    """Build the vocoder, in `library` or, if that is None, in torch."""
     assert models.code2wav
     return CpuVocoder(
         models.code2wav,

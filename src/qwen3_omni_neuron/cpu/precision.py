@@ -1,4 +1,4 @@
-"""The dtypes of the CPU: which type each weight is kept in, and how it lies in memory.
+"""The dtypes of the CPU: type and memory layout of each weight.
 
     dtype      weights                                            arithmetic  computed by
     mixed      matrices and tables bfloat16, the others float32   float32     C
@@ -30,10 +30,11 @@ SCALE = "_scale"
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of a dtype's weights.
+    """Weight types of one dtype.
 
-    matrices: of matrices and of tables of rows. decoders: of the matrices of thinker and talker.
-    others: of norms, biases and convolutions, and of all arithmetic. packed: for the C.
+    matrices: type of matrices and tables of rows. decoders: type of thinker's and talker's
+    matrices. others: type of norms, biases, convolutions and all arithmetic. packed: whether
+    they are laid out for the C.
     """
 
     matrices: torch.dtype
@@ -56,7 +57,7 @@ class WeightForm:
     """Form of one parameter.
 
     read_as: type that the checkpoint's values are rounded to; see also `read`. kept_as: type in
-    memory. matrix: shape [..., out, into] of what is packed; None: kept as the module has it.
+    memory. matrix: shape [..., out, into] before packing; None: kept in the module's shape.
     """
 
     read_as: torch.dtype
@@ -64,15 +65,15 @@ class WeightForm:
     matrix: tuple[int, ...] | None
 
     def read(self, stored: torch.dtype) -> torch.dtype:
-        """Return the type in which `keep` takes a parameter that the checkpoint has in `stored`.
+        """Return the type that `keep` takes for a parameter stored in the checkpoint as `stored`.
 
-        A bfloat16 matrix stays one until packing widens it, which rounds nothing.
+        A bfloat16 matrix stays bfloat16 until packing widens it, which rounds nothing.
         """
         widened = self.matrix is not None and self.read_as == torch.float32
         return stored if widened and stored == torch.bfloat16 else self.read_as
 
     def layout(self, target: str, shape: torch.Size) -> Layout:
-        """Return shape and type of what is kept of a parameter, by name."""
+        """Return shape and type of the tensors kept for a parameter, by name."""
         if self.matrix is None:
             return {target: (tuple(shape), self.kept_as)}
         kept: dict[str, tuple[Sequence[int], torch.dtype]] = {
@@ -83,7 +84,7 @@ class WeightForm:
         return kept
 
     def keep(self, target: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return what is kept of a parameter, by name. tensor: as it was read."""
+        """Return the tensors kept for a parameter, by name. tensor: the parameter as read."""
         if self.matrix is None:
             return {target: tensor}
         matrix, library = tensor.view(self.matrix), find_library()
@@ -93,14 +94,14 @@ class WeightForm:
         return {target: pack(rounded, library), target + SCALE: scale}
 
     def rounded(self, tensor: Tensor) -> Tensor:
-        """Return what `keep` rounds a parameter to, in float32."""
+        """Return a parameter in float32 with the rounding of `keep`."""
         if self.matrix is None or self.kept_as != torch.int8:
             return tensor.float()
         whole, scale = quantise(tensor.view(self.matrix))
         return whole.float().mul_(scale.unsqueeze(-1)).view(tensor.shape)
 
     def widen(self, kept: Mapping[str, Tensor], target: str, shape: torch.Size) -> Tensor:
-        """Return a parameter in float32 as the module has it, from what was kept of it."""
+        """Return a parameter in float32 and in the module's shape, from the tensors kept for it."""
         if self.matrix is None:
             return kept[target].float()
         wide = unpack(kept[target], self.matrix[-2]).float()

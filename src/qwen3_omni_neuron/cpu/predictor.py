@@ -16,7 +16,7 @@ from qwen3_omni_neuron.model.config import TalkerConfig
 class CpuPredictor:
     """Code predictor over model.code_predictor; see engines.protocols.Predictor.
 
-    library: in which it runs, by up to so many threads; None: in torch. native: its calls.
+    library: computes, with up to `threads` threads; None: torch computes. native: its calls in C.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class CpuPredictor:
     ) -> tuple[Tensor, Tensor]:
         """Predict the codes of frames; see Predictor.predict.
 
-        Frames of one top_k are one call.
+        Frames with the same top_k share one call.
         """
         rows_by_top_k: dict[int | None, list[int]] = {}
         for row, frame in enumerate(sampling):

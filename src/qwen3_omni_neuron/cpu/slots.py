@@ -28,9 +28,9 @@ from qwen3_omni_neuron.model.thinker import Thinker
 class Slots:
     """KV cache of a decoder, with each slot's length and next rope position.
 
-    context_length: positions of a slot. dtype: of the KV cache. prompt_buckets: row counts that
-    torch's prompts are padded to, ascending; if empty, nothing is padded. library: in which the
-    model's `prefill` and `decode` run, by up to so many threads; None: in torch. native: its calls.
+    context_length: positions of a slot. dtype: type of the KV cache. prompt_buckets: row counts
+    that torch's prompts are padded to, ascending; if empty, nothing is padded. library: computes
+    `prefill` and `decode`, with up to `threads` threads; None: torch does. native: its calls in C.
     """
 
     extends = True
@@ -58,11 +58,10 @@ class Slots:
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *extra: Tensor, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` rows of a slot, whose later ones are dropped.
+        """Append rows after the first `start` rows of a slot, and drop its later rows.
 
-        rows: [S, hidden]; positions: float32 [3, S]; extra: the further inputs of the model's
-        `prefill`, after the cache. Returns what `prefill` returns, which may include rows of
-        padding.
+        rows: [S, hidden]; positions: float32 [3, S]; extra: arguments of the model's `prefill`
+        after the cache. Returns what `prefill` returns, which may include padding rows.
         """
         self._begin(slot, start)
         if self.native:
@@ -80,9 +79,9 @@ class Slots:
         start: int,
         *more: Any,
     ) -> Tensor:
-        """Append rows of a table to the first `start` of a slot, in C: see NativeSteps.prefill_ids.
+        """Append rows of a table after a slot's first `start`, in C: see NativeSteps.prefill_ids.
 
-        As `prefill` otherwise.
+        Otherwise like `prefill`.
         """
         assert self.native is not None, "only where the library is"
         self._begin(slot, start)
@@ -91,7 +90,7 @@ class Slots:
         return logits
 
     def copy(self, source: int, target: int, rows: int) -> None:
-        """Copy the first rows of one slot to another one, whose own rows are dropped.
+        """Copy the first rows of one slot to another slot, and drop the other rows of the latter.
 
         The target can't take a step before its next prefill, which sets its rope position.
         """
@@ -125,7 +124,7 @@ class Slots:
     def _begin(self, slot: int, start: int) -> None:
         held = self._lengths[slot]
         assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
-        # While the call runs, and after one that raises, only these are whole.
+        # Only these rows are valid during the call, and after a call that raises.
         self._lengths[slot] = start
 
     def _end(self, slot: int, length: int, last_position: float) -> None:

@@ -1,4 +1,4 @@
-"""The talker engine on the CPU, where the compiled library runs it."""
+"""The talker engine on the CPU where the compiled library computes it."""
 
 from collections.abc import Callable, Sequence
 
@@ -17,11 +17,11 @@ from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
 
 class NativeTalker(TalkerEngine):
-    """TalkerEngine over float32 rows, whose prompts, steps and frames are a call of C each.
+    """TalkerEngine over float32 rows, with one call of C for each prompt, step and frame.
 
-    Every torch operation beside such a call gives up Python's interpreter lock, which the other
-    stages and the callers want, too: for a small model they took longer than the arithmetic.
-    decoder, predictor: in the library.
+    Each torch operation beside such a call releases Python's interpreter lock, which the other
+    stages and the callers want, too: with a small model these operations took longer than the
+    arithmetic. decoder, predictor: objects that run in the library.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class NativeTalker(TalkerEngine):
         self._slots, self._frames = decoder, predictor.native.frames
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
-        # The library reads and writes the rows of a call's slots in them.
+        # Tables of all slots, in which the library reads and writes the rows of a call's slots.
         self._hidden_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
         self._feedback_rows = codec_rows.new_zeros(self.slots, codec_rows.shape[1])
         self._hidden, self._feedback = self._hidden_rows[:, None], self._feedback_rows[:, None]
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot where no media are left, else keep the rows; see Talker.prepare."""
+        """Fill a slot if no media are left, else keep the rows; see Talker.prepare."""
         ids = prompt.token_ids.numpy()[start:]
         if has_media(ids, self._config):
             return super().prepare(slot, prompt, speaker_id, start)

@@ -33,7 +33,7 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     return {stage: {} for stage in request.stages}
 
 
-# A graph is weights in the layout of this package's modules: only its version makes them stale.
+# A graph holds weights in this package's layout, so only the package's version makes it stale.
 CPU = Target(
     LIMITS,
     decisive_versions,

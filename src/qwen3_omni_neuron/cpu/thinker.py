@@ -24,7 +24,7 @@ PATCHES_AT_ONCE = 4096  # bounds the memory that a long video takes beside its r
 class CpuAudio:
     """Audio encoder over model.audio_encoder.
 
-    library: in which the convolutions run, by up to so many threads; None: in torch.
+    library: computes the convolutions, with up to `threads` threads; None: torch computes them.
     """
 
     def __init__(self, encoder: AudioEncoder, library: ctypes.CDLL | None = None, threads: int = 1):
@@ -32,7 +32,7 @@ class CpuAudio:
         self._convolve: Callable[[Tensor, int], Tensor] = encoder.convolve
         if library is not None:
             self._convolve = NativeAudioConvolutions(encoder, library, threads)
-        # torch prepares its convolutions at their first call, which no request should wait for.
+        # torch prepares its convolutions at their first call; no request should wait for that.
         with torch.inference_mode():
             self.encode([torch.zeros(encoder.config.mel_bins, encoder.config.chunk_mel_frames)])
 
@@ -41,11 +41,11 @@ class CpuAudio:
         c, dtype = self._encoder.config, self._dtype
         rows = torch.empty(sum(tokens_of_windows(clips, c)[first:stop]), c.output_size, dtype=dtype)
         end = 0
-        # One window at a time: beside a longer one, or another number of them, torch adds up its
-        # sums in another order, and a prompt in pieces would not be the whole to the bit. More are
-        # not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57, 49, 61 and 62 ms with
-        # the tiny checkpoint, 217, 222, 281 and 340 ms with the small one), and with the released
-        # sizes the convolutions of each window take 130 MB of float32.
+        # Encode one window at a time. In a batch of another size, or with a longer window, torch
+        # adds in another order, and a prompt in pieces would differ from the whole prompt in the
+        # last bits. Batches are not faster (128 s of audio on one core, 1, 4, 8 and 16 at once: 57,
+        # 49, 61 and 62 ms with the tiny checkpoint, 217, 222, 281 and 340 ms with the small one),
+        # and with the released sizes the convolutions of each window take 130 MB of float32.
         for batch in window_batches(clips, c, 1, whole=False, first=first, stop=stop):
             # [1, mels, 100 * chunks] -> [chunks, mels, 100]
             chunks = batch.mel[0].to(dtype).unflatten(1, (-1, c.chunk_mel_frames)).transpose(0, 1)
@@ -68,7 +68,7 @@ class CpuVision:
         self._dtype = encoder.merger.norm.weight.dtype
 
     def encode(self, visuals: Iterable[Visual]) -> Tensor:
-        """Encode images and videos. Returns [1 + deepstack, rows, hidden] of all, in order."""
+        """Encode images and videos. Returns [1 + deepstack, rows, hidden] of all rows, in order."""
         encoded = [frames for visual in visuals for frames in self._encode_frames(visual)]
         return torch.cat(encoded, 1)
 

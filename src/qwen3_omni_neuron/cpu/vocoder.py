@@ -19,7 +19,7 @@ class CpuVocoder:
     """Vocoder over model.code2wav; see engines.protocols.Vocoder.
 
     A slot whose chunk was padded keeps no state, because the state would include padding.
-    chunk_frames: ascending. library, threads: see code2wav_calls.
+    chunk_frames: chunk sizes, ascending. library, threads: see code2wav_calls.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CpuVocoder:
     ) -> list[NDArray[np.float32]]:
         """Keep the new states of the slots, and cut the samples of padding off.
 
-        missing: samples that a stream's first chunk has fewer; 0 for later chunks.
+        missing: number of samples that a stream's first chunk lacks; 0 for later chunks.
         """
         frames = (samples.shape[1] + missing) // self.frame_samples
         parts = zip(slots, codes, self._calls.split(state), strict=True)
@@ -97,7 +97,7 @@ class Code2WavCalls(Protocol):
         ...
 
     def join(self, states: Sequence[Any]) -> Any:
-        """Join the states of single streams to one of all, without a copy of a single one."""
+        """Join the states of single streams into one state, without a copy if there is only one."""
         ...
 
     def split(self, state: Any) -> Sequence[Any]:
@@ -108,7 +108,7 @@ class Code2WavCalls(Protocol):
 def code2wav_calls(
     code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
 ) -> Code2WavCalls:
-    """Return calls in a library, by up to so many threads, or in torch where that is None."""
+    """Return calls in `library`, with up to `threads` threads, or in torch where it is None."""
     if library is None:
         return _TorchCalls(code2wav)
     return NativeCode2Wav(code2wav, library, threads)

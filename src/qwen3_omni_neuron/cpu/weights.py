@@ -1,6 +1,6 @@
 """Load weights from a checkpoint, write them to a compiled tree, and load them from it.
 
-A tree has one file a graph, of our modules' parameters in the forms of cpu.precision. A loaded
+A tree has one file a graph, with our modules' parameters in the forms of cpu.precision. A loaded
 file is mapped into memory, without a copy: pages are read from the disk when they are first used,
 and all processes of one tree share them.
 """
@@ -41,7 +41,7 @@ def load_checkpoint_models(
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
-    dtype: of cpu.precision.PRECISIONS. Raises CheckpointError; see
+    dtype: one of cpu.precision.PRECISIONS. Raises CheckpointError; see
     checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
@@ -62,9 +62,9 @@ def load_compiled_models(
 ) -> Models:
     """Load the modules of some stages from a tree.
 
-    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype: of
-    cpu.precision.PRECISIONS. Raises ArtifactError for a file that can't be read, or whose tensors
-    are not the modules'.
+    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype: one
+    of cpu.precision.PRECISIONS. Raises ArtifactError for a file that can't be read, or whose
+    tensors are not those of the modules.
     """
     models, parts = lay_out(config, stages)
     for graph, names in GRAPH_PARTS.items():
@@ -87,12 +87,12 @@ def _forms(precision: Precision, name: str, part: Part) -> dict[str, WeightForm]
 def _read(
     part: Part, checkpoint: Checkpoint, forms: Mapping[str, WeightForm]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a part by name, as they are read."""
+    """Yield the parameters of a part, as read from the checkpoint, by name."""
     return converted(part, checkpoint, lambda target, stored: forms[target].read(stored))
 
 
 def _put(part: Part, target: str, kept: Mapping[str, Tensor]) -> None:
-    """Give a module what is kept of a parameter."""
+    """Set a module's parameter to the tensors kept for it."""
     put_parameter(part.module, target, kept[target])
     if target + SCALE in kept:
         owner, _, name = target.rpartition(".")
@@ -116,8 +116,8 @@ def _open_weights(folder: Path) -> Iterator[Any]:
 def _fill(folder: Path, file: Any, parts: Mapping[str, Part], dtype: str, alone: str = "") -> None:
     """Fill the modules of parts from a file.
 
-    alone: the file has other tensors, too, and these begin with this prefix instead of the part's
-    name.
+    alone: prefix of these parameters' names, in place of the part's name, in a file that also has
+    other tensors.
     """
     precision = PRECISIONS[dtype]
     widened = precision.packed and library_for(dtype) is None
@@ -200,7 +200,7 @@ def _file_layout(plan: CompilePlan, graph: str) -> Layout:
 
 
 def _layout(precision: Precision, name: str, part: Part) -> dict[str, Layout]:
-    """Return shape and dtype of what is kept of each parameter of a part, by its name."""
+    """Return shape and dtype of the tensors kept for each parameter of a part, by its name."""
     forms = _forms(precision, name, part)
     return {
         target: form.layout(target, part.module.get_parameter(target).shape)

@@ -45,9 +45,9 @@ class AudioEncoder(nn.Module):
 
         mel: [windows, mel_bins, 100 * chunks], zeros after a window's end; up to 8 chunks.
         valid: bool [windows, 13 * chunks], True for real tokens.
-        chunk_width: mel frames that the reference pads a request's chunks to: those of the longest
-        one, 100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
-        Returns rows [windows, 13 * chunks, output_size]; ignore those of tokens that are not real.
+        chunk_width: mel frames that the reference pads a request's chunks to: the longest one's,
+        100 unless every clip is shorter than 1 s. int64 [1] in a graph for every width.
+        Returns rows [windows, 13 * chunks, output_size]; ignore rows of tokens that are not real.
         """
         c = self.config
         # [windows, mels, 100 * chunks] -> [windows * chunks, mels, 100]
@@ -64,13 +64,13 @@ class AudioEncoder(nn.Module):
         for conv in (self.conv1, self.conv2, self.conv3):
             x = F.gelu(conv(x))
             # The reference's tensor ends at `width`. Ours goes on with the convolution's bias,
-            # and the next kernel reaches one column over: a clip of 41 frames has 21, then 11.
+            # which the next kernel would read: a clip of 41 frames has 21 columns, then 11.
             width = (width + 1) // 2
             x = _zero_from(x, width)
         return x.permute(0, 3, 1, 2).flatten(2)
 
     def transform(self, convolved: Tensor, valid: Tensor) -> Tensor:
-        """Apply the transformer to what `convolve` made of the chunks of windows.
+        """Apply the transformer to the outputs of `convolve` for the chunks of windows.
 
         convolved: [windows * chunks, 13, channels * mels / 8]. valid: bool [windows, 13 * chunks].
         Returns rows as `forward` does.
@@ -123,8 +123,8 @@ class AudioEncoderLayer(nn.Module):
 class WindowBatch(NamedTuple):
     """Inputs of one `AudioEncoder.forward`: some windows of a request.
 
-    mel: [windows, mel_bins, 100 * chunks]. valid: bool [windows, 13 * chunks]. chunk_width: that of
-    the request.
+    mel: [windows, mel_bins, 100 * chunks]. valid: bool [windows, 13 * chunks]. chunk_width: the
+    width of the request's chunks, see AudioEncoder.forward.
     """
 
     mel: Tensor
@@ -142,10 +142,10 @@ def window_batches(
 ) -> Iterator[WindowBatch]:
     """Cut the clips of one request into windows of equal shape, at most `max_windows` a batch.
 
-    mel: one [mel_bins, frames] a clip. whole: windows are of 8 s, 8 chunks; else a batch has the
-    chunks of its longest one. first, stop: windows from `first` up to `stop` alone. The valid
-    tokens, batch after batch, are the clips' tokens in order. Batches are padded one at a time, so
-    that an hour is not in memory twice.
+    mel: one [mel_bins, frames] a clip. whole: every window has 8 s, 8 chunks; else a batch has as
+    many chunks as its longest window. first, stop: only the windows from `first` up to `stop`. The
+    valid tokens, batch after batch, are the clips' tokens in order. Batches are padded one at a
+    time, so that an hour is not in memory twice.
     """
     chunk_width = min(c.chunk_mel_frames, max(clip.shape[1] for clip in mel))
     windows = islice(_windows(mel, c), first, stop)

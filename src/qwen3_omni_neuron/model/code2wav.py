@@ -12,7 +12,7 @@ from qwen3_omni_neuron.model.streaming_conv import CausalConv, History, Transpos
 UNIT_DILATIONS = (1, 3, 9)
 
 State = tuple[Tensor, ...]
-"""State of streams between two chunks: tensors of their own, not views of a chunk's.
+"""State of streams between two chunks, in tensors that are not views of a chunk's tensors.
 
 Every tensor is batch-first, so the states of several streams are joined and split along axis 0.
 Shapes and dtypes stay the same from the first chunk on. In the order of the layers:

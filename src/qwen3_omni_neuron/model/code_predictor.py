@@ -1,4 +1,4 @@
-"""Code predictor: from one talker step to the other 15 codes of its frame, in one graph.
+"""Code predictor: computes the other 15 codes of a talker step's frame, in one graph.
 
 Its sampling has static shapes too, and takes its random numbers as an input.
 """
@@ -26,8 +26,8 @@ def running_sum(x: Tensor) -> Tensor:
 def running_sum_by_product(x: Tensor) -> Tensor:
     """Return the running sum of each row as a product with a triangle of ones.
 
-    For a graph on Neuron, which has no running sum of floats. The last bit may be rounded
-    differently from `running_sum`. The triangle is k * k: for a top-k, not for a vocabulary.
+    For a graph on Neuron, which has no running sum of floats. The last bit may differ from that of
+    `running_sum`. The triangle is k * k: use it for a top-k, not for a vocabulary.
     """
     return torch.mm(x, torch.ones(x.shape[1], x.shape[1], dtype=x.dtype, device=x.device).triu())
 
@@ -55,7 +55,7 @@ def sample_top(
         places = torch.arange(k, dtype=limits.dtype, device=limits.device)
         values = values.masked_fill(places >= limits[:, None], float("-inf"))
     cumulative = running_sum(kept_probabilities(values, top_p, running_sum))
-    # The total is that of the kept ids: those that top-p drops add 0.
+    # The total covers only the kept ids: those that top-p drops add 0.
     below = cumulative <= uniforms[:, None] * cumulative[:, -1:]
     rank = below.sum(-1, keepdim=True, dtype=torch.int32).long()
     return ids.gather(1, rank).squeeze(1)
@@ -136,7 +136,7 @@ class CodePredictor(nn.Module):
             rows = F.embedding(code, self.embedding[step])
             codes.append(code)
             embedded.append(rows)
-        # One sum that rounds once, as the reference's does, also in bfloat16.
+        # One sum that rounds once, like the reference's, also in bfloat16.
         return torch.stack(codes, 1), torch.stack(embedded, 1).sum(1)
 
     def _logits(self, rows: Tensor, step: int, cache: FrameCache) -> Tensor:

@@ -231,10 +231,10 @@ class OmniConfig:
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """Settings in generation_config.json; those of sampling have the defaults of transformers.
+    """Settings in generation_config.json; the sampling settings default as in transformers.
 
-    transcription_instruction: text that, after an audio, asks for its words; empty where the audio
-    alone does; None where the checkpoint does not say. reply_tokens: most tokens that the
+    transcription_instruction: text that, after an audio, asks for its transcript; empty where the
+    audio alone does; None where the checkpoint does not say. reply_tokens: most tokens that the
     checkpoint has learned to speak at a time, None for any number. These two are this package's.
     """
 

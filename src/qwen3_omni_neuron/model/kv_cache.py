@@ -31,9 +31,9 @@ class Appendable(Protocol):
 
     @property
     def mask(self) -> Tensor | None:
-        """Keys that the new positions must not see: bool [slots, 1, T, window], True for those.
+        """Mask, bool [slots, 1, T, window]: True for keys that the new positions must not see.
 
-        None where each sees all up to its own: T is 1, or the new ones are all that there are.
+        None where each new position sees all keys up to its own: T is 1, or no earlier keys exist.
         """
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,7 +73,7 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only where they are written, a small page at a time."""
     # torch.zeros writes all of it now, and numpy's zeros come in pages of 2 MB: the first row of
     # each head would take one, and the time to fill it.
-    # A process that was forked has its own rows, as it has its own of any other tensor.
+    # A forked process has its own copy of the rows, as of any other tensor.
     own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     memory = mmap.mmap(-1, max(1, math.prod(shape)) * dtype.itemsize, **own)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux
@@ -85,8 +85,8 @@ def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 class PromptCache:
     """Prefill in place: rows of a prompt fill one slot from position `start` on.
 
-    They see the first `start` positions and each other. cache: of that slot alone; after a `start`,
-    the window that ends with the last new row. Positions after the rows keep what they held.
+    They see the first `start` positions and each other. cache: the cache of that slot alone; with a
+    `start`, its window that ends with the last new row. Positions after the rows keep their values.
     """
 
     def __init__(self, cache: KvCache, start: int = 0):
@@ -108,7 +108,7 @@ class PromptCache:
 class SlotCache:
     """Decode in several slots, in place: one row each, written at that slot's own position.
 
-    cache: of all slots, the window that ends with the longest slot's new row. slots: int64 [n],
+    cache: all slots, with the window that ends at the longest slot's new row. slots: int64 [n],
     indices of the slots in use. lengths: int64 [n], the positions that the new rows are written to.
     """
 
@@ -165,9 +165,9 @@ class ExtendState:
     """Prefill of further rows in a graph: they fill one slot from position `length` on.
 
     They see the first `length` positions and each other. slot, length, last: int64 [1]; rows after
-    `last` are padding, which is written nowhere. rows: their number, padding included, at most the
-    cache's positions. window: how many positions are read; length + last is below it. What the slot
-    holds after the last row keeps its place and is read as zeros, so that it may be of any value.
+    `last` are padding, which is written nowhere. rows: number of rows with padding, at most the
+    cache's positions. window: how many positions are read; length + last is below it. The slot's
+    entries after the last row are kept, but read as zeros, so that they may have any value.
     new_state: the KvTensors after the call, complete when every layer has appended.
     """
 
@@ -177,9 +177,9 @@ class ExtendState:
         self._state, self._slot, self._window = state, slot, window
         kind, device = length.dtype, length.device
         row, positions = (torch.arange(n, dtype=kind, device=device) for n in (rows, window))
-        # A call writes `rows` positions in a line. Where padding would lie beyond the cache's end
-        # the line begins earlier: 8 rows at length 60 of 64 positions write 56 to 63, of which 56
-        # to 59 keep their values.
+        # A call writes `rows` consecutive positions. Where padding would exceed the cache's end,
+        # they begin earlier: 8 rows at length 60 of 64 positions write 56 to 63, of which 56 to 59
+        # keep their values.
         self._at = row + length.clamp(max=state[0].shape[2] - rows)
         place = self._at - length  # the row of each position, below 0 for one that is kept
         self._row = place.clamp(min=0)
@@ -251,7 +251,7 @@ class FrameCache:
     _held: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add positions after those held; see Appendable.append."""
+        """Add positions after those that the cache holds; see Appendable.append."""
         if layer in self._held:
             held_keys, held_values = self._held[layer]
             keys = torch.cat((held_keys, keys), 2)

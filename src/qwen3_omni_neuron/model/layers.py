@@ -13,7 +13,7 @@ def widen(x: Tensor) -> Tensor:
 def cut(x: Tensor, axis: int, length: int) -> tuple[Tensor, Tensor]:
     """Return the first `length` entries along an axis, and the rest.
 
-    As two slices: a compiler may take torch's split for views with strides, and gather the entries.
+    Two slices, since a compiler may take torch's split for strided views, and gather the entries.
     """
     return x.narrow(axis, 0, length), x.narrow(axis, length, x.shape[axis] - length)
 

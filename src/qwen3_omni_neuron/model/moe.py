@@ -74,8 +74,8 @@ class MoeFeedForward(nn.Module):
     def _by_every_expert(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """Apply every expert to every row, with weight 0 where it was not chosen.
 
-        For a decode step of several slots: a product with a few rows takes little longer than with
-        one, as reading the matrix is what takes time.
+        It serves a decode step of several slots: a product with a few rows takes little longer than
+        with one row, because reading the matrix takes most of the time.
         """
         hidden = gated(x @ self.gate_up.transpose(1, 2))  # [experts, rows, width]
         by_expert = x.new_zeros(len(x), self.experts).scatter(1, chosen, weights)
@@ -83,12 +83,12 @@ class MoeFeedForward(nn.Module):
         return torch.bmm(hidden, self.down.transpose(1, 2)).sum(0)
 
     def _by_block(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Apply the experts to blocks of rows of one expert, padded: for many rows, static shapes.
+        """Apply the experts to padded blocks of rows, one expert a block: many rows, static shapes.
 
-        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. Their number has
-        an upper bound, and which expert a block belongs to is data. Counts are taken in float32
+        With blocks of 4, experts that 5, 0 and 3 rows chose get 2, 0 and 1 blocks. The number of
+        blocks has an upper bound; the expert of each block is data. Counts are taken in float32
         (exact up to 2**24) by matrix products: Neuron has neither a running sum nor a product of
-        integers. Integers here are int32, but for indices: what top-k gives, and index_copy takes.
+        integers. Integers here are int32, except indices from top-k or for index_copy.
         """
         (rows, k), size = chosen.shape, self.block_rows
         numbers = torch.arange(self.experts, dtype=torch.int32, device=x.device)

@@ -13,7 +13,7 @@ Rotation = tuple[Tensor, Tensor]
 class Rotary(nn.Module):
     """Cos and sin of positions, computed at each call.
 
-    Positions need not be whole: those of a video's frames follow their times (see
+    Positions need not be whole: those of a video's frames follow from timestamps (see
     prompt.positions).
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
@@ -50,7 +50,7 @@ class Rotary(nn.Module):
 class RotaryTable(nn.Module):
     """Cos and sin of positions 0 up to `positions`, computed once.
 
-    For the code predictor, whose 16 positions are the same in every frame.
+    It serves the code predictor, whose 16 positions are the same in every frame.
     """
 
     cos: Tensor

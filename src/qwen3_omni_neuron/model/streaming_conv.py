@@ -20,10 +20,10 @@ class History:
         self.new_state: list[Tensor] = []
 
     def extend(self, x: Tensor, length: int, pad: bool = True) -> Tensor:
-        """Return x with the `length` entries that came before it in front, along axis 2.
+        """Return x with the `length` entries before it prepended along axis 2.
 
-        x: [streams, rows, T, ...]. At the start of a stream these are zeros, or without `pad` none:
-        x is returned as it is.
+        x: [streams, rows, T, ...]. At the start of a stream, zeros are prepended; without `pad`, x
+        is returned unchanged.
         """
         if self._past is not None:
             x = torch.cat((next(self._past), x), 2)
@@ -55,9 +55,9 @@ class TransposedConv(nn.ConvTranspose1d):
     """Upsampling by `stride`, kernel - stride samples trimmed on both sides as the reference does.
 
     A sample depends on as many inputs as the kernel has strides, one or two. With two, the samples
-    between one input and the next need both: the first chunk of a stream gives stride * (T - 1)
-    samples, and each later one, with the last input of the chunk before in front, stride * T. This
-    look-ahead causes code2wav's latency_samples.
+    between two inputs need both: the first chunk of a stream gives stride * (T - 1) samples, and
+    each later one, after the last input of the chunk before it, stride * T. This look-ahead causes
+    code2wav's latency_samples.
     reach: how many earlier inputs are kept, 0 or 1.
     Source: transformers Qwen3OmniMoeCausalTransConvNet.forward.
     """

@@ -95,11 +95,11 @@ class Talker(nn.Module):
     def prefill(
         self, rows: Tensor, positions: Tensor, last: Tensor, cache: Appendable
     ) -> tuple[Tensor, Tensor]:
-        """Run one talker prompt, or the rows of it that follow those in the cache.
+        """Run one talker prompt, or its rows that follow those in the cache.
 
         rows: [S, hidden]; positions: float32 [3, S]; last: int64 [1], index of the prompt's last
-        row, after which rows are padding; cache: of one slot. Returns codec logits [1, vocab] and
-        the post-norm hidden state [1, hidden] of the last row: the code predictor's first input.
+        row, after which rows are padding; cache: one slot's cache. Returns codec logits [1, vocab]
+        and the last row's post-norm hidden state [1, hidden], the code predictor's first input.
         """
         rotation = self.rotary.at_axes(positions)
         x, _ = self.decoder(rows, rotation, cache, PROMPT)

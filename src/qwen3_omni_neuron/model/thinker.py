@@ -34,13 +34,13 @@ class Thinker(nn.Module):
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Run one prompt, or the rows of it that follow those in the cache.
+        """Run one prompt, or its rows that follow those in the cache.
 
-        rows: [S, hidden], token embeddings with the encoded media in their places; positions:
+        rows: [S, hidden], token embeddings, with encoded media at media positions; positions:
         float32 [3, S]; last: int64 [1], index of the prompt's last row, after which rows are
-        padding; cache: of one slot; visual: int64 [V], indices of the rows that images and video
-        fill; deepstack: [layers, V, hidden], what the first layers add to them. Returns logits
-        [1, vocab] of the last row and the accept layer's hidden states [S, hidden].
+        padding; cache: cache of one slot; visual: int64 [V], indices of the rows that images and
+        video fill; deepstack: [layers, V, hidden], what the first layers add to them. Returns
+        logits [1, vocab] of the last row and the accept layer's hidden states [S, hidden].
         """
         rotation = self.rotary.at_axes(positions)
         added = None if visual is None or deepstack is None else (visual, deepstack)

@@ -67,13 +67,13 @@ class VisionEncoder(nn.Module):
     def _positions(self, places: Tensor, grid: Tensor) -> Tensor:
         """Interpolate the learned square of positions over the grid: [P, hidden], in float32.
 
-        Bilinear between the four nearest, with corners on corners; float64 for a float64 model.
+        Bilinear between the four nearest, with aligned corners; float64 for a float64 model.
         """
         side = self.config.positions_per_side
         last = (grid - 1).clamp(min=1)[:, None]
         exact = places.float() * (side - 1) / last  # [2, P]
         low = exact.floor()
-        share = exact - low  # of the higher neighbour
+        share = exact - low  # weight of the higher neighbour
         nearest = (
             torch.stack((low, low + 1)).to(places.dtype).clamp(max=side - 1)
         )  # [2 (low, high), 2, P]

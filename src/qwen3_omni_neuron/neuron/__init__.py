@@ -1,1 +1,1 @@
-"""AWS Neuron: its entry in the table of targets, its engines, and nxdi, the way to the device."""
+"""AWS Neuron: its targets nxdi and torchneuron, and the cores, graphs and engines they share."""

@@ -1,9 +1,8 @@
 """The logical cores of each stage, and the environment variables that give them to a process.
 
 A core belongs to one process at a time. With placement "shared" one process has all stages on the
-same cores; with "split" each stage has a process and cores of its own. A stage has as many cores as
-the tree's graphs were compiled for, tp, also where one would do, as for the vocoder: a tree has
-one tp.
+same cores; with "split" each stage has a process and cores of its own. Every stage has `tp` cores,
+because all graphs of a tree are compiled for one tp; the vocoder alone would need only one core.
 
                  instance       logical cores   tp   shared       split: thinker, talker, vocoder
                  trn2.48xlarge  64 at LNC=2     8    0-7 for all  0-7, 8-15, 16-23
@@ -27,7 +26,7 @@ PRODUCT_NAME = Path("/sys/devices/virtual/dmi/id/product_name")
 class CorePlan:
     """The cores of each stage. Made and checked by `plan_cores`.
 
-    ranges: first and last logical core, inclusive, by stage.
+    ranges: the first and last logical core of each stage, inclusive.
     """
 
     instance: str
@@ -59,9 +58,9 @@ def plan_cores(
 ) -> CorePlan:
     """Plan the cores of every stage, from `first_core` on, or take those that `cores` names.
 
-    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". cores: by
-    stage, as in NEURON_RT_VISIBLE_CORES, "8-15" or "16"; for all stages or for none. first_core:
-    for a second model, the `next_core` of the first one's plan.
+    instance: an EC2 instance type, see PHYSICAL_CORES. placement: "shared" or "split". cores: the
+    cores of each stage, as in NEURON_RT_VISIBLE_CORES ("8-15", "16"), for all stages or for none.
+    first_core: for a second model, the `next_core` of the first model's plan.
     Raises OptionError, with the numbers.
     """
     if instance not in PHYSICAL_CORES:
@@ -86,7 +85,7 @@ def plan_cores(
 def instance_type(product_name: Path = PRODUCT_NAME) -> str:
     """Return the instance type of this machine, from its firmware.
 
-    Raises OptionError where it is none of PHYSICAL_CORES.
+    Raises OptionError for a type that is not in PHYSICAL_CORES.
     """
     try:
         found = product_name.read_text(encoding="utf-8").strip()

@@ -1,7 +1,7 @@
-"""A part of the model that is compiled from model/: what it is made of, and its loaded graphs.
+"""A part of the model that is compiled from model/: its description and its loaded graphs.
 
-A part is any of the model's but the decoders of thinker and talker: encoders, projections, code
-predictor, code2wav. Its graphs share one set of weights and one state.
+The parts are the model's modules except the decoders of thinker and talker: encoders, projections,
+code predictor, code2wav. The graphs of a part share one set of weights and one state.
 """
 
 import logging
@@ -38,8 +38,8 @@ _DEVICE_TYPES = {torch.int64: torch.int32}
 class PartSpec:
     """Description of one part to be compiled or loaded.
 
-    graphs: as one of the cores runs them (neuron.graphs.all.all_graphs with this tp). All that keep
-        a state keep the same one.
+    graphs: the graphs of one core (neuron.graphs.all.all_graphs with this tp). Those with a state
+        share it.
     tp: number of cores that share the weights.
     lnc: physical cores of a logical core.
     profile: "safe", or "fast" where the target has it.
@@ -74,7 +74,7 @@ class PartSpec:
 
 
 def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
-    """Return the spec of a part by its name, any of a plan's but the decoders."""
+    """Return the spec of one of a plan's parts, except the decoders, by its name."""
     dtype = getattr(torch, plan.dtype)
 
     def make() -> nn.Module:
@@ -82,7 +82,7 @@ def part_spec(config: OmniConfig, plan: CompilePlan, name: str) -> PartSpec:
 
     graphs = tuple(graph for graph in all_graphs(config, plan) if graph.part == name)
     module, weights = _laid_out(config, name, dtype)
-    if name == "code_predictor":  # the talker's codec embedding, on the same cores a second time
+    if name == "code_predictor":  # the talker's codec embedding, a second copy on the same cores
         (_, pieces), *_ = codec_embedding_pieces()
         whole = [*weights.pieces, ("code0_embedding.weight", pieces)]
         weights = replace(weights, pieces=whole)
@@ -109,13 +109,13 @@ class LoadedPart:
 
     The state is zeros when the part is loaded, and stays on the cores from call to call.
 
-    graphs: those of one part. run: calls a graph; dropped at `close`, with everything that it
+    graphs: the graphs of one part. run: calls a graph; dropped at `close`, with everything that it
     refers to.
     """
 
     def __init__(self, graphs: Iterable[Graph], run: Run):
         self.graphs: Mapping[str, Graph] = {graph.label: graph for graph in graphs}
-        """By label."""
+        """Graphs by label."""
         self._name = next(iter(self.graphs.values())).part
         self._run: Run | None = run
 
@@ -124,8 +124,8 @@ class LoadedPart:
 
         inputs: on the host, in the shapes and types of Graph.inputs. Returns Graph.outputs, on the
         host.
-        Raises BucketError for a label or a shape that was not compiled, InputError for inputs of
-        another number or type, ClosedError after close.
+        Raises BucketError for a label or a shape that was not compiled, InputError for a wrong
+        number or type of inputs, ClosedError after close.
         """
         if self._run is None:
             raise ClosedError(f"{self._name} was closed. Load it again.")
@@ -147,8 +147,8 @@ class LoadedPart:
     def warm_up(self) -> None:
         """Call every graph once, so that no request waits for a graph's first call.
 
-        The inputs change no slot's state, but for a decoder's: its slots are to be filled before
-        they are read. Raises the error of a graph that fails.
+        The inputs change no slot's state, except a decoder's, whose slots are filled before they
+        are read. Raises the error of a graph that fails.
         """
         started = time.monotonic()
         for label, graph in self.graphs.items():
@@ -191,7 +191,7 @@ def graphs_by_size(part: LoadedPart, name: str, *axes: str) -> dict[tuple[int, .
 
 
 def device_type(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that numbers of this type have on the device: int32 for int64."""
+    """Return the device's type for numbers of this type: int32 for int64."""
     return _DEVICE_TYPES.get(dtype, dtype)
 
 

@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone, Group
 from qwen3_omni_neuron.neuron.graphs.parallel.modules import parallelize
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, PartSpec, rank_file, to_device_type
 
-_OWNER = "owner"  # of every name in the files: that of the module in what a tracer traces
+_OWNER = "owner"  # first part of every name in the files: the module in the traced module
 
 
 class PartShare:
@@ -54,7 +54,7 @@ class PartShare:
         fill(self.owner, ((name, torch.empty_like(t, device=device)) for name, t in parameters))
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Take the tensors of a rank's file. weights: all those of the property `weights`."""
+        """Take the tensors of a rank's file. weights: every tensor of the property `weights`."""
         owned = {name.removeprefix(f"{_OWNER}."): tensor for name, tensor in weights.items()}
         fill(self.owner, owned.items())
 

@@ -8,16 +8,16 @@ from importlib import metadata
 from qwen3_omni_neuron.compilation.versions import PACKAGE
 from qwen3_omni_neuron.errors import NotInstalledError
 
-# SDK 2.31, the last line with NxDI. What PyPI has under these names are placeholders.
+# SDK 2.31, the last line with NxDI. The packages that PyPI has under these names are placeholders.
 NEURON_SDK = "2.31"
-NEURON_EXTRA = "neuron"  # of pyproject.toml, which pins the packages of the SDK
+NEURON_EXTRA = "neuron"  # the extra of pyproject.toml that pins the packages of the SDK
 NEURON_PACKAGES = (
     *("neuronx-distributed-inference", "neuronx-distributed", "torch-neuronx", "neuronx-cc"),
     *("nki", "transformers", "python"),
 )
 # No extra pins these: nki comes with neuronx-cc, and the extra's markers name the oldest Python.
 _UNPINNED = {"nki": "0.5.0", "python": "3.11, 3.12, 3.13"}
-# The SDK of target torchneuron. Its torch-neuronx has torch's version in its own, and no torch_xla.
+# The SDK of target torchneuron. Its torch-neuronx's version contains torch's; it has no torch_xla.
 TORCHNEURON_SDK = "2.33"
 TORCHNEURON_VERSIONS = "2.13.3.*, 2.14.3.*"
 TORCHNEURON_PACKAGES = ("torch", "torch-neuronx", "neuronx-cc", "python")
@@ -32,7 +32,7 @@ _SDK_MODULES = (
 def supported_neuron() -> dict[str, str | None]:
     """Return the supported version of each of NEURON_PACKAGES, as `is_supported` takes it.
 
-    Those of the extra are read from the metadata of the installed package; None where there is no
+    The extra's versions are read from the metadata of the installed package; None where there is no
     metadata, as in a folder of sources that was put on the path.
     """
     try:
@@ -46,7 +46,7 @@ def supported_neuron() -> dict[str, str | None]:
 def pinned_versions(requirements: Iterable[str], extra: str) -> dict[str, str]:
     """Return the versions that an extra pins with ==, by package.
 
-    requirements: as a package's metadata has them. Markers of the Python version are left aside.
+    requirements: lines of a package's metadata. Markers of the Python version are ignored.
     """
     from packaging.requirements import Requirement
 
@@ -54,7 +54,7 @@ def pinned_versions(requirements: Iterable[str], extra: str) -> dict[str, str]:
     for line in requirements:
         requirement = Requirement(line)
         marker, pins = requirement.marker, list(requirement.specifier)
-        # Python 3.13 stands for one that has them all: doctor on 3.10 is to name them, too.
+        # Evaluated for Python 3.13, which needs all of them: doctor on 3.10 is to name them, too.
         if marker is None or marker.evaluate({"extra": "", "python_version": "3.13"}):
             continue
         wanted = marker.evaluate({"extra": extra, "python_version": "3.13"})

@@ -34,7 +34,7 @@ class NativeAudioConvolutions:
     """`AudioEncoder.convolve` in C, in float32 over float32 or bfloat16 weights.
 
     A chunk's result depends neither on the other chunks nor on the number of threads. The weights
-    are packed copies, so the encoder's convolutions need not be kept. threads: that a call may use.
+    are packed copies, so the encoder's convolutions need not be kept. threads: limit of a call.
     """
 
     def __init__(self, encoder: AudioEncoder, library: ctypes.CDLL, threads: int):

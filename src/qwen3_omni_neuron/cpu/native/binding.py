@@ -79,8 +79,8 @@ class Weights:
     ) -> Matrix:
         """Describe a packed parameter of a module: see cpu.native.matrix.
 
-        shape: of the matrix [..., out, into] that was packed; of a stack the first one is
-        described, and the others follow. Raises UnsuitedError.
+        shape: shape [..., out, into] of the matrix before packing. For a stack, the first matrix is
+        described, and the others follow in memory. Raises UnsuitedError.
         """
         packed: Tensor = getattr(owner, name)
         scale: Tensor | None = getattr(owner, f"{name}_scale", None)
@@ -164,7 +164,7 @@ class NativeDecoder(ctypes.Structure):
 
 
 class NativeKvCache(ctypes.Structure):
-    """KV cache, as KvCache of decoder.h has it."""
+    """KvCache of decoder.h."""
 
     _fields_ = [
         *((name, Pointer) for name in ("keys", "values")),

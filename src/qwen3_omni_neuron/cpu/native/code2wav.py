@@ -28,9 +28,9 @@ from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""Frames decoded [streams], and what the C keeps of each stream [streams, ...].
+"""Number of decoded frames [streams], and the C's state of each stream [streams, ...].
 
-In numpy: each torch operation gives up Python's interpreter lock, which other stages want, too.
+Numpy arrays, because torch operations release Python's interpreter lock, which other stages want.
 """
 CHANNELS = 12  # as in kernels.h
 TAPS = 7
@@ -114,7 +114,7 @@ class NativeCode2Wav:
     The results are the module's except for rounding. A stream's samples depend neither on the other
     streams, nor on the number of threads, nor on how its frames are cut into chunks. Several
     threads may call it at once. The weights are packed copies, so the module need not be kept.
-    threads: that a call may use. Raises UnsuitedError where the C can't take the weights.
+    threads: upper limit for a call. Raises UnsuitedError where the C can't take the weights.
     """
 
     def __init__(self, code2wav: Code2Wav, library: ctypes.CDLL, threads: int = 1):
@@ -140,7 +140,7 @@ class NativeCode2Wav:
 
     @staticmethod
     def join(states: Sequence[NativeState]) -> NativeState:
-        """Join the states of single streams to one of all, without a copy of a single one."""
+        """Join the states of single streams into one state, without a copy if there is only one."""
         if len(states) == 1:
             return states[0]
         positions, held = zip(*states, strict=True)
@@ -274,7 +274,7 @@ class _Packing:
         )
 
     def _block(self, block: Any, first: bool) -> _Block:
-        """Describe a DecoderBlock. The first one's upsampling is among the matrices."""
+        """Describe a DecoderBlock. The first one's upsampling is a packed matrix, see `_up`."""
         up, rate = block.upsample, block.upsample.stride[0]
         into, out, taps = up.weight.shape
         if taps != 2 * rate:
@@ -364,7 +364,7 @@ def _by_phase(up: Any) -> Tensor:
     """Return the weight of a TransposedConv of two strides as [out, rate, in, 2].
 
     Sample p * rate + phase is input p times tap `phase` plus input p - 1 times tap rate + phase.
-    The last axis has the input before first.
+    The last axis has the earlier input first.
     """
     weight: Tensor = up.weight
     return weight.unflatten(2, (2, up.stride[0])).flip(2).permute(1, 3, 0, 2)

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.cpu.native.binding import Number, Pointer, check, declare
 from qwen3_omni_neuron.engines.sampling import Sampler
 
 GREEDY = -1
-MOST_HELD = 1 << 16  # logits: they take about 0.1 ms
+MOST_HELD = 1 << 16  # most logits of a call that holds the interpreter lock: about 0.1 ms
 
 
 class _Sampling(ctypes.Structure):
@@ -30,9 +30,9 @@ CONSTANTS = {"GREEDY": GREEDY}
 class NativeDraws:
     """`engines.sampling.draw_ids` in C: one call draws the ids of all sequences.
 
-    An id differs from numpy's only where a draw and a boundary, or two logits at the edge of
-    top-k, are as close as a rounding error of float32. A few logits are drawn from with Python's
-    interpreter lock held: getting it back would take longer than they do.
+    An id differs from numpy's only where a draw and a boundary, or two logits at the edge of top-k,
+    are as close as a rounding error of float32. A call with few logits holds Python's interpreter
+    lock, because getting it back would take longer than the call.
     """
 
     def __init__(self, library: ctypes.CDLL):
@@ -63,7 +63,7 @@ class NativeDraws:
 
 
 def _prepare(sampler: Sampler) -> _Sampling:
-    """Make a sampler's struct, which lives as long as it."""
+    """Make a sampler's struct, which lives as long as the sampler."""
     params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
     sampler.prepared = struct = _Sampling(
         allowed=None if allowed is None else allowed.ctypes.data,

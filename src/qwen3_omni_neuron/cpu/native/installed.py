@@ -51,7 +51,7 @@ TABLES = (
     "code2wav_layout",
     "audio_convolutions_layout",
 )
-MOST_DIFFERENCES = 4  # in a message
+MOST_DIFFERENCES = 4  # named in one message
 
 
 class _Entry(ctypes.Structure):
@@ -150,7 +150,7 @@ def _layout() -> dict[str, int]:
 
 
 def _differences(ours: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]:
-    """Say of each number that differs what it is in the library and what it is here."""
+    """Describe each number that differs: its value in the library and its value here."""
     names = dict.fromkeys((*ours, *theirs))
     return [
         f"{name} is {theirs.get(name, 'missing')} in the library and {ours.get(name, 'missing')} "

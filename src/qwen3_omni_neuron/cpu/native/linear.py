@@ -39,7 +39,7 @@ class NativeLinear(nn.Module):
 
 
 def use_native_linears(module: nn.Module, library: ctypes.CDLL | None, threads: int) -> None:
-    """Replace a module's linear layers, whose weights are packed. library: None: do nothing."""
+    """Replace a module's linear layers, whose weights are packed; no-op if library is None."""
     if library is None:
         return
     for parent in list(module.modules()):

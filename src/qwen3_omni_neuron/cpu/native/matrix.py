@@ -1,4 +1,4 @@
-"""Matrices as the C takes them: in panels of 32 outputs, in float32, bfloat16 or int8.
+"""Matrices in the C's layout: panels of 32 outputs, in float32, bfloat16 or int8.
 
 [..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
 gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
@@ -25,7 +25,7 @@ def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def pack(matrix: Tensor, library: ctypes.CDLL | None, dtype: torch.dtype | None = None) -> Tensor:
     """Pack a matrix [..., out, into] of a type in TYPES.
 
-    library: None: in torch. dtype: float32 widens bfloat16 on the way; None for the matrix's own.
+    library: None: torch packs. dtype: float32 widens bfloat16 on the way; None keeps the matrix's.
     """
     out, into = matrix.shape[-2:]
     widen = matrix.dtype == torch.bfloat16 and dtype == torch.float32
@@ -54,7 +54,7 @@ def unpack(packed: Tensor, out: int) -> Tensor:
 def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
 
-    Of a stack one matrix at a time, which bounds the memory.
+    A stack is rounded one matrix at a time, which bounds the memory.
     """
     rounded = torch.empty(matrix.shape, dtype=torch.int8, device="cpu")
     scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device="cpu")
@@ -63,6 +63,6 @@ def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
     for one, to, by in zip(stack, *flat, strict=True):
         wide = one.float()
         by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
-        # A row of zeros stays one.
+        # The clamp keeps a row of zeros at zero.
         to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
     return rounded, scale

@@ -45,8 +45,8 @@ class NativePredictor:
 
     The results differ from the module's only because float32 sums are added up in another order:
     where two logits, or a draw and a boundary, are as close as such a rounding error, either code
-    may be chosen. Of equal logits the one with the smaller id ranks first; torch's topk leaves that
-    open. A slot's result does not depend on the other slots. Several threads may call it at once.
+    may be chosen. Among equal logits the smaller id ranks first; torch's topk does not define this
+    order. A slot's result does not depend on the other slots. Several threads may call it at once.
     Raises UnsuitedError where the C can't take the weights.
     """
 
@@ -111,10 +111,10 @@ class NativePredictor:
         top_k: int = 50,
         logits: Tensor | None = None,
     ) -> Tensor:
-        """Predict frames of some slots, from and to tables of all of them.
+        """Predict frames of some slots; hidden and feedback are tables of all slots.
 
-        rows: of the slots in hidden and feedback, float32 [all slots, hidden]. uniforms: [slots,
-        15], None for greedy. Returns the codes int64 [slots, 16]; otherwise as `__call__`.
+        rows: row of each slot in hidden and feedback, float32 [all slots, hidden]. uniforms:
+        [slots, 15], None for greedy. Returns the codes int64 [slots, 16]; otherwise as `__call__`.
         """
         slots, all_slots = len(rows), len(hidden)
         if not 0 <= min(rows) <= max(rows) < all_slots:

@@ -10,7 +10,7 @@ from pathlib import Path
 def source_hash(folder: Path) -> str | None:
     """Return 16 hex digits over the names and bytes of the *.c and *.h files in a folder.
 
-    None where there are none, as an installation may have been stripped of them.
+    None where the folder has none, as sources may be stripped from an installation.
     """
     files = sorted([*folder.glob("*.c"), *folder.glob("*.h")], key=lambda file: file.name)
     if not files:

@@ -61,9 +61,9 @@ class NativeSteps:
 
     The results differ from the module's only because float32 sums are added up in another order. A
     row's result depends neither on the other rows of the call nor on the number of threads: a
-    prompt in pieces gives what it gives whole. Several threads may call it for different slots.
-    threads: that a call may use. Raises UnsuitedError where the C can't take the weights or the
-    cache.
+    prompt in pieces gives the same result as the whole prompt. Several threads may call it for
+    different slots. threads: upper limit for a call. Raises UnsuitedError where the C can't take
+    the weights or the cache.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class NativeSteps:
         added: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
-        """Append one row to each of several slots: one row of a table each.
+        """Append one row of a table to each of several slots.
 
-        slots: which ones; lengths: number of filled positions of each; positions: the new rows'
-        rope positions. ids: rows of the table [.., hidden], by default the thinker's embedding.
-        added: float32 [all slots, hidden], whose rows of these slots are added to them. hidden:
+        slots: slot indices; lengths: each slot's filled positions; positions: the new rows' rope
+        positions. ids: rows of the table [.., hidden], by default the thinker's embedding. added:
+        float32 [all slots, hidden]; its rows of these slots are added to the new rows. hidden:
         float32 [all slots, hidden], which receives the slots' post-norm hidden states.
         Returns the logits [slots, vocab].
         """
@@ -150,8 +150,8 @@ class NativeSteps:
     ) -> tuple[Tensor, Tensor]:
         """Append the rows of a prompt to the `start` rows that a slot holds.
 
-        rows: [S, hidden]; positions: float32 [3, S]; visual, deepstack: see model.thinker; visual
-        ascends. Returns what the model's `prefill` returns.
+        rows: [S, hidden]; positions: float32 [3, S]; visual (ascending), deepstack: see
+        model.thinker. Returns what the model's `prefill` returns.
         """
         count = len(rows)
         if count == 0:
@@ -203,12 +203,12 @@ class NativeSteps:
         after: Tensor | None = None,
         wants_logits: bool = True,
     ) -> Tensor:
-        """Append rows of a table, and rows after them, to the `start` rows that a slot holds.
+        """Append rows of a table, and then the rows `after`, to the `start` rows that a slot holds.
 
-        ids: int64 [n], rows of the table [.., hidden], by default the thinker's embedding. after:
-        float32 [m, hidden], none by default. positions: float32 [3, n + m].
+        ids: int64 [n], row numbers in the table [.., hidden], by default the thinker's embedding.
+        after: float32 [m, hidden], none by default. positions: float32 [3, n + m].
         Returns the last row's logits [1, vocab], or [0, vocab] where they are not wanted. Raises
-        IndexError for an id beyond the table or a place outside the slot, ValueError for another
+        IndexError for an id beyond the table or a position outside the slot, ValueError for another
         type or shape, and MemoryError.
         """
         # No torch operation: see cpu.talker.NativeTalker.
@@ -256,6 +256,6 @@ class NativeSteps:
 
 
 def _check_visual(rows: Sequence[int], count: int) -> None:
-    """Raise IndexError where rows don't ascend, or are not of a prompt's `count`."""
+    """Raise IndexError where rows don't ascend, or exceed a prompt of `count` rows."""
     if any(a >= b for a, b in pairwise((-1, *rows, count))):
         raise IndexError(f"vision fills ascending rows of the {count} of a prompt, got {rows}")

@@ -1,4 +1,4 @@
-"""Slots of a decoder, the talker's or the thinker's, over graphs of neuron.graphs.decoders."""
+"""KV cache slots of the talker's or thinker's decoder, over graphs of neuron.graphs.decoders."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.neuron.engines.encoders import pad_rows
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
-IDLE = -1  # the length of a decode graph's row that has no slot
+IDLE = -1  # length that a decode graph gets for a row without a slot
 
 
 class GraphSlots:
     """The slots of a decoder's KV cache (see engines.protocols.DecoderSlots) over a loaded part.
 
-    name: "thinker" or "talker", of its graphs. extends: whether it has graphs that append rows.
+    name: "thinker" or "talker". extends: whether the part has graphs that append rows.
     """
 
     def __init__(self, part: LoadedPart, name: str, extends: bool):
@@ -48,16 +48,16 @@ class GraphSlots:
         visual: Tensor | None = None,
         deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` of a slot; see DecoderSlots.prefill.
+        """Append rows after the first `start` rows of a slot; see DecoderSlots.prefill.
 
         visual: int64 [V], indices of the rows that images and video fill; deepstack: [layers, V,
-        hidden], what is added there. Returns what the graph does, of the rows alone: for the
+        hidden], what is added there. Returns the graph's outputs without padding rows: for the
         thinker the accept layer's hidden states [S, hidden].
         Raises BucketError for more rows than a graph takes or than the slot has positions left.
         """
         held = self._lengths[slot]
         assert start <= held, f"rows follow {start}, and slot {slot} holds {held}"
-        self._lengths[slot] = start  # while the call runs, and after one that raises
+        self._lengths[slot] = start  # also the length during the call, and after a call that raises
         rows, positions = rows.to(self._dtype), positions.float()
         logits, seen, begin = torch.empty(0), list[Tensor](), 0
         while begin < len(rows):
@@ -77,7 +77,7 @@ class GraphSlots:
                 kind += "_visual"
                 inputs += _visual_inputs(visual, deepstack.to(self._dtype), begin, stop, size)
             logits, hidden = self._part.call(f"{self._name}_{kind}[{sizes}]", *inputs)
-            # The talker's graphs return the last row's, the thinker's every row's.
+            # A talker graph returns the last row's hidden state, a thinker graph that of every row.
             seen = [hidden] if self._name == "talker" else [*seen, hidden[: stop - begin]]
             begin = stop
         self._lengths[slot] = start + len(rows)
@@ -87,7 +87,7 @@ class GraphSlots:
     def copy(self, source: int, target: int, rows: int) -> None:
         """Copy the first rows of one slot to another one; see DecoderSlots.copy.
 
-        All of the slot is copied; the target can't take a step before its next prefill.
+        The graph copies the whole slot. The target needs a prefill before its next step.
         """
         held = self._lengths[source]
         assert rows <= held, f"{rows} rows to copy, and slot {source} holds {held}"
@@ -123,7 +123,7 @@ class GraphSlots:
         return tuple(output[: len(slots)] for output in outputs)
 
     def _prompt_size(self, start: int, rows: int) -> tuple[int, int]:
-        """Return rows and window of the graph for the next rows; window 0: a whole prompt's."""
+        """Return rows and window of the graph for the next rows; window 0: a whole-prompt graph."""
         if not start:
             return bucket_of(rows, self._prompts, "prompt rows"), 0
         fitting = [
@@ -135,7 +135,7 @@ class GraphSlots:
                 f"{self.context_length} positions. Shorten the conversation."
             )
         whole = [(window, size) for window, size in fitting if size >= rows]
-        # In one call if any graph does it; else as many rows as a graph takes.
+        # One call if a graph takes all rows; else as many rows as the largest graph takes.
         window, size = whole[0] if whole else max(fitting, key=lambda pair: (pair[1], -pair[0]))
         return size, window
 

@@ -98,7 +98,7 @@ class NeuronProjection:
 
 
 def batch_of(rows: int, sizes: Sequence[int]) -> int:
-    """Return the smallest of `sizes`, ascending, that holds `rows`; the largest where none does."""
+    """Return the smallest of the ascending `sizes` that holds `rows`, or else the largest."""
     return next((size for size in sizes if size >= rows), sizes[-1])
 
 

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 class NeuronPredictor:
     """An engines.protocols.Predictor over neuron.graphs.parts.predictor_graph.
 
-    One graph serves greedy frames, and one all sampled frames of any top_k up to the compiled one.
+    One graph serves greedy frames, another sampled frames of any top_k up to the compiled one.
 
     codes: size of the vocabulary that each code is chosen from.
     """
@@ -52,7 +52,7 @@ class NeuronPredictor:
         return codes, feedback
 
     def _limit(self, top_k: int) -> int:
-        """Return top_k as the graph takes it: 0, or more than there are, means all codes."""
+        """Return top_k for the graph: 0, or more than there are codes, means all codes."""
         limit = min(top_k or self._codes, self._codes)
         if limit > self._most:
             raise BucketError(
@@ -63,7 +63,7 @@ class NeuronPredictor:
         return limit
 
     def _run(self, graphs: dict[int, Graph], inputs: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """Run rows in compiled batches, most often in one. Padding has each input's idle value."""
+        """Run rows in compiled batches, usually one. Padding rows have each input's idle value."""
         outputs = []
         for rows, size in batches(len(inputs[0]), list(graphs)):
             graph = graphs[size]

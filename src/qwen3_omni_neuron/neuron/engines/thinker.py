@@ -14,7 +14,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 
 
 class ThinkerSlots(Protocol):
-    """The thinker's decoder, with a KV cache row a slot. extends: see engines.protocols.Thinker."""
+    """The thinker's decoder over KV cache slots. extends: see engines.protocols.Thinker."""
 
     slots: int
     context_length: int
@@ -28,10 +28,10 @@ class ThinkerSlots(Protocol):
         media: PromptMedia | None,
         start: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Append tokens to the first `start` rows of a slot, whose later ones are dropped.
+        """Append tokens after the first `start` rows of a slot, and drop its later rows.
 
-        token_ids: int64 [S]; positions: float32 [3, S]; media: of these tokens. Returns logits
-        [1, vocab] of the last row, and the accept layer's hidden states [S, hidden].
+        token_ids: int64 [S]; positions: float32 [3, S]; media: the encoded media of these tokens.
+        Returns logits [1, vocab] of the last row, and the accept layer's hidden states [S, hidden].
         """
         ...
 

@@ -17,14 +17,14 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
 GraphsBySize = Mapping[tuple[int, ...], Graph]
-"""Graphs by their numbers of streams and frames."""
+"""Graphs by (streams, frames)."""
 
 
 class NeuronVocoder:
     """The vocoder (see engines.protocols.Vocoder) over neuron.graphs.parts.code2wav_graph.
 
-    Slots, chunk sizes and batches are those of the graphs. One call of the engine is one call of a
-    graph, so a call that raises has changed no slot's state, if a graph that fails changes none.
+    Slots, chunk sizes and batches are those of the graphs. Each engine call is one graph call. If a
+    graph that fails changes no state, an engine call that raises changes no slot's state.
     """
 
     def __init__(
@@ -95,6 +95,6 @@ class NeuronVocoder:
             pad_rows(torch.tensor(slots), size, self.slots),
         )
         self._live -= set(slots)
-        # After a padded chunk a stream can't go on: its state is that of the padding.
+        # A stream ends with a padded chunk, because its state then includes the padding.
         self._live |= {s for s, chunk in zip(slots, codes, strict=True) if len(chunk) == frames}
         return cut_audio(codes, samples, self.frame_samples, late)

@@ -27,7 +27,7 @@ from qwen3_omni_neuron.neuron.graphs.parts import (
     vision_graph,
 )
 
-# 128 rows an expert: what a prompt of 2048 rows gives each of 128 experts at 8 a row.
+# 128 rows an expert: 2048 prompt rows that choose 8 of 128 experts each give 2048 * 8 / 128.
 EXPERT_BLOCK_ROWS = 128
 PARTS = (
     "audio_encoder",
@@ -44,7 +44,7 @@ PARTS = (
 def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
     """Yield every graph of a plan at every bucket, as one of its `tp` cores runs it.
 
-    Inputs and outputs are whole; a KV cache has the core's own heads. An axis of any length has a
+    Inputs and outputs are not sharded; a KV cache has one core's heads. An axis of any length has a
     name instead of a number.
     """
     c, dtype = config.thinker, getattr(torch, plan.arithmetic)
@@ -72,7 +72,7 @@ def all_graphs(config: OmniConfig, plan: CompilePlan) -> Iterator[Graph]:
 def static_models(config: OmniConfig, dtype: torch.dtype = torch.bfloat16) -> Models:
     """Lay out the modules that graphs are traced from, on the meta device.
 
-    They are those of model/, with the experts of long prompts computed in blocks of fixed shape.
+    They are modules of model/, with the experts of long prompts computed in fixed-shape blocks.
     """
     models, _ = lay_out(static_config(config))
     for name in PARTS:
@@ -115,11 +115,11 @@ def _decoder_graphs(
 
 
 def _extend_sizes(windows: Sequence[Axis]) -> Iterator[tuple[Axis, Axis]]:
-    """Yield rows and window of each extend graph; without buckets, of the one of any size."""
+    """Yield rows and window of each extend graph; without buckets, of the one graph of any size."""
     for window in windows:
         if isinstance(window, str):
             yield "rows", window
-        else:  # as many rows as the window would be a whole prompt
+        else:  # with as many rows as the window, it would be a whole prompt
             yield from ((rows, window) for rows in EXTEND_ROWS if rows < window)
 
 

@@ -17,9 +17,9 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph
 class Chip:
     """Published figures of one chip.
 
-    physical_cores: share memory and engines evenly. lnc: physical cores a logical core, which is
-    called a core everywhere else. memory_bytes, bytes_per_s (memory bandwidth), flops_per_s
-    (bfloat16, dense): of the whole chip.
+    physical_cores: number of cores, which share memory and engines evenly. lnc: physical cores in a
+    logical core; elsewhere "core" means a logical core. memory_bytes, bytes_per_s (memory
+    bandwidth), flops_per_s (bfloat16, dense): figures of the whole chip.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Chip:
         return self.memory_bytes / self.cores
 
     def floor_s(self, flops: float, nbytes: float) -> float:
-        """Return the least time in which one core computes and reads so much, both at once."""
+        """Return the least time for one core to compute `flops` and read `nbytes` at once."""
         return max(flops / self.flops_per_s, nbytes / self.bytes_per_s) * self.cores
 
 
@@ -57,10 +57,10 @@ SCATTERS = frozenset({"index_put", "index_copy"})
 class Cost:
     """Cost of one call on one core.
 
-    flops: of matrix products, convolutions and attention, as the graph computes them: padding and
-    masked positions included. weight_bytes: read, each matrix as often as it is used; of experts
-    and embeddings only the rows that are gathered. state_bytes: read, and written in place. sums:
-    number of collectives over the ranks; sum_bytes: each rank's input to them.
+    flops: operations of matrix products, convolutions and attention, including padding and masked
+    positions. weight_bytes: weights read, each matrix as often as it is used; of experts and
+    embeddings only the gathered rows count. state_bytes: state read, and written in place. sums:
+    number of collectives over the ranks; sum_bytes: size of each rank's inputs to them.
     """
 
     flops: int
@@ -78,12 +78,12 @@ class CountingGroup:
         self.sums = self.sum_bytes = 0
 
     def sum(self, x: Tensor) -> Tensor:
-        """Count, and return x."""
+        """Count a collective, and return x."""
         self._count(x)
         return x
 
     def gather(self, x: Tensor) -> Tensor:
-        """Count, and return x as often as there are ranks, along the last axis."""
+        """Count a collective, and return x repeated once per rank along the last axis."""
         self._count(x)
         return torch.cat([x] * self._size, -1)
 
@@ -95,7 +95,7 @@ class CountingGroup:
 def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = None) -> Cost:
     """Count the cost of a graph over its part.
 
-    owner: the part's module, on the meta device. group: the one that it was parallelized with.
+    owner: the part's module, on the meta device. group: the group that it was parallelized with.
     """
     before = (group.sums, group.sum_bytes) if group else (0, 0)
     example = graph.example(device="meta")
@@ -109,7 +109,7 @@ def graph_cost(graph: Graph, owner: nn.Module, group: CountingGroup | None = Non
 
 
 class _Reads(TorchDispatchMode):
-    """Counter of the bytes that operations read of some tensors and of views on them.
+    """Counter of the bytes that operations read from some tensors and from views on them.
 
     kinds: the tensors to watch, by kind.
     """
@@ -117,7 +117,7 @@ class _Reads(TorchDispatchMode):
     def __init__(self, kinds: Mapping[str, Iterable[Tensor]]):
         super().__init__()
         self.nbytes = dict.fromkeys(kinds, 0)
-        # By identity; kept here so that no other tensor gets the same id.
+        # Keyed by id; the tensors are kept so that no other tensor gets the same id.
         self._watched = {id(t): (kind, t) for kind, tensors in kinds.items() for t in tensors}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,7 +134,7 @@ class _Reads(TorchDispatchMode):
             self._watch(kind, out)  # a compiled graph updates it in place
             self.nbytes[kind] += args[-1].nbytes
         elif name in GATHERS:
-            # At most the whole tensor: blocks of one expert read it once.
+            # At most the size of the whole tensor: blocks of one expert read it once.
             self.nbytes[kind] += min(out.nbytes, sum(tensor.nbytes for _, tensor in read))
         else:
             for kind, tensor in read:

@@ -17,11 +17,11 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import local_kv_heads
 EXTEND_ROWS = (16, 128, 512)
 """Row counts that an extend graph pads to.
 
-16: the few rows of template between a question and its answer, and a short turn of text. 128: a
-window of 8 s of speech, 104 rows, with the template around it. 512: a long text, a picture. More
-rows take several calls. The windows are those of decode: up to a few hundred rows a call takes as
-long as reading the weights of all experts (10.5 ms at TP 8, see docs/trn2.md), and a window of 8192
-positions adds 3 % to that, so narrower ones gain little.
+16: the few template rows between a question and its answer, or a short turn of text. 128: a window
+of 8 s of speech (104 rows) with the template around it. 512: a long text or an image. More rows
+take several calls. The windows are those of the decode graphs: a call of up to a few hundred rows
+takes as long as reading the weights of all experts (10.5 ms at TP 8, see docs/trn2.md), and a
+window of 8192 positions adds 3 % to that, so narrower windows gain little.
 """
 
 
@@ -36,10 +36,10 @@ def prompt_graph(
     """Describe the prefill of a prompt's rows, padded to `rows`, in one slot.
 
     part: "thinker" or "talker". window: None for a whole prompt, from position 0 on ("prefill");
-    else the rows follow the first `length` positions of the slot and read `window` ("extend"; see
-    model.kv_cache.ExtendState). visual: with the indices of the rows that images and video fill,
-    and the deepstack rows that are added there. There is an index for every row of the prompt;
-    unused ones may have any value, and their deepstack rows are zeros.
+    else the rows follow the first `length` positions of the slot and attend to `window` positions
+    ("extend"; see model.kv_cache.ExtendState). visual: whether the graph also takes the indices of
+    the rows that images and video fill, and the deepstack rows to add there. There is one index for
+    each row; unused indices may have any value, and their deepstack rows are zeros.
     """
     c, dtype = decoder_config(config, part), getattr(torch, plan.arithmetic)
     inputs = [
@@ -132,7 +132,7 @@ def decoder_config(config: OmniConfig, part: str) -> DecoderConfig:
 
 
 def kv_cache_state(config: OmniConfig, part: str, plan: CompilePlan) -> tuple[TensorSpec, ...]:
-    """Describe a decoder's KV cache, shared by all its graphs: the KV heads that one core holds.
+    """Describe one core's KV heads of a decoder's KV cache, which all its graphs share.
 
     [slots, heads, positions, head_dim] each; see model.kv_cache.
     """

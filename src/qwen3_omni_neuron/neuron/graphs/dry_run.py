@@ -21,7 +21,7 @@ COUNTED_ELSEWHERE = {"code_predictor": "code0_embedding."}  # the talker's table
 
 @dataclass(frozen=True)
 class PartSize:
-    """A part's parameters, whole, and bytes of them on each core by TP degree."""
+    """Size of a part: whole, and each core's bytes by TP degree."""
 
     name: str
     parameters: int
@@ -31,7 +31,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class PlannedGraph:
-    """A graph on one of `tp` cores. floor_s: from published figures, collectives left out."""
+    """A graph on one of `tp` cores. floor_s: least time by published figures, no collectives."""
 
     graph: Graph
     tp: int
@@ -43,9 +43,9 @@ class PlannedGraph:
 class CoreMemory:
     """Memory that a plan takes on each core, by TP degree. Made by `core_memory`.
 
-    state_bytes: of the KV caches and of the vocoder's state for all slots, which the graphs of a
-    part share. padding_bytes: zeros that profile "fast" pads the experts with; they are part of
-    the shards. chip: with the logical cores of the plan's lnc.
+    state_bytes: size of the KV caches and of the vocoder's state for all slots, which the graphs of
+    a part share. padding_bytes: size of the zeros that profile "fast" pads the experts with, part
+    of the shards. chip: the chip, with logical cores as the plan's lnc makes them.
     """
 
     plan: CompilePlan
@@ -84,7 +84,7 @@ class CoreMemory:
 class DryRun(CoreMemory):
     """Result of `dry_run`.
 
-    graphs: of one degree after the other, each in the order of neuron.graphs.all.
+    graphs: all graphs of one TP degree after the other, each in the order of neuron.graphs.all.
     """
 
     graphs: list[PlannedGraph]
@@ -93,9 +93,9 @@ class DryRun(CoreMemory):
 def core_memory(
     config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
 ) -> CoreMemory:
-    """Count the weights and the state of a plan on each core, as each TP degree has them.
+    """Count the weights and the state of a plan on each core, for each TP degree.
 
-    The plan's profile pads the experts; its lnc says what a core is. Its tp is not read.
+    The plan's profile pads the experts; its lnc sets the size of a core. Its tp is not read.
     Raises OptionError where a degree and the KV heads don't divide.
     """
     shards: dict[int, dict[str, int]] = {}
@@ -118,7 +118,7 @@ def core_memory(
 def dry_run(
     config: OmniConfig, plan: CompilePlan, degrees: Sequence[int], chip: Chip = TRN2
 ) -> DryRun:
-    """Lay every graph of a plan out on the meta device, as each TP degree has it, and count.
+    """Lay out every graph of a plan on the meta device, for each TP degree, and count its cost.
 
     Raises OptionError as `core_memory`.
     """
@@ -137,7 +137,7 @@ def dry_run(
 def dry_run_text(run: DryRun) -> str:
     """Format a dry run in Markdown: a table of parts and their shards, and one of graphs.
 
-    Between them stands what to change where a core can't hold its parts.
+    If a core can't hold its parts, the text between the tables says what to change.
     """
     degrees = list(run.state_bytes)
     lines = [
@@ -190,7 +190,7 @@ def dry_run_text(run: DryRun) -> str:
 
 
 def does_not_fit(run: CoreMemory, tp: int) -> str:
-    """Return what is too large for a core and what to change; nothing where all parts fit it."""
+    """Return what is too large for a core and what to change; empty where all parts fit."""
     shared, memory, plan = run.core_bytes(tp), run.chip.core_bytes, run.plan
     if shared <= memory:
         return ""
@@ -219,7 +219,7 @@ def does_not_fit(run: CoreMemory, tp: int) -> str:
 
 
 def _padding_bytes(config: OmniConfig, plan: CompilePlan, tp: int) -> int:
-    """Return the bytes on each core that the plan's profile takes and profile "safe" does not."""
+    """Return the bytes on each core that the plan's profile adds to profile "safe"."""
     dtype = getattr(torch, plan.dtype)
     decoders = [config.thinker.text, *([] if config.talker is None else [config.talker.text])]
 
@@ -244,7 +244,7 @@ def _parts(models: Models) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) -> Models:
-    """Return the modules as one of `tp` cores has them."""
+    """Return the modules of one of `tp` cores."""
     models = static_models(config, getattr(torch, plan.dtype))
     for _, module in _parts(models):
         parallelize(module, tp, group, expert_multiple(plan.profile))
@@ -252,7 +252,7 @@ def _rank(config: OmniConfig, plan: CompilePlan, group: CountingGroup, tp: int) 
 
 
 def _size(part: str, module: nn.Module) -> tuple[int, int]:
-    """Parameters and their bytes."""
+    """Return the number of parameters, and their bytes."""
     shared = COUNTED_ELSEWHERE.get(part, "\0")
     own = [p for name, p in module.named_parameters() if not name.startswith(shared)]
     return sum(p.numel() for p in own), sum(p.nbytes for p in own)

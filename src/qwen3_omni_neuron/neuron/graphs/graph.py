@@ -12,7 +12,7 @@ State = tuple[Tensor, ...]
 Axis = int | str
 """A length, or the name of an axis of any length, which no compiler takes."""
 Call = Callable[[nn.Module, tuple[Tensor, ...], State], tuple[Outputs, State]]
-"""(module, inputs, state) -> (outputs, new state), the new state of the old one's shapes."""
+"""(module, inputs, state) -> (outputs, new state); both states have the same shapes."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Graph:
 
     @property
     def aliases(self) -> dict[int, int]:
-        """Indices of the traced module's outputs that update a state, with that state's input."""
+        """Index of the state's input by the index of the traced module's output that updates it."""
         first_in, first_out = len(self.inputs), len(self.outputs)
         return {first_out + i: first_in + i for i in range(len(self.state))}
 

@@ -55,7 +55,7 @@ def vision_graph(c: VisionEncoderConfig, frames: Axis, patches: Axis, dtype: tor
 
 
 def projection_graphs(c: TalkerConfig, rows: Axis, dtype: torch.dtype) -> Iterator[Graph]:
-    """Describe the projections to talker rows: of text, and of the accept layer's media rows."""
+    """Describe the projections to talker rows: text rows, and the accept layer's media rows."""
     for name in ("text_projection", "hidden_projection"):
         yield Graph(
             name,
@@ -112,9 +112,9 @@ def code2wav_graph(
 ) -> Graph:
     """Describe code2wav over a chunk of `frames` frames for each of `streams` streams.
 
-    Each row names the slot of its stream. first: the streams' first chunks, which fill their slots
-    without reading them. slots: of streams; the state has one more, the last, which padding rows
-    name so that they change no stream. kv_heads: those that this core holds.
+    Each row names the slot of its stream. first: whether the chunks are the streams' first, which
+    fill their slots without reading them. slots: number of streams; the state has one more, the
+    last, which padding rows name so that they change no stream. kv_heads: KV heads of this core.
     """
     samples = frames * c.frame_samples - (c.latency_samples if first else 0)
     return Graph(
@@ -187,7 +187,7 @@ def _update_slots(state: State, slots: Tensor, new: State) -> State:
     """
     position, *held = state
     every_slot = torch.arange(len(position), dtype=slots.dtype, device=slots.device)
-    # [streams, slots]. By comparison: the compiler scatters no integers.
+    # [streams, slots], made by comparison because the compiler scatters no integers.
     named = (slots[:, None] == every_slot) & (every_slot < len(position) - 1)
     given = torch.where(named, new[0][:, None], 0).amax(0)
     position = torch.where(named.any(0), given, position)

@@ -20,7 +20,7 @@ from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfi
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, decode_example, prefill_example
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Outputs
 
-# NxDI's own Qwen3-MoE has these flags beside those of every model: the graph computes which experts
+# NxDI's own Qwen3-MoE adds these flags to those of every model: the graph computes which experts
 # are read, and the DMA engines take these numbers as offsets.
 EXPERT_FLAGS = " --enable-saturate-infinity --internal-enable-dge-levels vector_dynamic_offsets"
 _WORK_FOLDER = "compiling"
@@ -36,8 +36,8 @@ class DecoderApplication(NeuronBaseForCausalLM):
     _model_cls = DecoderModel
 
     def __init__(self, spec: DecoderSpec, **options: Any):
-        """options: of NxDI's config, see inference_config. Raises OptionError, as that does."""
-        no_checkpoint = ""  # for NxDI to read: our weights are not its own model's
+        """options: options for inference_config, which raises OptionError."""
+        no_checkpoint = ""  # NxDI is to read none: our weights are not its own model's
         super().__init__(no_checkpoint, inference_config(spec, **options))
         self.plan = spec.plan
         self._decoders = {self.plan.slots: self.token_generation_model}
@@ -123,7 +123,7 @@ class DecoderApplication(NeuronBaseForCausalLM):
 
 
 class GraphWrapper(ModelWrapper):
-    """Calls a graph with inputs that are padded to its bucket and its batch already.
+    """Calls a graph with inputs that are already padded to its bucket and its batch.
 
     compiler_args: NxDI's own flags for this graph (no cast, a transformer, the LNC, -O1 for prefill
     and -O2 for decode, collectives beside computation) and EXPERT_FLAGS.

@@ -30,8 +30,8 @@ def build_engines(
 ) -> StageEngines:
     """Load the engines of some stages in this process, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: of
-    checkpoint.modules.STAGES. toolchain: None for the Neuron SDK's.
+    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: some of
+    checkpoint.modules.STAGES. toolchain: None for the Neuron SDK's toolchain.
     Raises NotInstalledError without the SDK, ArtifactError for a tree that doesn't fit,
     CheckpointError (see checkpoint.parameters.load_parts), and the error of a graph's first call.
     Where it raises, everything that was loaded is closed.

@@ -35,14 +35,14 @@ def compile_graph(
     """Compile a graph's parts into `folder`, which exists and is empty.
 
     It changes environment variables, and NxD's state in this process, so each graph is compiled in
-    a process of its own. toolchain: None for the Neuron SDK's.
+    a process of its own. toolchain: None for the Neuron SDK's toolchain.
     Raises CheckpointError, CompileError, OSError, NotInstalledError without the SDK.
     """
     started = time.monotonic()
     os.environ["NEURON_LOGICAL_NC_CONFIG"] = str(plan.lnc)
     toolchain = toolchain or NxdToolchain()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
-    # Before hours of compiling, not after.
+    # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
     for part in GRAPH_PARTS[graph]:
         (folder / part).mkdir()
@@ -80,7 +80,7 @@ def _calls(config: OmniConfig, plan: CompilePlan, graph: str) -> Iterator[CallRe
 
 
 def _decoder_calls(spec: DecoderSpec) -> Iterator[CallRecord]:
-    """Records of a decoder's calls on NxDI, without the KV cache, which NxDI makes itself."""
+    """Yield records of a decoder's calls on NxDI, without the KV cache, which NxDI makes itself."""
     c, dtype = spec.decoder, str(spec.plan.dtype).removeprefix("torch.")
     for name, sizes, inputs in decoder_examples(spec):
         rows = sizes.get("slots", 1)

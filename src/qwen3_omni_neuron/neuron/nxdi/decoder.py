@@ -62,13 +62,13 @@ class DecoderModel(NeuronBaseModel):
     def encode_vision_to_input(
         self, inputs_embeds: Tensor, vision_embeddings: Tensor, vision_mask: Tensor
     ) -> Tensor:
-        """Put rows of media among those of text. All [1, S, hidden] but vision_mask, [1, S, 1]."""
+        """Put media rows among text rows. All are [1, S, hidden], but vision_mask is [1, S, 1]."""
         return torch.where(vision_mask > 0, vision_embeddings, inputs_embeds)
 
     def deepstack_process_xla(
         self, hidden_states: Tensor, visual_embeds: Tensor, vision_mask_positions: Tensor
     ) -> Tensor:
-        """Add rows of images to a layer's output. [1, S, hidden], 0 at other positions."""
+        """Add image rows [1, S, hidden], 0 at other positions, to a layer's output."""
         return hidden_states + visual_embeds.to(hidden_states.dtype)
 
     def forward(self, *inputs: Tensor) -> list[Tensor]:
@@ -168,7 +168,7 @@ class AxisRotary(nn.Module):
 
 
 class GatedSharedExpert(SharedExperts):
-    """The talker's shared expert: of another width than the routed ones, times sigmoid(gate(x)).
+    """The talker's shared expert, times sigmoid(gate(x)); the routed experts have another width.
 
     Its output is this core's part of a sum: NxDI's MoE adds it to that of the routed experts, and
     sums both over the cores at once.
@@ -195,8 +195,8 @@ class SlotKvCache(KVCacheManager):
     """The KV cache, [slots, kv_heads, positions, head_dim], with decode graphs of some slots.
 
     A decode graph of fewer rows than there are slots reads and writes the slots that seq_ids name.
-    An idle row reads slot 0, and writes to the position after the last one of a slot, which NxDI's
-    cache has as well.
+    An idle row reads slot 0, and writes to an extra position at the end of a slot, which NxDI's
+    cache also has.
 
     NxDI's own cache reads all slots in such a graph, and writes zeros into the others at the
     bucket's last position, where a longer slot has a key.
@@ -258,5 +258,5 @@ class SlotKvCache(KVCacheManager):
 
 
 def _readable_slots(seq_ids: Tensor) -> Tensor:
-    """Slots to index the cache with: 0 for an idle row."""
+    """Return the slots to index the cache with: 0 for an idle row."""
     return seq_ids.clamp(min=0)

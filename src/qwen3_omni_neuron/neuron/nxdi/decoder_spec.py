@@ -1,4 +1,4 @@
-"""Description of a decoder, the thinker's or the talker's, and the profiles of its experts.
+"""Description of the thinker's or the talker's decoder, and the profiles of its experts.
 
 Decode reads only the chosen experts, in both profiles. In prefill, "safe" is NxD's blockwise matmul
 in torch operations. "fast" is its kernel that cuts each expert's width over the two halves of a
@@ -90,7 +90,7 @@ class DecoderSpec:
 
     @property
     def deepstack_layers(self) -> int:
-        """The number of first layers to whose output rows of images are added: the thinker's."""
+        """Number of first layers whose output gets image rows added; 0 for the talker."""
         return 0 if self.takes_rows else len(self.config.thinker.vision.deepstack_layers)
 
 
@@ -116,7 +116,7 @@ def decoder_spec(config: OmniConfig, plan: CompilePlan, part: str) -> DecoderSpe
 
 KERNEL_LNC = 2
 KERNEL_BLOCK_ROWS = 128
-_KERNEL_HIDDEN = (512, 8192)  # least and greatest hidden size, which is a multiple of the least
+_KERNEL_HIDDEN = (512, 8192)  # least and greatest hidden size; it is a multiple of the least
 
 
 def check_experts(c: DecoderConfig, plan: DecoderPlan) -> None:

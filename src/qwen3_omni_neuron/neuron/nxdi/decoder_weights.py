@@ -1,8 +1,8 @@
 """A decoder's weights as NxDI loads them: a file for each core, written one parameter at a time.
 
-NxDI itself keeps the whole checkpoint and every core's share of it in memory for these files.
-Here a parameter is read, cut and written to all files before the next is read; of a stack of
-experts, one expert. The files equal those of NxDI's get_sharded_checkpoint for our decoder.
+To write these files, NxDI itself keeps the whole checkpoint and every core's share of it in memory.
+Here one parameter (one expert of a stack) is read, cut and written to all files before the next.
+The files equal those of NxDI's get_sharded_checkpoint for our decoder.
 
 NxDI wants q, k and v as separate parameters, as they are stored, and experts in one stack with the
 matrices transposed. `checkpoint.names` names the stored tensors of our parameters; the names
@@ -54,7 +54,7 @@ from qwen3_omni_neuron.neuron.graphs.parallel.cut import (
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 from qwen3_omni_neuron.neuron.part import WEIGHTS_FOLDER, rank_file
 
-# One of our parameters, and NxDI's for each of the stored tensors that it is made of, in order.
+# One of our parameters, and NxDI's parameter for each stored tensor it is made of, in order.
 _SPLIT = {
     "embedding.weight": ("embed_tokens.weight",),
     "codec_embedding.weight": ("embed_tokens.weight",),
@@ -133,7 +133,7 @@ def nxdi_pieces(config: OmniConfig, part: str) -> Pieces:
 
 
 def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
-    """Return the shape of a parameter of NxDI's that is a stack of experts."""
+    """Return the shape of one of NxDI's parameters that is a stack of experts."""
     assert c.moe is not None
     if name.endswith(_GATE_UP):
         return c.moe.experts, c.hidden_size, 2 * c.moe.expert_width
@@ -143,7 +143,7 @@ def expert_stack_shape(name: str, c: DecoderConfig) -> tuple[int, int, int]:
 def rank_names(layers: int) -> list[str]:
     """Return the names of the weights that hold a core's number.
 
-    They are the model's own, and in every layer that of the attention and that of the experts.
+    The model itself has one, and every layer has one for attention and one for the experts.
     """
     names = ["rank_util.rank"]
     for layer in range(layers):
@@ -212,7 +212,7 @@ def cut_parameters(c: DecoderConfig, tp: int, expert_multiple: int = 1) -> dict[
 
 
 def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
-    """The pieces of the parameters in the files: the talker embeds no tokens, so no table."""
+    """Return the pieces of the parameters in the files; the talker's have no embedding table."""
     pieces = nxdi_pieces(spec.config, spec.part)
     return [
         (name, parts)
@@ -222,7 +222,7 @@ def _cut_pieces(spec: DecoderSpec) -> list[tuple[str, list[Piece]]]:
 
 
 def _layout(spec: DecoderSpec) -> Layout:
-    """The shape and type of every tensor in a core's file."""
+    """Return the shape and type of every tensor in a core's file."""
     c = spec.decoder
     parameters = cut_parameters(c, spec.plan.tp, expert_multiple(spec.plan.profile))
     names = [_file_name(name) for name, _ in _cut_pieces(spec)]
@@ -235,7 +235,7 @@ def _layout(spec: DecoderSpec) -> Layout:
 def _cut_parameters(
     pieces: Iterable[tuple[str, list[Piece]]], checkpoint: Checkpoint, spec: DecoderSpec
 ) -> Iterator[tuple[str, list[Tensor]]]:
-    """Each parameter's name in the files and the cores' shares; of stacks, expert by expert."""
+    """Yield each parameter's name in the files and the cores' shares, a stack by experts."""
     tp, dtype = spec.plan.tp, spec.plan.dtype
     parameters = cut_parameters(spec.decoder, tp, expert_multiple(spec.plan.profile))
     for target, parts in pieces:
@@ -253,7 +253,7 @@ def _cut_parameters(
 
 
 def _transposed(piece: Piece) -> Piece:
-    """Return a piece of one of our stacks of experts as the same piece of NxDI's."""
+    """Return the piece of NxDI's expert stack that equals a piece of ours."""
     expert, *rows = piece.region
     return Piece(piece.name, (expert, slice(None), *rows), torch.t)
 
@@ -263,7 +263,7 @@ def _expert(piece: Piece) -> object:
 
 
 def _file_name(name: str) -> str:
-    """A parameter's name in the files: NxDI's attention has modules around its projections."""
+    """Return a parameter's name in the files: NxDI's attention wraps its projections."""
     return _PROJECTION.sub(
         lambda match: f"self_attn.{'o' if match[1] == 'o' else 'qkv'}_proj.{match[1]}_proj.weight",
         name,

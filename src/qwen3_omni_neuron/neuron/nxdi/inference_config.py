@@ -32,7 +32,7 @@ class Capture:
 class DecoderInferenceConfig(InferenceConfig):
     """NxDI's config of a decoder. Made by `inference_config`.
 
-    capture: the hidden states to return. The others are of DecoderSpec.
+    capture: the hidden states to return. The other fields are those of DecoderSpec.
     """
 
     decoder: DecoderConfig
@@ -47,7 +47,7 @@ class DecoderInferenceConfig(InferenceConfig):
 
 
 def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfig:
-    """Return NxDI's config of a decoder. options: of MoENeuronConfig, in place of ours.
+    """Return NxDI's config of a decoder. options: fields of MoENeuronConfig, in place of ours.
 
     Raises OptionError where the plan does not fit the environment, or the decoder: see
     neuron.nxdi.decoder_spec.check_experts.
@@ -82,7 +82,7 @@ def inference_config(spec: DecoderSpec, **options: Any) -> DecoderInferenceConfi
 
 
 def _capture(spec: DecoderSpec) -> Capture:
-    """The accept layer of the thinker; the input of the talker's head: the last row, normed."""
+    """Return the thinker's accept layer, or the talker head's input: the last row, normed."""
     talker = spec.config.talker
     if spec.takes_rows:
         return Capture("lm_head", output=False)

@@ -34,8 +34,8 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
 Inputs = tuple[Tensor, ...]
 
 IDLE = -1
-"""In place of a slot: the row is padding, and its keys and values are not kept."""
-_PADDED_POSITION = -1  # lower than any other: NxDI takes the row of the highest for the last one
+"""Slot number of a padding row, whose keys and values are not kept."""
+_PADDED_POSITION = -1  # lower than any other: NxDI takes the row with the highest as last
 _COUNT = 25
 _INPUTS_EMBEDS, _ROTARY, _MEDIA, _MEDIA_MASK, _DEEPSTACK = 18, 21, 22, 23, 24
 NAMES = {
@@ -58,7 +58,7 @@ class Media:
     """The encoded media of a prompt of S rows.
 
     rows: [S, hidden], read where `filled`. filled: bool [S], True at audio, images and video.
-    deepstack: [layers, S, hidden], 0 but for images and video.
+    deepstack: [layers, S, hidden], 0 except at images and video.
     """
 
     rows: Tensor
@@ -122,7 +122,7 @@ def decode_inputs(
 
 
 def _padded(rows: Tensor, padding: int) -> Tensor:
-    """[..., S, hidden] -> [..., S + padding, hidden]."""
+    """Pad [..., S, hidden] to [..., S + padding, hidden]."""
     return F.pad(rows, (0, 0, 0, padding))
 
 
@@ -139,8 +139,8 @@ def prefill_example(
 ) -> Inputs:
     """Return the inputs for a prompt of one row into slot 0.
 
-    width: hidden size of the decoder. deepstack_layers: the thinker's; None for the talker, which
-    takes rows.
+    width: hidden size of the decoder. deepstack_layers: number of the thinker's deepstack layers;
+    None for the talker, which takes rows.
     """
     positions, rows = torch.zeros(3, 1), torch.zeros(1, width, dtype=dtype)
     if deepstack_layers is None:
@@ -153,14 +153,14 @@ def prefill_example(
 def decode_example(
     batch: int, bucket: int, width: int, dtype: torch.dtype, takes_rows: bool
 ) -> Inputs:
-    """Return the inputs for a row of slot 0, the others idle."""
+    """Return the inputs for a row of slot 0, with all other rows idle."""
     rows = torch.zeros(batch, width, dtype=dtype) if takes_rows else None
     slots, zeros = [0, *[IDLE] * (batch - 1)], [0] * batch
     return decode_inputs(slots, bucket, zeros, [0.0] * batch, rows=rows)
 
 
 def decoder_examples(spec: DecoderSpec) -> Iterator[tuple[str, dict[str, int], Inputs]]:
-    """Return every graph's kind ("prefill" or "decode"), its sizes and example inputs."""
+    """Yield every graph's kind ("prefill" or "decode"), its sizes and example inputs."""
     plan, takes_rows = spec.plan, spec.takes_rows
     width, dtype = spec.decoder.hidden_size, plan.dtype
     layers = None if takes_rows else spec.deepstack_layers

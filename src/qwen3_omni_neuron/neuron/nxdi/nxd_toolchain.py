@@ -41,7 +41,7 @@ class NxdToolchain:
     """
 
     def __init__(self) -> None:
-        """Raises NotInstalledError where packages of the SDK are absent, with their names."""
+        """Raises NotInstalledError, which names the packages of the SDK that are absent."""
         require_sdk()
 
     def compile_part(self, spec: PartSpec, checkpoint: Checkpoint, folder: Path) -> None:
@@ -73,7 +73,7 @@ class NxdToolchain:
         model.to_neuron()
 
         def run(label: str, inputs: dict[str, Tensor]) -> Sequence[Tensor]:
-            # By name, since several graphs may take inputs of equal shapes.
+            # Choose the graph by name, since several graphs may take inputs of equal shapes.
             outputs: Sequence[Tensor] = model(model_name=label, **inputs)
             return outputs
 
@@ -138,8 +138,8 @@ class NxdToolchain:
 class NxdGroup:
     """Ranks that share a part's weights: a neuron.graphs.parallel.layers.Group over NxD's.
 
-    NxD's parallel state has to be initialized where a module that has such a group is called or
-    traced: by NxDParallelState while tracing, by torch.distributed in a process of a rank.
+    NxD's parallel state has to be initialized where a module with such a group is called or traced:
+    by NxDParallelState while tracing, by torch.distributed in a rank's process.
     """
 
     def sum(self, x: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def compiler_flags(graph: Graph, lnc: int, profile: str) -> str:
 
 
 def _not_compiled(part: str, error: Exception) -> CompileError:
-    """Return one kind of error for all that tracer and compiler raise."""
+    """Return CompileError for any error that the tracer or the compiler raises."""
     return CompileError(
         f"{part} was not compiled: {_reasons(error)}. The compiler's files, with its logs, are "
         "kept in the tree's .failed folder until the next run."

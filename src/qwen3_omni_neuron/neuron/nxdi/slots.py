@@ -81,9 +81,9 @@ class NxdiSlots:
     def _graph_rows(self, slots: Sequence[int]) -> tuple[list[int], list[int], slice | list[int]]:
         """Lay out slots as rows of the smallest decode graph that has enough.
 
-        Returns for each row of the graph its slot, or IDLE; for each row the index of the one of
-        `slots` whose inputs it has (an idle row has the inputs of the first); and the rows of
-        `slots`, in order.
+        Returns three things: for each row of the graph its slot, or IDLE; for each row of the graph
+        the index in `slots` whose inputs it gets (an idle row gets the first one's); and the graph
+        rows of `slots`, in order.
 
         In the graph of all slots, row i writes to slot i whatever its inputs say. Any other graph
         takes any slots in any order.
@@ -101,7 +101,7 @@ class NxdiThinkerSlots(NxdiSlots):
     """The thinker's slots (see neuron.engines.thinker.ThinkerSlots)."""
 
     def __init__(self, graphs: DecoderGraphs, config: OmniConfig):
-        """graphs: capture the accept layer."""
+        """graphs: graphs that capture the accept layer."""
         super().__init__(graphs)
         self._config = config.thinker
 

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.neuron.versions import NEURON_PACKAGES
 LIMITS = replace(
     neuron_target.LIMITS,
     target="neuron",
-    # The kernels of "fast" are written for logical cores of two physical ones.
+    # The kernels of "fast" are written for logical cores of two physical cores.
     profiles={"safe": (2, 1), "fast": (2,)},
     extends=False,  # NxDI's context encoding begins at position 0
 )

@@ -1,7 +1,7 @@
 """The interface between the engines and the Neuron compiler and runtime.
 
-`neuron.nxdi.nxd_toolchain.NxdToolchain` is the one on a Neuron host. Tests replace it, and nothing
-else, to run the engines without a device.
+`neuron.nxdi.nxd_toolchain.NxdToolchain` is the implementation on a Neuron host. Tests replace it,
+and nothing else, to run the engines without a device.
 """
 
 from pathlib import Path
@@ -33,8 +33,8 @@ class DecoderGraphs(Protocol):
     def decode(self, inputs: Inputs) -> Outputs:
         """Run one row for each of several slots.
 
-        inputs: one row for each slot of one of the plan's batches; a row may be IDLE. In the graph
-        of all slots, row i is slot i or IDLE.
+        inputs: as many rows as one of the plan's batches has; a row may be IDLE. In the graph of
+        all slots, row i is slot i or IDLE.
         """
         ...
 

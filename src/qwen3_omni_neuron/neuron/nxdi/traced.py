@@ -27,13 +27,13 @@ class TracedPart(PartShare):
         names = {tensor.name: None for graph in spec.graphs for tensor in graph.inputs}
         kind = _with_named_inputs(tuple(names))
         self.graphs = {graph.label: kind(graph, self.owner) for graph in spec.graphs}
-        """The modules of the graphs by label, over the same weights."""
+        """Each graph's module by label; all share the same weights."""
 
 
 class TracedGraph(nn.Module):
     """One graph: named inputs to outputs, in the device's types, with the state in buffers.
 
-    Its forward is that of the subclass that `_with_named_inputs` makes.
+    Its forward is defined by the subclass that `_with_named_inputs` makes.
     """
 
     def __init__(self, graph: Graph, owner: nn.Module):
@@ -53,13 +53,13 @@ class TracedGraph(nn.Module):
         }
 
     def run(self, given: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """Run the graph and renew the state. given: the graph's inputs, and maybe others."""
+        """Run the graph and renew the state. given: the graph's inputs, and possibly others."""
         graph = self._graph
         inputs = _typed(graph.inputs, (given[spec.name] for spec in graph.inputs))
         state = _typed(graph.state, (getattr(self, state_name(spec)) for spec in graph.state))
         outputs, new_state = graph.call(self.owner, inputs, state)
         for spec, old, tensor in zip(graph.state, state, new_state, strict=True):
-            # The tracer would take a buffer that forward does not replace for a weight.
+            # The tracer treats a buffer that forward does not replace as a weight.
             assert tensor is not old, f"{graph.label} does not renew {spec.name}"
             setattr(self, state_name(spec), to_device_type(tensor))
         return tuple(map(to_device_type, outputs))
@@ -85,7 +85,7 @@ def _with_named_inputs(names: tuple[str, ...]) -> type[TracedGraph]:
 
 
 def state_name(spec: TensorSpec) -> str:
-    """Return the name of a state's buffer: state_keys_0 for "keys.0", for it may have no dots."""
+    """Return the name of a state's buffer, which can't have dots: state_keys_0 for "keys.0"."""
     return "state_" + spec.name.replace(".", "_")
 
 

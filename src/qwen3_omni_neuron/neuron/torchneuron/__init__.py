@@ -1,1 +1,1 @@
-"""TorchNeuron, the way to the device through torch.compile: today's SDK, with nothing of NxDI."""
+"""The Neuron target of today's SDK: TorchNeuron with torch.compile, without NxDI."""

@@ -30,10 +30,10 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeu
 
 logger = logging.getLogger(__name__)
 
-READY_TIMEOUT_S = 600.0  # importing torch and joining the others
-LOAD_TIMEOUT_S = 3600.0  # of reading a part's weights from a slow disk
-FIRST_CALL_S = 1800.0  # of a graph's first call, which captures it
-HANGS_S = 10.0  # no later call is taken for hung sooner: a busy host may hold it up for seconds
+READY_TIMEOUT_S = 600.0  # to import torch and join the other ranks
+LOAD_TIMEOUT_S = 3600.0  # to read a part's weights from a slow disk
+FIRST_CALL_S = 1800.0  # for a graph's first call, which captures it
+HANGS_S = 10.0  # the least limit of later calls: a busy host may delay a call by seconds
 
 
 def build_engines(
@@ -41,10 +41,10 @@ def build_engines(
 ) -> StageEngines:
     """Start a process for each rank, load the parts of some stages, and call every graph once.
 
-    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: of
+    spec: its `compiled` is a tree that was opened (see compilation.tree.open_tree). stages: some of
     checkpoint.modules.STAGES; their engines share the ranks. runtime: None for TorchNeuron's.
-    Raises NotInstalledError without TorchNeuron, ArtifactError for a tree that doesn't fit or of
-    which a graph was compiled anew, CheckpointError, EngineDiedError that names a rank, and the
+    Raises NotInstalledError without TorchNeuron, ArtifactError for a tree that doesn't fit or whose
+    graphs had to be compiled again, CheckpointError, EngineDiedError that names a rank, and the
     error of a graph's first call. Where it raises, everything that was loaded is closed.
     """
     built, config = StageEngines(), spec.config
@@ -65,7 +65,7 @@ def build_engines(
 class ModelRanks:
     """The ranks of a model, each a process. They end with the last engine that is closed.
 
-    late_compilations: of graphs that were called before, each logged as the bug that it is.
+    late_compilations: number of compilations after a graph's first call, each logged as a bug.
     """
 
     def __init__(self, spec: EngineSpec, runtime: Runtime, hangs_s: float = HANGS_S):
@@ -124,7 +124,7 @@ class ModelRanks:
         self._group.call("unload", name, limit=self._loading)
 
     def opened(self) -> Callable[[], None]:
-        """Count an engine. Returns what its `close` calls, once."""
+        """Count an engine. Returns the function that its `close` calls once."""
         self._engines += 1
         return self._release
 

@@ -1,9 +1,9 @@
-"""The compiled graphs, NEFFs, as files: in a tree, and in the cache where TorchNeuron looks.
+"""Files of the compiled graphs (NEFFs), in a tree and in TorchNeuron's cache.
 
-TorchNeuron has no packaged model: a graph is captured anew in each process, and its NEFF found in a
-folder by a hash of what was captured, as ab/cd/abcd....neff. A compile lets
-it write that folder into the tree. A load links the files to a folder of its own, so that a graph
-that was not found is seen there, and the tree stays as it was.
+TorchNeuron has no packaged model: each process captures a graph anew, and finds its NEFF in a
+folder by a hash of the captured graph, as ab/cd/abcd....neff. A compile has TorchNeuron write that
+folder into the tree. A load links the files to a folder of its own: a graph without a NEFF in the
+tree adds one there, where it is noticed, and the tree stays unchanged.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import ArtifactError
 
-NEFF_FOLDER = "neff"  # of a graph in the tree
+NEFF_FOLDER = "neff"  # in a graph's folder of the tree
 
 
 class NeffCache:

@@ -1,6 +1,6 @@
-"""Compiles one graph of a plan for TorchNeuron, whose settings it makes before torch is imported.
+"""Compiles one graph of a plan for TorchNeuron, after setting its environment variables.
 
-Where TorchNeuron is installed, torch imports it by itself.
+They are set before torch is imported: torch imports TorchNeuron where it is installed.
 """
 
 from pathlib import Path
@@ -20,8 +20,8 @@ def compile_graph(
 ) -> GraphRecord:
     """Compile a graph into `folder`, which exists and is empty, in a process of its own.
 
-    See neuron.torchneuron.graph_folder.fill_folder. Raises OptionError for settings that contradict
-    TorchNeuron's, and what that raises.
+    See neuron.torchneuron.graph_folder.fill_folder for further errors. Raises OptionError for
+    settings that contradict TorchNeuron's.
     """
     (folder / NEFF_FOLDER).mkdir()
     with compiling(folder / NEFF_FOLDER, plan.lnc):

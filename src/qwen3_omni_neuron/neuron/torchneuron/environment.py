@@ -13,10 +13,10 @@ from pathlib import Path
 
 from qwen3_omni_neuron.errors import OptionError
 
-# A graph that fails must fail: by default it would run on the CPU, and be a wrong benchmark.
+# A graph that fails must raise: by default it would run on the CPU, and benchmarks would be wrong.
 SETTINGS: Mapping[str, str] = {
     "TORCH_NEURONX_DISABLE_FALLBACK_EXECUTION": "1",
-    # An operation outside of the graphs that fails raises, and is not repeated on the CPU.
+    # A failing operation outside of the graphs raises, and is not repeated on the CPU.
     "TORCH_NEURONX_FALLBACK_ONLY_FOR_UNIMPLEMENTED_OPS": "1",
     # A tensor that was left on the CPU is an error, and is not copied at every call.
     "TORCH_NEURONX_DYNAMO_DISABLE_CPU_AUTOCOPY": "1",
@@ -33,7 +33,7 @@ COMPILE_ONLY: Mapping[str, str] = {
     "NEURON_PLATFORM_TARGET_OVERRIDE": "trn2",
 }
 SHOWN = (*SETTINGS, CACHE_FOLDER, LOCAL_CACHE_FOLDER, *COMPILE_ONLY)
-"""What `doctor` shows."""
+"""Variables that `doctor` shows."""
 
 
 def settings(neffs: Path, local: Path) -> dict[str, str]:
@@ -65,7 +65,7 @@ def set_before_import(variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def compiling(neffs: Path, lnc: int) -> Iterator[None]:
-    """Have the variables of a compile without a device, which writes its NEFFs to a folder.
+    """Set the variables of a compile without a device, which writes its NEFFs to a folder.
 
     lnc: physical cores of a logical one. Raises OptionError as set_before_import.
     """

@@ -1,8 +1,8 @@
 """A graph of neuron/graphs/ through torch.compile, with its state in buffers renewed in place.
 
-TorchNeuron compiles what Dynamo captured at a graph's first call. A buffer that is renewed in place
-is an input of the compiled graph and the output that aliases it, so nothing is copied back. Weights
-are inputs, too, and no part of what is compiled: graphs of one part share them.
+At a graph's first call TorchNeuron compiles what Dynamo captures. A buffer that is renewed in place
+is an input of the compiled graph, and aliased by an output, so nothing is copied back. Weights are
+inputs, too, not compiled in, so the graphs of one part share them.
 Source: aws-neuron/torch-neuronx v2.33.0, fx/passes/functionalize_copy_inplace_result.py.
 """
 
@@ -24,8 +24,8 @@ DEVICE_TYPES = (torch.int32, torch.float32, torch.bfloat16, torch.bool)
 class Compilations:
     """Counts of the graphs that were compiled by this process.
 
-    labels: of all, in order. late: those that were compiled after `settle`, each of which is a bug:
-    a request waited for it.
+    labels: labels of all compiled graphs, in order. late: labels of the graphs compiled after
+    `settle`, each a bug, because a request waited for it.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class CompiledGraph:
         given: the inputs by name, in the device's types. entering: called when the inputs are on
         the device, before the graph runs. Returns the outputs on the host.
         """
-        # The same mode at every call: Dynamo compiles anew for another one.
+        # Every call uses the same mode, because Dynamo compiles again for another one.
         with torch.inference_mode(False), torch.no_grad():
             for name, held in self._inputs.items():
                 held.copy_(given[name])
@@ -117,8 +117,8 @@ class _Renewing(nn.Module):
 def _with_own_code(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a copy of a function with a code object of its own.
 
-    Dynamo keeps what it compiled by code object, and at most a few for each: graphs that shared one
-    would be searched at every call, and soon refused.
+    Dynamo keeps at most a few compiled graphs for each code object. Graphs that shared one would be
+    searched at every call, and soon refused.
     """
     assert isinstance(function, FunctionType)
     return FunctionType(

@@ -26,13 +26,13 @@ def fill_folder(
     neff             the compiled graphs of all its parts, as TorchNeuron's cache has them
     PART/weights     a file for each rank, as for target neuron
 
-    All ranks run the same graphs, so those of rank 0 are compiled, and no device is needed. It
-    makes torch.distributed's group. runtime: None for TorchNeuron's.
+    All ranks run the same graphs, so only rank 0's are compiled, and no device is needed. It makes
+    torch.distributed's group. runtime: None for TorchNeuron's.
     Raises CheckpointError, CompileError, OSError, NotInstalledError without TorchNeuron.
     """
     started = time.monotonic()
     config, checkpoint = read_config(plan.model), Checkpoint(plan.model)
-    # Before hours of compiling, not after.
+    # Check the names before hours of compiling, not after.
     check_names(list(lay_out(config, (GRAPH_STAGES[graph],))[1].values()), checkpoint)
     device = (runtime or TorchNeuron()).start_compiling(plan.tp)
     for name in GRAPH_PARTS[graph]:

@@ -28,8 +28,8 @@ class Collectives:
 
     def gather(self, x: Tensor) -> Tensor:
         """Concatenate the ranks' tensors along the last axis; see Group.gather."""
-        # Along axis 0, which moves nothing: along another one torch would split the result, and a
-        # split becomes a gather of every number on the device.
+        # Gather along axis 0, which moves no data. Along another axis torch would split the result,
+        # and the device turns a split into a gather of single numbers.
         ranks = collectives.all_gather_tensor(x, 0, self._ranks).unflatten(0, (-1, len(x)))
         return ranks.movedim(0, -2).flatten(-2)  # [ranks, ..., n] -> [..., ranks * n]
 
@@ -52,8 +52,8 @@ class PartGraphs:
     ):
         """Put weights and state on the device; nothing is compiled yet.
 
-        folder: has the part's weights, of which this rank's file is read; None: weights of any
-        value, for a compile. Raises ArtifactError for a file that does not fit the spec.
+        folder: holds the part's weights, of which this rank's file is read; None: leave the weights
+        uninitialized, for a compile. Raises ArtifactError for a file that does not fit the spec.
         """
         share = PartShare(spec, group_of(spec.tp))
         if folder is None:

@@ -22,20 +22,20 @@ from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat
 
 
 def rank_progress(work: Path) -> Progress:
-    """Return what a rank says of its progress. work: its folder."""
+    """Return the progress record of a rank. work: the rank's folder."""
     return Progress(work / "progress")
 
 
 def rank_settings(work: Path) -> dict[str, str]:
-    """Return the variables of a rank's process. work: its folder."""
+    """Return the environment variables of a rank's process. work: the rank's folder."""
     return settings(work / NEFF_FOLDER, work / "local")
 
 
 class Rank:
     """The parts of a compiled tree at one rank. All ranks get the same calls in the same order.
 
-    work: a folder of this rank's own, for the NEFFs and its progress. A step is a graph that has
-    its inputs on the device: in it the rank may wait for the others.
+    work: this rank's own folder, for the NEFFs and its progress. A progress step begins when a
+    graph's inputs are on the device; during a step the rank may wait for the other ranks.
     """
 
     def __init__(self, spec: EngineSpec, runtime: Runtime, seat: Seat, work: Path):
@@ -51,11 +51,11 @@ class Rank:
         self._parts: dict[str, PartGraphs] = {}
         self.compilations = Compilations()
         self._progress = rank_progress(work)
-        # Before Dynamo captures anything, which takes long, too.
+        # Report a compilation before Dynamo captures the graph, since capturing takes long, too.
         on_compile_start(lambda *_: self._progress.compiles())
 
     def load(self, name: str) -> None:
-        """Put a part's weights and state on the core, and its NEFFs where they are looked for.
+        """Put a part's weights and state on the core, and its NEFFs into the rank's cache folder.
 
         Raises ArtifactError for a tree that does not fit.
         """
@@ -82,7 +82,7 @@ class Rank:
     ) -> tuple[Sequence[Tensor], Sequence[str]]:
         """Run a graph of a part, as neuron.part.Run does.
 
-        Returns the outputs, at rank 0 alone, and the labels of graphs that were compiled too late.
+        Returns the outputs, at rank 0 only, and the labels of graphs that were compiled too late.
         """
         outputs = self._parts[name].run(label, inputs, self._progress.step)
         return outputs if self._seat.rank == 0 else (), self.compilations.late

@@ -23,23 +23,23 @@ from qwen3_omni_neuron.neuron.versions import (
 
 @dataclass(frozen=True)
 class Seat:
-    """A rank's place among the ranks. store: a file through which they find each other."""
+    """A rank's number, the number of ranks, and the file through which the ranks connect."""
 
     rank: int
     ranks: int
     store: Path
 
     def environment(self, visible_cores: str | None) -> dict[str, str]:
-        """Return the variables of the rank's process, torchrun's among them.
+        """Return the variables of the rank's process, including torchrun's.
 
-        visible_cores: those of all ranks, such as "8-15"; None: not planned.
+        visible_cores: the cores of all ranks, such as "8-15"; None: the plan names none.
         """
         variables = {
             "RANK": str(self.rank),
             "WORLD_SIZE": str(self.ranks),
             "LOCAL_RANK": str(self.rank),
             "LOCAL_WORLD_SIZE": str(self.ranks),
-            "MASTER_ADDR": "127.0.0.1",  # of Neuron's own store, at a port that rank 0 chooses
+            "MASTER_ADDR": "127.0.0.1",  # address of Neuron's own store; rank 0 chooses its port
         }
         if visible_cores is not None:
             first = int(visible_cores.split("-")[0])
@@ -47,7 +47,7 @@ class Seat:
         return variables
 
     def join(self, backend: str) -> None:
-        """Make torch.distributed's default group of the ranks, where there are several."""
+        """Make torch.distributed's default group of the ranks, if there are several."""
         if self.ranks > 1:
             store = distributed.FileStore(str(self.store), self.ranks)
             distributed.init_process_group(
@@ -56,10 +56,10 @@ class Seat:
 
 
 class Runtime(Protocol):
-    """The way to a device. Tests replace it, and nothing else. It can be sent to a process."""
+    """Access to a device. Tests replace it, and nothing else. It can be sent to a process."""
 
     def start(self, seat: Seat) -> torch.device:
-        """Begin to use the rank's core in this process, which has the settings. Returns it."""
+        """Take the rank's core in this process, which has the settings. Returns the device."""
         ...
 
     def start_compiling(self, ranks: int) -> torch.device:
@@ -81,7 +81,7 @@ class TorchNeuron:
         return torch.device("neuron", seat.rank)
 
     def start_compiling(self, ranks: int) -> torch.device:
-        """Stand in for the ranks, and return the device; see Runtime.start_compiling."""
+        """Make a stand-in group, and return the device; see Runtime.start_compiling."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
@@ -90,9 +90,9 @@ class TorchNeuron:
 
 
 def join_nobody(ranks: int) -> None:
-    """Make a default group of several ranks of which only rank 0 is there.
+    """Make a default group for `ranks` ranks, of which only rank 0 exists, to compile with.
 
-    Its collectives can be captured, and do nothing: all ranks have the same graphs.
+    Its collectives can be captured, and do nothing. All ranks have the same graphs.
     """
     if ranks > 1:
         from torch.testing._internal.distributed.fake_pg import FakeStore

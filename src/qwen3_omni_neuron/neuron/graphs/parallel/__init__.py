@@ -1,1 +1,1 @@
-"""Tensor parallelism: how a module is cut over several cores, and where they sum."""
+"""Tensor parallelism: how a module is cut for several cores, and where they sum results."""

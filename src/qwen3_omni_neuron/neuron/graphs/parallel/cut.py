@@ -10,7 +10,7 @@ from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.model.config import DecoderConfig
 
 PAD = -1
-"""Number of a head that is all zeros."""
+"""Index that stands for a head of zeros."""
 
 Units = tuple[int, ...]
 
@@ -18,9 +18,9 @@ Units = tuple[int, ...]
 def query_heads(heads: int, kv_heads: int, tp: int) -> list[Units]:
     """Return the query heads of each rank, padded with PAD to the same number.
 
-    Heads of their own keys (kv_heads == heads) go in order, padded at the end: 20 at TP 8 become
-    24. Where several ranks share a KV head, the query heads of that one are spread over them: 4
-    query and 2 KV heads at TP 8 become (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
+    Heads with a KV head each (kv_heads == heads) go in order, padded at the end: 20 at TP 8 become
+    24. Where several ranks share a KV head, its query heads are spread over them: 4 query and 2 KV
+    heads at TP 8 become (0), (1), (PAD), (PAD), (2), (3), (PAD), (PAD).
     Raises OptionError where KV heads and ranks don't divide.
     """
     if heads == kv_heads:
@@ -76,8 +76,8 @@ KERNEL_WIDTH = 256  # a core's part of an expert's width is a multiple of it in 
 class ExpertWidths:
     """Sizes of a decoder's routed experts under a TP degree and a profile.
 
-    width: of an expert. padded: with its zeros, on all cores together. nbytes: of all experts of
-    all layers as they are; padded_nbytes: as the cores hold them.
+    width: width of an expert. padded: the same with its zeros, on all cores together. nbytes: size
+    of all experts of all layers without padding; padded_nbytes: their size as the cores hold them.
     """
 
     width: int
@@ -106,7 +106,7 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cut:
-    """An axis of a tensor, and for each rank its spans of that axis, in the rank's order.
+    """An axis along which a tensor is cut, and each rank's spans of that axis, in rank order.
 
     Every rank has the same length. Several ranks may have the same span; no span is left out.
     """
@@ -121,7 +121,7 @@ class Cut:
 
 
 Cuts = Mapping[str, Cut]
-"""Cuts by parameter name; a parameter without one is whole at every rank."""
+"""Cuts by parameter name; a parameter without a cut is whole at every rank."""
 
 
 def rank_width(width: int, tp: int, multiple: int = 1) -> int:
@@ -148,7 +148,7 @@ def cut_width(axis: int, blocks: Sequence[int], tp: int, multiple: int = 1) -> C
 
 
 def cut_heads(axis: int, head_dim: int, heads: Sequence[Units]) -> Cut:
-    """Cut an axis of heads with head_dim entries each. heads: each rank's, counted on the axis."""
+    """Cut an axis of heads with head_dim entries each. heads: each rank's head indices."""
     return Cut(
         axis,
         tuple(

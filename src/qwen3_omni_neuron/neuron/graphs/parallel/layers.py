@@ -1,7 +1,7 @@
 """Layers that are cut over several ranks, and the group of ranks that they sum over.
 
-A column-parallel matrix computes some outputs at each rank; a row-parallel one takes them as some
-of its inputs and sums over the ranks: one collective for the two.
+A column-parallel matrix gives each rank some of its outputs. A row-parallel matrix takes them as
+some of its inputs and sums over the ranks, so that the pair needs one collective.
 """
 
 from typing import Protocol
@@ -41,8 +41,8 @@ class Alone:
 class ColumnParallel(nn.Module):
     """Matrix with some of the outputs at each rank.
 
-    group: gathers the outputs; None: they stay at their ranks. whole: number of outputs, without
-    padding, where they are gathered.
+    group: the group that gathers the outputs; None: each rank keeps its own. whole: number of
+    gathered outputs, without padding.
     """
 
     def __init__(self, into: int, out: int, bias: bool, group: Group | None = None, whole: int = 0):

@@ -136,7 +136,7 @@ def _decoder_attention(layer: Attention, tp: int, group: Group) -> dict[str, Cut
 
 
 def _gathered(name: str) -> Callable[[Any, int, Group], dict[str, Cut]]:
-    """Make the rule for a matrix of logits: some columns a rank, gathered."""
+    """Make the rule for a logits matrix, which gives each rank some columns and gathers them."""
 
     def rule(layer: Any, tp: int, group: Group) -> dict[str, Cut]:
         weight = getattr(layer, name).weight
