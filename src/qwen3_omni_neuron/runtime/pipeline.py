@@ -233,7 +233,7 @@ class Pipeline:
             stage.join(join_timeout_s)
 
     def _looks(self) -> list[Callable[[], None]]:
-        """Return a poll for each stage whose engine can die: it fails the stage after that."""
+        """Return a poll for each stage whose engine can die; it then fails the stage."""
 
         def look(stage: Stage[Any], fault: Fault) -> None:
             error = fault()
