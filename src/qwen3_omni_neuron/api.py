@@ -120,8 +120,9 @@ class Qwen3Omni:
         all stages have the same cores, with "split" each stage has its own.
         threads: number of CPU threads for all stages together; default: torch's number here.
         wrap_engines: function from the built engines to the engines to run, for example to record
-        calls. Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree
-        that doesn't fit it or can't be pulled, OutputError if there is no space for the tree,
+        calls.
+        Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
+        doesn't fit it or can't be pulled, OutputError if there is no space for the tree,
         NotInstalledError if packages of the target are missing, OptionError for an argument.
         """
         if placement not in PLACEMENTS:
@@ -242,7 +243,8 @@ class Qwen3Omni:
 
         system: content of a system message. messages: the earlier conversation, such as another
         session's `messages`. options: options of every reply, unless `Session.respond` gives
-        others. Raises an InputError (see errors).
+        others.
+        Raises an InputError (see errors).
         """
         if "speaker" in options:
             RequestOptions.parse(options).speaker_id(self._config)

@@ -66,8 +66,8 @@ class Reply:
     Only the stream's reader adds to it. spoken: False for a reply in text alone. bytes_per_s: pace
     of the speech in earlier replies. ended: no event follows. complete: the caller got its last
     event, and not only those before a barge-in or an error. heard_s: seconds that the listener
-    heard, None if unknown. spoken_bytes: size in UTF-8 of the text if its speech is complete, else
-    0.
+    heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
+    by itself, else 0.
     """
 
     def __init__(self, spoken: bool, bytes_per_s: float):
@@ -112,7 +112,7 @@ class Reply:
 def mean_pace(replies: Sequence[Reply]) -> float:
     """Return the bytes of text a second in a session's speech; BYTES_PER_S before there is any.
 
-    Replies whose speech is not complete do not count.
+    Only replies whose speech the talker ended by itself count.
     """
     spoken = [reply for reply in replies if reply.spoken_bytes]
     text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
@@ -416,11 +416,12 @@ class Session:
 
         reply: by default the last one. To be called after its stream has ended; the last call
         counts. Text is assumed to be spoken at a constant pace, in bytes of UTF-8 a second: the
-        pace of this reply if its speech is complete, else the mean of the session's complete
-        replies and of BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the token, or the character
-        of several tokens, of which less than half was heard. A reply without a token left is
-        removed. Raises MessageError if there is no reply in speech or it still streams, and
-        OptionError for more seconds than the caller got.
+        pace of this reply if the talker ended its speech by itself, else the mean over the
+        session's replies of that kind and BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the
+        token, or the character of several tokens, of which less than half was heard. A reply
+        without a token left is removed.
+        Raises MessageError if there is no reply in speech or it still streams, and OptionError for
+        more seconds than the caller got.
         """
         with self._lock:
             self._check_open()

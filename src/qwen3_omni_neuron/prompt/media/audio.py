@@ -221,7 +221,7 @@ def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
 
 
 def _unreadable(where: str, source: Source, error: object) -> AudioError:
-    reason = getattr(error, "error_string", error)  # its str has the address of the file object
+    reason = getattr(error, "error_string", error)  # its str has the file object's address
     return AudioError(
         f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG and MP3 can."
     )
@@ -303,7 +303,7 @@ def _scaled(samples: NDArray[Any]) -> Waveform:
         info = np.iinfo(samples.dtype)
         middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
         samples = (samples - float(middle)) / (float(info.max) - middle + 1)
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # values too large for float32 become inf, which is refused
         return samples.astype(np.float32)
 
 

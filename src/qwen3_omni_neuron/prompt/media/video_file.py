@@ -104,8 +104,9 @@ def read_video_file(
     with the first frame.
     limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
     to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
-    are cores. Raises VideoError when the file can't be decoded, AudioError when its audio is too
-    short, and PromptTooLongError when it is too long.
+    are cores.
+    Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
+    PromptTooLongError when it is too long.
     """
     with _opened(source, where) as container:
         stream = _video_stream(container, source, where, threads)
@@ -255,7 +256,7 @@ class _Kept:
 
     def __init__(self, n: int, fit: Fit):
         self._n, self._fit = n, fit
-        self._size: tuple[int, ...] | None = None  # of the first frame, upright and not yet fitted
+        self._size: tuple[int, ...] | None = None  # the first frame's, upright, not yet fitted
         self.count = 0
         self.frames: Frames | None = None
 

@@ -36,7 +36,7 @@ class Timeline:
     start: Fraction
 
     def by_count(self) -> "Timeline":
-        """Return the same length with equally long frames, numbered in the order they are shown."""
+        """Return the same length with equally long frames, numbered in display order."""
         total = len(self.ticks)
         tick = self.seconds / total
         return Timeline(np.arange(total), tick, self.seconds, True, True, self.start)
