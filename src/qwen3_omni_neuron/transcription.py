@@ -100,9 +100,9 @@ def transcribe(
     instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
     own, or else INSTRUCTION. concurrency: number of files at a time, at least 1; a model with fewer
     slots (max_concurrency) queues the others. max_new_tokens: limit of each text. A file that can't
-    be read, is too long for the context, or takes too long gives a Failure. Raises OptionError,
-    MessageError, ClosedError or EngineDiedError, which concern every file. Closing the iterator
-    drops the files that were not begun.
+    be read, is too long for the context, or takes too long gives a Failure.
+    Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
+    Closing the iterator drops the files that were not begun.
     """
     yield from _several(
         partial(_transcribe_one, omni, instruction, max_new_tokens), files, concurrency

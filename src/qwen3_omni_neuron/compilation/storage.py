@@ -276,7 +276,7 @@ def _copy(store: _Store, name: str, path: Path, file: FileRecord, counter: _Coun
 
 
 def _is_whole(folder: Path, wanted: str) -> bool:
-    """Return whether a folder has the tree of a hash, with all files in their sizes."""
+    """Return whether a folder has the tree of a hash, with all files of the right size."""
     try:
         content = manifest_bytes(folder)
         if _hash(content) != wanted:

@@ -89,13 +89,13 @@ class Target:
     """One entry of `loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults.
-    versions: returns the versions that a compiled graph depends on, by package; if one differs, the
-    graph is compiled again.
+    versions: returns the versions that a compiled graph depends on, by package; if one differs,
+        the graph is compiled again.
     compile_graph: compiles one graph of a plan.
     expected_bytes: returns the approximate size in bytes of a graph's folder, for the progress bar
         and the error about a full disk.
     build_engines: builds the engines of some stages. It is sent to other processes, so it must be
-    importable, like `compile_graph`.
+        importable, like `compile_graph`.
     environments: returns, by stage, the environment variables that give its process its cores.
         Raises OptionError, with the numbers, if the request can't be met.
     needs_tree: a model can only be loaded from a compiled tree, not from the checkpoint's weights.

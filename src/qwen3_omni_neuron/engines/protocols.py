@@ -66,9 +66,9 @@ class Thinker(Protocol):
         are not encoded. start: number of the prompt's rows that the slot holds already, from an
         earlier call or a copy; below the prompt's length. Later rows of the slot are dropped.
         media: result of an `Encoder` for these rows, and perhaps for some before and after them;
-        None: they are encoded here. It can be given only if the target has an `Encoder`. Returns
-        the last row's logits [1, vocab], and the accept layer's hidden states [media, hidden] at
-        the audio, image and video positions from `start` on, in order.
+        None: they are encoded here. It can be given only if the target has an `Encoder`.
+        Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
+        hidden] at the audio, image and video positions from `start` on, in order.
         """
         ...
 
