@@ -99,7 +99,7 @@ class RightOfWay:
         return rows
 
     def together(self, rows: Sequence[int]) -> int:
-        """Return how many of the first prompts run without a step between. rows: one number each."""
+        """Return how many of the first prompts run without a step between. rows: their sizes."""
         sums = accumulate(map(self.expected_s, rows))
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
