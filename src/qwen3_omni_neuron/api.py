@@ -53,17 +53,17 @@ from qwen3_omni_neuron.session import Session, SessionModel
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-PIECE_TOKENS = 128  # of a text that is spoken: half a minute to a minute
-FRAMES_PER_TOKEN = 8  # of slow speech, 0.64 s: so many positions of the talker a token may take
+PIECE_TOKENS = 128  # tokens of one piece of spoken text: half a minute to a minute
+FRAMES_PER_TOKEN = 8  # talker positions that a token may take: slow speech, 0.64 s
 _EMPTY_TURN = ({"role": "user", "content": ""},)
-FINALIZER_TIMEOUT_S = 2.0  # for each thread to end when a model is dropped without being closed
+FINALIZER_TIMEOUT_S = 2.0  # wait for each thread when a model is dropped without being closed
 
 
 class Qwen3Omni:
     """A loaded model: `load` it, ask it, `close` it (or use it in a `with` block).
 
-    Requests may come from several threads. They share the engines' steps and nothing else: each
-    gives what it gives alone.
+    Requests may come from several threads. They share the engines' steps and nothing else: the
+    result of a request does not depend on the others.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Qwen3Omni:
         max_queued: int,
         reuse: bool = True,
     ):
-        """Use `load` instead."""
+        """Do not call this; use `load`."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
-        # Threads and processes end with the model, also where nobody closes it.
+        # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
 
     @staticmethod
@@ -102,27 +102,28 @@ class Qwen3Omni:
     ) -> "Qwen3Omni":
         """Load a checkpoint.
 
-        model_path: a folder, or a hub id. target: one of loading.TARGETS; the tree's by default,
-        or else "cpu". dtype: "auto" (on the CPU "mixed" for a bfloat16 checkpoint, else the
-        checkpoint's), or one that the target has: see docs/options.md.
-        max_concurrency: slots, so many requests at a time (8).
+        model_path: a folder, or a hub id. target: one of loading.TARGETS; default: the compiled
+        tree's target, or "cpu" without a tree. dtype: "auto" (on the CPU "mixed" for a bfloat16
+        checkpoint, else the checkpoint's dtype), or a dtype of the target: see docs/options.md.
+        max_concurrency: number of slots, the requests that run at a time (8).
         context_length: positions that a slot's KV cache holds (8192, or the model's own limit
-        where that is less); prompt and reply must fit. max_queued: requests that may wait for a
-        slot, in the order they came; one more gets a BusyError. reuse: see docs/reuse.md.
-        placement: "shared", all engines in this process, or "split", thinker, talker and vocoder
-        each in a process of its own.
-        compiled_path: what `qwen3-omni-neuron compile` wrote, or the address that `push` printed,
-        from which it is pulled first (see compilation.storage): weights, target, dtype, slots,
-        context length and buckets are the tree's then, and the checkpoint gives its config, its
-        tokenizer and its template. None: the weights are converted as they are read.
+        where that is less); prompt and reply must fit. max_queued: number of requests that may wait
+        for a slot, in the order they came; a further one gets a BusyError. reuse: see
+        docs/reuse.md. placement: "shared" runs all engines in this process, "split" runs thinker,
+        talker and vocoder each in a process of its own.
+        compiled_path: a tree that `qwen3-omni-neuron compile` wrote, or the address that `push`
+        printed, from which the tree is pulled first (see compilation.storage). The tree then gives
+        weights, target, dtype, slots, context length and buckets, and the checkpoint gives config,
+        tokenizer and template. None: the weights are converted as they are read.
         instance, cores: for a target whose cores belong to one process each: see
         neuron.cores.plan_cores. Default: this machine's type, and its first cores; with "shared"
-        all stages have the same ones, with "split" each stage has its own.
-        threads: of the CPU, for all stages together; default: as many as torch has here.
-        wrap_engines: gets the engines and returns those to run, for whoever watches their calls.
+        all stages have the same cores, with "split" each stage has its own.
+        threads: number of CPU threads for all stages together; default: torch's number here.
+        wrap_engines: function from the built engines to the engines to run, for example to record
+        calls.
         Raises CheckpointError for a checkpoint that can't be used, ArtifactError for a tree that
-        doesn't fit it or can't be pulled, OutputError where there is no room for it,
-        NotInstalledError where the target's packages are not there, OptionError for an argument.
+        doesn't fit it or can't be pulled, OutputError if there is no space for the tree,
+        NotInstalledError if packages of the target are missing, OptionError for an argument.
         """
         if placement not in PLACEMENTS:
             raise OptionError(f"placement is one of {', '.join(PLACEMENTS)}, got {placement!r}.")
@@ -152,7 +153,7 @@ class Qwen3Omni:
     def generate_text(
         self, messages: Messages, **options: "Unpack[RequestArguments]"
     ) -> SpeechResult:
-        """Answer a conversation in text alone: the same result, with no audio in it."""
+        """Answer a conversation in text alone: a result of the same type, without audio."""
         return _collect(self._start(messages, options, speak=False))
 
     def stream(self, messages: Messages, **options: "Unpack[RequestArguments]") -> SpeechStream:
@@ -162,10 +163,10 @@ class Qwen3Omni:
         video items (see prompt.template.Conversation.prompt). options: see
         options.RequestArguments.
         The request starts now, or is queued for a slot; closing the stream cancels it. Every token
-        of the returned text is spoken, the last one too where a limit cut the reply; the reference
-        leaves that one out.
-        Raises an InputError (see errors), BusyError or ClosedError; what ends the request later,
-        such as a LateError, is raised by its next event.
+        of the returned text is spoken, also the last one of a reply that a limit cut; the reference
+        leaves that token out.
+        Raises an InputError (see errors), BusyError or ClosedError. A later error, such as a
+        LateError, is raised by the next event.
         """
         return self._start(messages, options, speak=True)
 
@@ -176,19 +177,19 @@ class Qwen3Omni:
         return self._start(messages, options, speak=False)
 
     def say(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechResult:
-        """Speak a text itself: the collected `stream_speech`."""
+        """Speak a given text: the collected `stream_speech`."""
         return _collect(self.stream_speech(text, **options))
 
     def stream_speech(self, text: str, **options: "Unpack[SpeechArguments]") -> SpeechStream:
-        """Speak a text itself, event by event, as a reply that is already written.
+        """Speak a given text, event by event, as a reply that is already written.
 
         The thinker has no work: the talker reads an empty user turn, then the text. A long text is
-        cut at sentence ends into pieces (prompt.pieces), one stream for the caller: each
-        piece is spoken by itself, in one slot one after the other, with the seed counted on, and
-        talker_max_new_tokens limits each. In the text, names of special tokens are words, and
-        white space becomes one space. In the result thinker_finish_reason is "stop",
-        talker_finish_reason "length" where any piece was cut; in its timings, ttft_s is the time
-        to the slot, prompt_tokens 0 and text_tokens those of the text.
+        cut at sentence ends into pieces (prompt.pieces) that form one stream for the caller. Each
+        piece is spoken by itself, one after another in one slot, with the seed increased by 1 each
+        time, and talker_max_new_tokens limits each piece. In the text, names of special tokens are
+        words, and white space becomes one space. In the result thinker_finish_reason is "stop", and
+        talker_finish_reason is "length" if any piece was cut; in its timings, ttft_s is the time to
+        the slot, prompt_tokens is 0, and text_tokens counts the text's tokens.
         Raises an InputError (see errors), such as for an empty text, BusyError or ClosedError.
         """
         arrived_s = self._pipeline.clock.now()
@@ -207,12 +208,12 @@ class Qwen3Omni:
 
     @property
     def transcription_instruction(self) -> str | None:
-        """Text that asks this checkpoint for an audio's words, as far as it says; may be empty."""
+        """Text that asks this checkpoint for a transcription, if it names one; may be empty."""
         return self._defaults.transcription_instruction
 
     @property
     def media_settings(self) -> MediaSettings:
-        """Settings by which a process without a model decodes media: see serving.decoding.pool."""
+        """Settings for decoding media in a process without a model: see serving.decoding.pool."""
         return self.conversation.media_settings
 
     @property
@@ -229,7 +230,7 @@ class Qwen3Omni:
         )
 
     def status(self) -> Status:
-        """Return how many requests run and wait now, and the stages' times so far."""
+        """Return the numbers of running and waiting requests, and the stages' times so far."""
         return self._pipeline.status()
 
     def session(
@@ -238,10 +239,11 @@ class Qwen3Omni:
         messages: Messages = (),
         **options: "Unpack[RequestArguments]",
     ) -> Session:
-        """Begin a conversation that goes on turn by turn, with speech as it arrives.
+        """Begin a conversation of several turns, which takes speech as it arrives.
 
-        system: content of a system message. messages: the conversation before, such as another
-        session's `messages`. options: those of each reply, unless `Session.respond` has others.
+        system: content of a system message. messages: the earlier conversation, such as another
+        session's `messages`. options: options of every reply, unless `Session.respond` gives
+        others.
         Raises an InputError (see errors).
         """
         if "speaker" in options:
@@ -257,7 +259,7 @@ class Qwen3Omni:
         return Session(model, system, messages, options)
 
     def close(self) -> None:
-        """End what still runs with a ClosedError, the threads, and the engines."""
+        """End running requests with a ClosedError, then the threads and the engines."""
         self._finalizer.detach()
         _close(self._pipeline)
 
@@ -271,7 +273,7 @@ class Qwen3Omni:
         arrived_s = self._pipeline.clock.now()
         options = RequestOptions.parse(given)
         if speak:
-            options.speaker_id(self._config)  # a wrong one is refused before anything is read
+            options.speaker_id(self._config)  # refuse a wrong speaker before anything is read
         with one_torch_thread():
             prompt = self.conversation.prompt(
                 messages,
@@ -284,12 +286,12 @@ class Qwen3Omni:
         return SpeechStream(self._pipeline, request, owner=self)
 
     def _pieces(self, text: str, rows: int) -> list[WrittenReply]:
-        """Cut a text into pieces that the talker can speak after a prompt of so many rows."""
+        """Cut a text into pieces that the talker can speak after a prompt of `rows` rows."""
         if not isinstance(text, str):
             raise MessageError(f"the text to speak must be a str, got {format_value(text)}.")
         if not text.strip():
             raise MessageError("the text to speak is empty: give at least one word.")
-        # Row by row: the prompt's last one has the first token, each frame's the next one.
+        # The prompt's last row has the first token, and each frame's row has the next token.
         most = min(self._talker_context_length - rows + 1, MOST_WRITTEN)
         wanted = min(PIECE_TOKENS, self._defaults.reply_tokens or PIECE_TOKENS)
         wanted = min(wanted, max(1, most // FRAMES_PER_TOKEN))
@@ -309,9 +311,9 @@ class Qwen3Omni:
         return pieces
 
     def _spoken(self, text: str, most: int) -> tuple[list[int], int]:
-        """Return the token ids of a text to be spoken, and how many they are.
+        """Return the token ids of a text to be spoken, and their number.
 
-        Of one that has more than `most`, only that there are more.
+        For a text of more than `most` tokens, ids may be missing and the number is a lower bound.
         """
         words = " ".join(text.split())
         least = self.conversation.least_tokens(words, most)
@@ -375,7 +377,7 @@ def generate_audio(
 ) -> SpeechResult:
     """Load a checkpoint, answer one conversation in text and speech, and close it.
 
-    options: those of `Qwen3Omni.load`, and those of a request.
+    options: options of `Qwen3Omni.load` and of a request.
     """
     load: dict[str, Any] = {}
     request: dict[str, Any] = {}
@@ -386,7 +388,7 @@ def generate_audio(
 
 
 def _close(pipeline: Pipeline, join_timeout_s: float | None = None) -> None:
-    """Close a pipeline, and give back the memory that malloc keeps of what ran in it."""
+    """Close a pipeline, and return the memory that malloc kept from it to the system."""
     pipeline.close(join_timeout_s)
     give_back()
 

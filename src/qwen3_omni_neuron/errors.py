@@ -88,9 +88,9 @@ class ClosedError(Qwen3OmniError):
 
 
 class EngineDiedError(Qwen3OmniError):
-    """A process or thread that ran a part of the model has ended: the model is to be loaded again.
+    """A process or thread that ran a part of the model has ended: load the model again.
 
-    The message quotes the end of what the process has printed, or names the thread's exception.
+    The message quotes the end of the process's output, or names the thread's exception.
     """
 
 
@@ -102,7 +102,7 @@ _MAX_VALUE_CHARACTERS = 100
 
 
 def format_value(value: object) -> str:
-    """Return a value as a message shows it: short, printable, whatever its own repr does."""
+    """Return a value as text for a message: short and printable, whatever its own repr does."""
     try:
         text = repr(value)
     except Exception:  # too deep, too many digits, or an error of the object's own

@@ -1,4 +1,4 @@
-"""Events of a running request and its result; what a loaded model can do, and what it does now."""
+"""Events and result of a request; abilities and present work of a loaded model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,12 +16,13 @@ FinishReason = Literal["stop", "length", "no_speech"]
 class Timings:
     """Times and sizes of one request. Times are in seconds from its arrival.
 
-    queued_s: to the slot; ttft_s: to the first text token (where the text was given: to the slot);
-    ttfb_s: to the first audio sample (None without speech); total_s: to the last event; audio_s:
-    duration of the audio; rtf: time of the last sample over audio_s, below 1 is faster than real
-    time (None without speech); prompt_tokens, text_tokens, frames: numbers of them. reused_tokens:
-    those of the prompt whose rows an earlier request had computed. prompt_audio_tokens,
-    prompt_image_tokens: those of audio, and of images and videos.
+    queued_s: time to the slot. ttft_s: time to the first text token (to the slot if the text was
+    given). ttfb_s: time to the first audio sample (None without speech). total_s: time to the last
+    event. audio_s: duration of the audio. rtf: time of the last sample / audio_s; below 1 is faster
+    than real time (None without speech). prompt_tokens, text_tokens, frames: their numbers.
+    reused_tokens: number of prompt tokens whose rows an earlier request had computed.
+    prompt_audio_tokens, prompt_image_tokens: number of prompt tokens of audio, and of images and
+    videos.
     """
 
     queued_s: float
@@ -45,8 +46,8 @@ class SpeechResult:
     text: without special tokens. token_ids: generated thinker ids, EOS included when it was
     produced. codes: int64 [frames, code_groups]. audio: float32 [samples] in [-1, 1] at
     sample_rate Hz. Finish reasons: "stop" (the model ended), "length" (a limit did), and for the
-    talker "no_speech" (an empty text, or speech was not asked for). seed: the request's, given or
-    drawn; with it the request can be repeated.
+    talker "no_speech" (an empty text, or speech was not asked for). seed: seed of the request,
+    given or drawn, with which the request can be repeated.
     """
 
     text: str
@@ -72,8 +73,8 @@ class TextDelta:
 class AudioChunk:
     """Next part of the audio.
 
-    samples: float32 [samples]. first_sample: index of the first of them in the reply. frames: codec
-    frames that it was decoded from.
+    samples: float32 [samples]. first_sample: index in the reply of the first sample. frames: number
+    of codec frames that it was decoded from.
     """
 
     samples: NDArray[np.float32]
@@ -95,10 +96,10 @@ Event = TextDelta | AudioChunk | Finished
 class ModelInfo:
     """Abilities and sizes of a loaded model.
 
-    speakers: names of its voices; none where it has no talker. thinks: its template lets each reply
+    speakers: names of its voices; empty without a talker. thinks: its template lets each reply
     begin with reasoning, which ends with </think>. takes_tools: its template shows tools to the
-    model. slots: requests that run at a time; max_queued: that wait for a slot. context_length:
-    positions of a slot's KV cache.
+    model. slots: number of requests that run at a time. max_queued: number of requests that may
+    wait for a slot. context_length: positions of a slot's KV cache.
     """
 
     speakers: tuple[str, ...]
@@ -113,7 +114,7 @@ class ModelInfo:
 class StageTime:
     """Calls of a stage's engine since the model was loaded, and their time in seconds.
 
-    call_s: time of the call that is in progress now; 0 where there is none.
+    call_s: time of the call in progress; 0 if there is none.
     """
 
     calls: int
@@ -125,9 +126,10 @@ class StageTime:
 class Status:
     """Work of a loaded model now.
 
-    running: requests in a slot. queued: requests that wait for one. stages: by the names thinker,
-    talker and vocoder. fault: why a stage can't work any more, so that the model has to be loaded
-    again: its process or its thread has ended. None where all can.
+    running: number of requests in a slot. queued: number of requests that wait for a slot. stages:
+    times by the stage names, such as thinker, talker and vocoder. fault: reason why a stage can't
+    work any more (its process or thread has ended), so that the model has to be loaded again; None
+    if all work.
     """
 
     running: int

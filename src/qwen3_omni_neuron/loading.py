@@ -1,9 +1,9 @@
-"""From a path to engines: the target, its plan, and whether each stage has a process of its own.
+"""Load engines from a path: choice of the target, its plan, and the process of each stage.
 
 `TARGETS` is the table of targets: the machines that a model can be compiled for and run on. To add
 one, write its `compilation.target.Target` and name it there; nothing else in the package knows a
-target by its name. What needs torch is imported where engines are built: a compile plans, and runs
-its workers, without it.
+target by its name. Modules that need torch are imported where engines are built: a compile makes
+its plan and runs its workers without torch.
 """
 
 import os
@@ -30,7 +30,7 @@ READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
 
 
 class Targets(UserDict[str, Any]):
-    """Targets by name. One is imported when it is looked up: a CPU needs nothing of Neuron's."""
+    """Targets by name. A target is imported when it is looked up: the CPU needs no Neuron code."""
 
     def __getitem__(self, name: str) -> Target:
         """Return the target of a name. Raises KeyError."""
@@ -101,11 +101,11 @@ def load_engines(
     cores: Mapping[str, str] | None = None,
     threads: int | None = None,
 ) -> "Engines":
-    """Build the engines of a model where the placement says.
+    """Build the engines of a model in the processes of its placement.
 
-    placement: one of PLACEMENTS. "shared": all in this process. "split": thinker, talker with code
-    predictor, and vocoder each in a process of its own, which reads its own weights. Each stage has
-    its share of the threads that torch has here now. instance, cores: see `api.Qwen3Omni.load`.
+    placement: one of PLACEMENTS. "shared": all engines in this process. "split": thinker, talker
+    with code predictor, and vocoder each in a process of its own, which reads its own weights. Each
+    stage gets its share of this process's torch threads. instance, cores: see `api.Qwen3Omni.load`.
     Raises OptionError for a placement that the target's cores don't allow, EngineDiedError, and the
     errors of `compilation.target.EngineBuilder`.
     """
@@ -120,8 +120,8 @@ def load_engines(
     total = torch.get_num_threads() if threads is None else threads
     shares = stage_threads(total, stages, placement)
     spec = replace(spec, threads=shares)
-    # torch's own threads spin while they wait for each other: with more of them than cores they
-    # cost several times what they gain.
+    # torch's own threads spin while they wait for each other: more threads than cores cost several
+    # times what they gain.
     torch_threads = max(1, total // len(stages))
     environments = target.environments(spec.plan, CoreRequest(placement, stages, instance, cores))
     if placement == "split":
@@ -135,9 +135,9 @@ def load_engines(
 def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str, int]:
     """Return how many CPU threads each stage may use at a time.
 
-    In one process they share a pool, from which a stage takes what the others leave idle: thinker
-    and talker up to all, the vocoder up to half. Processes have a pool each, so that the threads
-    are divided: two parts each for thinker and talker, one for the vocoder.
+    In one process they share a pool, from which a stage takes idle threads: thinker and talker up
+    to all, the vocoder up to half. Processes have a pool each, so the threads are divided: two
+    parts each for thinker and talker, one for the vocoder.
     """
     parts = {stage: 1 if stage == "vocoder" else 2 for stage in stages}
     if placement == "split":
@@ -146,10 +146,10 @@ def stage_threads(total: int, stages: Sequence[str], placement: str) -> dict[str
 
 
 def set_environment(variables: Mapping[str, str]) -> None:
-    """Put the variables that name this process's cores into its environment.
+    """Set the environment variables that name this process's cores.
 
-    It must happen before the device's runtime starts in this process. Raises OptionError where a
-    variable is set already, to another value.
+    To be called before the device's runtime starts in this process. Raises OptionError if a
+    variable is already set to another value.
     """
     for name, value in variables.items():
         if os.environ.get(name, value) != value:
@@ -163,7 +163,7 @@ def set_environment(variables: Mapping[str, str]) -> None:
 def build_engine(
     build: EngineBuilder, spec: EngineSpec, stage: str
 ) -> "Thinker | Talker | Vocoder":
-    """Build the engine of one stage: what a stage's own process runs first."""
+    """Build the engine of one stage. A stage's own process runs this first."""
     built: Mapping[str, Any] = build(spec, [stage])
     return built[stage]
 
@@ -179,7 +179,7 @@ def _start_processes(
 
     processes: dict[str, EngineProcess] = {}
     try:
-        for stage, environment in environments.items():  # all at once: they read side by side
+        for stage, environment in environments.items():  # all at once, to read weights in parallel
             factory = partial(build_engine, build, spec, stage)
             processes[stage] = EngineProcess(stage, factory, environment, threads)
     except BaseException:
@@ -192,9 +192,9 @@ def _start_processes(
 
 
 def host_draws() -> "DrawIds":
-    """Return what draws tokens on this host, whichever target computes their logits.
+    """Return the function that draws tokens on this host, for the logits of any target.
 
-    It is the compiled library, or numpy where there is none.
+    It uses the compiled library, or numpy without it.
     """
     from qwen3_omni_neuron.cpu.native.draws import NativeDraws
     from qwen3_omni_neuron.cpu.native.installed import find_library

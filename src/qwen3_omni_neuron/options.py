@@ -1,8 +1,8 @@
 """Options of a request and of a load: names, types, defaults, ranges and their documentation.
 
-`RequestArguments` and `LoadArguments` are the keyword arguments that a type checker and an editor
-see. Each key carries an `OptionDoc`, from which the check of a request, the flags of the command
-line and the tables of the documents are made. `RequestOptions` holds the defaults of a request.
+`RequestArguments` and `LoadArguments` are the keyword arguments that type checkers and editors see.
+Each key carries an `OptionDoc`, from which the check of a request, the flags of the command line
+and the tables of the documents are made. `RequestOptions` holds the defaults of a request.
 """
 
 import types
@@ -17,9 +17,9 @@ from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.errors import CheckpointError, OptionError, format_value
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 
-_MAX_TOP_K = 2**31 - 1  # more than any vocabulary; engines keep it in 32 bits
+_MAX_TOP_K = 2**31 - 1  # larger than any vocabulary; engines keep it in 32 bits
 # Samplers compute in float32, in which a score divided by temperature and penalty must be finite;
-# and no lock waits longer than a few thousand million seconds.
+# and no lock can wait longer than a few thousand million seconds.
 _MIN_FACTOR, _MAX_NUMBER = 1e-9, 1e9
 
 
@@ -96,7 +96,8 @@ _SIZES = ValueRange("a list of sizes in frames", lambda value: _are_integers(val
 class OptionDoc:
     """Documentation of an option, and the values that it takes.
 
-    values: None where whoever takes the option checks it. default: words for a default of None.
+    values: allowed values; None: checked where the option is used. default: words for a default of
+    None.
     """
 
     help: str
@@ -108,7 +109,7 @@ _CHECKPOINT = "the checkpoint's"
 
 
 class SpeechArguments(TypedDict, total=False):
-    """Keyword arguments of a request for speech of a given text, as `RequestOptions` has them."""
+    """Keyword arguments of a request to speak a given text; see `RequestOptions`."""
 
     speaker: Annotated[str, OptionDoc("voice of the speech, in upper or lower case", _NAME)]
     seed: Annotated[
@@ -168,7 +169,7 @@ class SpeechArguments(TypedDict, total=False):
 
 
 class RequestArguments(SpeechArguments, total=False):
-    """Keyword arguments of a request, each as `RequestOptions` has it."""
+    """Keyword arguments of a request; see `RequestOptions`."""
 
     use_audio_in_video: Annotated[bool, OptionDoc("encode a video's audio track too", _FLAG)]
     thinker_max_new_tokens: Annotated[
@@ -252,7 +253,7 @@ class LoadArguments(TypedDict, total=False):
 
 
 class GenerateArguments(LoadArguments, RequestArguments, total=False):
-    """Keyword arguments of `api.generate_audio`: those of a load, and those of a request."""
+    """Keyword arguments of `api.generate_audio`: those of a load and of a request."""
 
 
 @dataclass(frozen=True)
@@ -260,10 +261,10 @@ class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
     Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key,
-    owner and the two timeouts are ours. A field whose default is None takes the checkpoint's own
-    value, where `OptionDoc.default` names no other. Limits count tokens, the one that ends text or
-    speech included. As in the reference, the talker token that meets its limit is never decoded, so
-    N tokens give N - 1 frames.
+    owner and the two timeouts are ours. A field whose default is None takes the checkpoint's value,
+    unless `OptionDoc.default` names another. Limits count tokens, including the one that ends text
+    or speech. As in the reference, the talker token that reaches the limit is never decoded, so N
+    tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -296,7 +297,7 @@ class RequestOptions:
 
     @staticmethod
     def parse(given: Mapping[str, Any], arguments: type = RequestArguments) -> "RequestOptions":
-        """Make options from keyword arguments. arguments: the class that names those allowed.
+        """Make options from keyword arguments. arguments: the class that names the allowed ones.
 
         Raises OptionError for another name, or a value out of its range.
         """
@@ -313,7 +314,7 @@ class RequestOptions:
         return RequestOptions(**given)
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
-        """Return the thinker's sampling, by the options or else by generation_config.json."""
+        """Return the thinker's sampling, from the options or else from generation_config.json."""
         return SamplingParams(
             do_sample=_or_default(self.thinker_do_sample, defaults.do_sample),
             temperature=_or_default(self.thinker_temperature, defaults.temperature),
@@ -361,7 +362,7 @@ class RequestOptions:
 
 
 def check_defaults(defaults: GenerationDefaults, folder: Path) -> None:
-    """Check a checkpoint's defaults as options are. Raises CheckpointError."""
+    """Check a checkpoint's defaults as options are checked. Raises CheckpointError."""
     for name, values in (
         ("do_sample", _FLAG),
         ("temperature", _FACTOR),
@@ -383,7 +384,7 @@ def _or_default(value: Any, default: Any) -> Any:
 
 @dataclass(frozen=True)
 class Option:
-    """One option, as the command line, a server or a document shows it.
+    """One option, for the command line, a server or a document.
 
     type: the annotation, such as `int | None`.
     """
@@ -414,7 +415,7 @@ class Option:
 
 
 def options_of(arguments: type, defaults: Mapping[str, Any]) -> tuple[Option, ...]:
-    """Return the options of `RequestArguments` or a like class, in the order of their defaults."""
+    """Return the options of a class such as `RequestArguments`, in the order of `defaults`."""
     hints = get_type_hints(arguments, include_extras=True)
     return tuple(
         Option(name, get_args(hints[name])[0], default, get_args(hints[name])[1])

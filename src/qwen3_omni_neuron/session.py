@@ -1,8 +1,8 @@
-"""Session: a conversation turn by turn, which may hear a question piece by piece.
+"""Session: a conversation turn by turn, in which a question may arrive piece by piece.
 
-A turn is a request over all messages so far, and its reply is the one that the same messages get
-from `api.Qwen3Omni.stream`. A session keeps its messages' features and pixels, so that a turn
-costs only what is new.
+A turn is a request over all messages so far, with the same reply as `api.Qwen3Omni.stream` gives to
+these messages. A session keeps its messages' features and pixels, so that a turn computes only
+those of new messages.
 """
 
 import threading
@@ -37,8 +37,8 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
-BYTES_PER_S = 15.0  # of UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
-RATE_WEIGHT_S = 2.0  # seconds of speech that BYTES_PER_S counts as, beside those of the session
+BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
+RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
 _ROUNDING_S = 1e-3
 
 
@@ -46,10 +46,10 @@ _ROUNDING_S = 1e-3
 class SessionModel:
     """Parts of a loaded model that a session uses.
 
-    request: makes the request of a prompt, its options, whether it is to be spoken, and the time
-    by the pipeline's clock at which it came; raises OptionError or PromptTooLongError. most_tokens:
-    longest prompt. speaks: whether the checkpoint has a talker. owner: object that must live as
-    long as a stream.
+    request: makes a request from a prompt, its options, whether it is to be spoken, and its arrival
+    time by the pipeline's clock; raises OptionError or PromptTooLongError. most_tokens: longest
+    prompt. speaks: whether the checkpoint has a talker. owner: object that must live as long as a
+    stream.
     """
 
     conversation: Conversation
@@ -61,13 +61,13 @@ class SessionModel:
 
 
 class Reply:
-    """Reply in a session's history: the text and the seconds of audio that the caller was given.
+    """Reply in a session's history: the text and the seconds of audio that the caller got.
 
-    The stream's reader alone adds to it. spoken: False for a reply in text alone. bytes_per_s:
-    pace of the speech, of earlier replies. ended: no event follows. complete: its last event was
-    given, and not only those before a barge-in or an error. heard_s: seconds that the listener
-    heard, None where nobody said so. spoken_bytes: size in UTF-8 of the text, where the speech
-    came to its own end, else 0.
+    Only the stream's reader adds to it. spoken: False for a reply in text alone. bytes_per_s: pace
+    of the speech in earlier replies. ended: no event follows. complete: the caller got its last
+    event, and not only those before a barge-in or an error. heard_s: seconds that the listener
+    heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
+    by itself, else 0.
     """
 
     def __init__(self, spoken: bool, bytes_per_s: float):
@@ -76,10 +76,10 @@ class Reply:
         self.audio_s = 0.0
         self.heard_s: float | None = None
         self.spoken_bytes = 0
-        self._deltas: list[str] = []  # whole characters; a token each, or the tokens of one
+        self._deltas: list[str] = []  # whole characters, of one or several tokens each
 
     def add(self, event: Event) -> None:
-        """Take note of an event that the caller gets."""
+        """Record an event that the caller gets."""
         if isinstance(event, TextDelta):
             self._deltas.append(event.text)
         elif isinstance(event, AudioChunk):
@@ -110,9 +110,9 @@ class Reply:
 
 
 def mean_pace(replies: Sequence[Reply]) -> float:
-    """Return the bytes of text in a second of a session's speech; BYTES_PER_S before there is any.
+    """Return the bytes of text a second in a session's speech; BYTES_PER_S before there is any.
 
-    Replies whose speech did not come to its own end do not count.
+    Only replies whose speech the talker ended by itself count.
     """
     spoken = [reply for reply in replies if reply.spoken_bytes]
     text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
@@ -120,9 +120,9 @@ def mean_pace(replies: Sequence[Reply]) -> float:
 
 
 class ReplyStream(SpeechStream):
-    """Stream of a session's reply: a SpeechStream that notes what the caller was given.
+    """Stream of a session's reply: a SpeechStream that records what the caller got.
 
-    reply: what it has noted, an entry of `Session.turns`.
+    reply: the record, an entry of `Session.turns`.
     """
 
     def __init__(self, pipeline: Pipeline, request: Request, owner: object, reply: Reply):
@@ -136,18 +136,18 @@ class ReplyStream(SpeechStream):
         return event
 
     def close(self) -> None:
-        """Cancel the reply: a barge-in, where it has not finished."""
+        """Cancel the reply: a barge-in, if it has not finished."""
         super().close()
         self.reply.ended = True
 
 
 @dataclass(eq=False)
 class Turn:
-    """Message of a session's history, as it was given and as it was read; see `Session.read`.
+    """Message of a session's history, as given by the caller and as checked; see `Session.read`.
 
-    given, checked: content, a string or a list of items. A clip that grew stands in `given` itself.
-    calls: an assistant's calls of tools. said: text of a reply, in which names of special tokens
-    are words that the model wrote.
+    given, checked: content, a string or a list of items; `given` holds a growing clip itself.
+    calls: an assistant's calls of tools. said: True for the text of a reply, in which names of
+    special tokens are words that the model wrote.
     """
 
     role: str
@@ -158,7 +158,7 @@ class Turn:
     said: bool = False
 
     def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
-        """Append content to that which is there."""
+        """Append content to the present content."""
         if self.given is None:
             self.given, self.checked = given, checked
         else:
@@ -190,15 +190,15 @@ class Turn:
 class Session:
     """Conversation turn by turn: `append` and `append_audio` what the user says, then `respond`.
 
-    May be used by several threads, such as one that records and one that plays. Close it, or use
-    it in a `with` block: a reply that still streams ends with it. It holds a slot of the model
-    only while a reply streams.
+    Several threads may use it, such as one that records and one that plays. Close it, or use it in
+    a `with` block, which ends a reply that still streams. It holds a slot of the model only while a
+    reply streams.
     """
 
     def __init__(
         self, model: SessionModel, system: str | None, messages: Messages, options: RequestArguments
     ):
-        """Use `Qwen3Omni.session` instead."""
+        """Do not call this; use `Qwen3Omni.session`."""
         self._model, self._options = model, options
         parsed = RequestOptions.parse(options)
         self._hear_videos, self._literal_text = parsed.use_audio_in_video, parsed.literal_text
@@ -209,12 +209,12 @@ class Session:
         self._lock = threading.RLock()
         self._system: Turn | None = None
         self._history: list[Turn | Reply] = []
-        self._turn: Turn | None = None  # of the user, not yet answered
+        self._turn: Turn | None = None  # the user's turn that has no answer yet
         self._clip: GrowingClip | None = None  # the last item of _turn
         self._reply: Reply | None = None
         self._stream: Callable[[], ReplyStream | None] = lambda: None
-        # Windows of _clip, and its peak, when they were last computed ahead; None: not yet, nor
-        # what comes before the clip.
+        # Windows of _clip, and its peak, at the last prefill ahead; None: nothing was prefilled,
+        # not even the rows before the clip.
         self._warmed: tuple[int, float] | None = None
         self._warming: list[WarmUp] = []
         self._closed = False
@@ -227,15 +227,15 @@ class Session:
         """The conversation so far, as messages that `Qwen3Omni.stream` and `session` take.
 
         A reply has the text that its listener heard; see `heard`. Audio that came in pieces, or as
-        an array, is float32 at the model's rate; other media are as they were given. Audio that
-        still arrives lacks the samples that the resampler has not given yet.
+        an array, is float32 at the model's rate; other media are as they were given. Audio that is
+        still arriving lacks the samples that the resampler still holds.
         """
         with self._lock:
             return [turn.message for turn in self._read()]
 
     @property
     def system(self) -> Any:
-        """Content of the system message before all turns; None for none. It can be set."""
+        """Content of the system message before all turns, None if there is none. It can be set."""
         return None if self._system is None else self._system.given
 
     @system.setter
@@ -246,12 +246,12 @@ class Session:
 
     @property
     def turns(self) -> list[Turn | Reply]:
-        """Turns and replies of the history, without what the user has not ended yet."""
+        """Turns and replies of the history, without the user's unfinished turn."""
         with self._lock:
             return list(self._history)
 
     def set_options(self, **options: "Unpack[RequestArguments]") -> None:
-        """Set the options of the replies from now on, in place of those of the session so far.
+        """Set the options of later replies, in place of the session's current options.
 
         Raises OptionError, and the errors of `Qwen3Omni.stream` for tools.
         """
@@ -279,7 +279,7 @@ class Session:
             self._history.insert(at, turn)
 
     def remove(self, turn: Turn | Reply) -> None:
-        """Take a turn or a reply out of the history. A reply that streams goes on."""
+        """Remove a turn or a reply from the history. A reply that streams goes on."""
         with self._lock:
             self._check_open()
             del self._history[self._index(turn)]
@@ -287,8 +287,8 @@ class Session:
     def commit(self) -> Turn:
         """End the user's turn without answering it, and put it into the history.
 
-        Raises AudioError, and ends nothing, for a clip that is too short; MessageError where
-        nothing was appended.
+        Raises AudioError, and ends nothing, for a clip that is too short; MessageError if nothing
+        was appended.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -301,16 +301,16 @@ class Session:
             return turn
 
     def clear(self) -> None:
-        """Drop what was appended since the last turn ended."""
+        """Drop the content that was appended since the last turn ended."""
         with self._lock:
             self._check_open()
             self._turn = self._clip = self._warmed = None
 
     def prepare(self, speak: bool = True) -> None:
-        """Have the user's turn computed ahead as if it ended here, in pauses of the model.
+        """Prefill the user's turn ahead, as if it ended here, in pauses of the model.
 
-        For a moment in which the user may have finished. More can be appended all the same. Does
-        nothing while a reply streams, without reuse, or where there is nothing to compute.
+        To be called when the user may have finished; more can still be appended. Does nothing while
+        a reply streams, without reuse, or if there is nothing to compute.
         """
         with self._lock, one_torch_thread():
             self._check_open()
@@ -320,15 +320,15 @@ class Session:
             options = RequestOptions.parse(self._options)
             try:
                 prompt = self._prompt(self._read(), tools=options.tools)
-            except (AudioError, PromptTooLongError):  # the clip is too short so far; see respond
+            except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
             self._warm_up(prompt, options, speak and model.speaks)
 
     def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
-        """Append content to the user's next turn: text, or items as in messages.
+        """Append content to the user's turn: text, or items as in messages.
 
-        Allowed while a reply streams. Ends the clip that append_audio began. Content that is
-        refused changes nothing.
+        Allowed while a reply streams. Ends the clip that append_audio began. Refused content
+        changes nothing.
         Raises the errors of `Qwen3Omni.stream` for the content, and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -344,8 +344,7 @@ class Session:
 
         samples: [samples] or [samples, channels]; integers are scaled by their range. The pieces
         are one clip until `respond` or `append`, with one rate and number of channels. The speech
-        is read as it arrives, and allowed while a reply streams. A piece that is refused changes
-        nothing.
+        is prefilled as it arrives. Allowed while a reply streams. A refused piece changes nothing.
         Raises AudioError, PromptTooLongError and ClosedError.
         """
         with self._lock, one_torch_thread():
@@ -369,15 +368,15 @@ class Session:
     ) -> ReplyStream:
         """Answer the user's turn, event by event, as `Qwen3Omni.stream` does.
 
-        speak: False for a reply in text alone. turns: those to answer instead of the history and
-        the user's turn, which then stays open; some of `turns`, or read with `read`. system: system
+        speak: False for a reply in text alone. turns: turns to answer instead of the history and
+        the user's turn, which then stays open; some of `turns`, or made by `read`. system: system
         message of this reply instead of the session's. keep: put the reply into the history.
-        options: those of a request, over the session's own.
-        Closing the stream early is a barge-in: what the caller was given of the audio counts as
-        heard, unless `heard` says less. After an error before the stream is there, such as a
-        BusyError, or a reply of which nothing was heard, the turn can be answered again.
-        Raises MessageError where there is nothing to answer or a reply still streams, AudioError
-        for a clip that is too short, and the errors of `Qwen3Omni.stream`.
+        options: options of this request, which override the session's.
+        Closing the stream early is a barge-in: the audio that the caller got counts as heard,
+        unless `heard` says less. After an error of this call, such as a BusyError, or a reply of
+        which nothing was heard, the turn can be answered again.
+        Raises MessageError if there is nothing to answer or a reply still streams, AudioError for a
+        clip that is too short, and the errors of `Qwen3Omni.stream`.
         """
         arrived_s = self._model.pipeline.clock.now()
         with self._lock, one_torch_thread():
@@ -413,15 +412,16 @@ class Session:
             return stream
 
     def heard(self, audio_s: float, reply: Reply | None = None) -> None:
-        """Say how many seconds of a reply its listener heard; the rest leaves the history.
+        """Set how many seconds of a reply its listener heard; the rest is removed from the history.
 
-        reply: by default the last one. Called when its stream has ended; the last call counts.
-        Text is taken to be spoken at an even pace, counted in bytes of UTF-8: that of this reply
-        where its speech came to its own end, else the mean of the session's complete replies and
-        of BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the token, or the character of several
-        tokens, of which less than half was heard. A reply without a token left leaves the history.
-        Raises MessageError where there is no reply in speech, or it still streams, and OptionError
-        for seconds that the caller was not given.
+        reply: by default the last one. To be called after its stream has ended; the last call
+        counts. Text is assumed to be spoken at a constant pace, in bytes of UTF-8 a second: the
+        pace of this reply if the talker ended its speech by itself, else the mean over the
+        session's replies of that kind and BYTES_PER_S for RATE_WEIGHT_S. The text is cut at the
+        token, or the character of several tokens, of which less than half was heard. A reply
+        without a token left is removed.
+        Raises MessageError if there is no reply in speech or it still streams, and OptionError for
+        more seconds than the caller got.
         """
         with self._lock:
             self._check_open()
@@ -439,7 +439,7 @@ class Session:
             reply.heard_s = seconds
 
     def close(self) -> None:
-        """End the reply that streams, and work ahead; `messages` can still be read."""
+        """End the reply that streams, and prefill ahead; `messages` can still be read."""
         with self._lock:
             self._closed = True
             stream = self._stream()
@@ -496,7 +496,7 @@ class Session:
         raise MessageError("this turn is not in the session's history.")
 
     def _kept(self, content: Any, media: Sequence[Media]) -> Any:
-        """Return content to keep: what the caller may change or has used up becomes samples."""
+        """Return content to keep, with samples in place of audio arrays and iterators."""
         if isinstance(content, str):
             return str.__str__(content)
         kept, read = [], iter(media)
@@ -518,10 +518,10 @@ class Session:
     def _read(
         self, turns: Sequence[Turn | Reply] | None = None, system: Turn | None = None
     ) -> list[Turn]:
-        """Return the turns of the conversation, or those given, replies among them.
+        """Return the turns of the conversation, or the given ones, with replies as turns.
 
-        A user's turn of images alone is part of the user's turn after it, and calls of tools of
-        the assistant's turn before them.
+        A user's turn of images alone is joined to the user's turn after it, and calls of tools are
+        joined to the assistant's turn before them.
         """
         if turns is None:
             entries = [system or self._system, *self._history, self._turn]
@@ -560,9 +560,9 @@ class Session:
         )
 
     def _warm(self, clip: GrowingClip) -> None:
-        """Have the rows that are final computed ahead.
+        """Prefill the final rows ahead.
 
-        Again where a window of the speech is new, or a louder moment may have changed one.
+        Repeated when there is a new window of speech, or a new peak may have changed a window.
         """
         model, windows = self._model, self._model.conversation.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
@@ -572,7 +572,7 @@ class Session:
         options = RequestOptions.parse(self._options)
         try:
             prompt = self._prompt(self._read(), True, options.tools)
-        except PromptTooLongError:  # `respond` says so
+        except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
         self._warm_up(prompt, options, speak)

@@ -1,4 +1,4 @@
-"""Transcription of many audio files, several at a time, and of one: streamed, or by windows."""
+"""Transcription of many audio files, several at a time, or of one file: streamed, or by windows."""
 
 import math
 import time
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
 
 INSTRUCTION = "Transcribe the speech in this audio. Answer with the words alone."
-WINDOW_S = 8.0  # the most audio that the encoder attends over
-CUT_S = 2.0  # at the end of a window, in which it is cut where it is quietest
-SHORTEST_S = 1.0  # of a window
-_QUIET_S = 0.05  # that are compared
+WINDOW_S = 8.0  # longest audio that the encoder attends over
+CUT_S = 2.0  # end of a window, which is cut at its quietest point
+SHORTEST_S = 1.0  # shortest window
+_QUIET_S = 0.05  # length of the stretches whose loudness is compared
 SAMPLING_RATE = 16000  # the audio encoder's; a file of another rate is resampled once, here
 Given = TypeVar("Given")
 Made = TypeVar("Made")
-# Errors that concern one file. Any other error would be the same for every file and ends them all.
+# Errors that concern one file. Any other error would be the same for every file and ends the run.
 _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 
 
@@ -38,10 +38,10 @@ _FILE_ERRORS = (AudioError, PromptTooLongError, LateError)
 class Transcript:
     """Transcript of one file.
 
-    audio_s: duration of the audio. ttft_s: from opening the file to the first token of text.
-    total_s: from opening the file to the last token. rtf: total_s over audio_s; below 1 is faster
-    than real time. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens
-    or the context did).
+    audio_s: duration of the audio. ttft_s: time from opening the file to the first text token.
+    total_s: time from opening the file to the last token. rtf: total_s / audio_s; below 1 is faster
+    than real time. finish_reason: "stop" (the model ended the text), or "length" (max_new_tokens or
+    the context did).
     """
 
     file: Path
@@ -57,7 +57,8 @@ class Transcript:
 class Segment:
     """Transcript of one window of an audio.
 
-    start_s, end_s: from the audio's beginning. token_ids: those of the text, without its end token.
+    start_s, end_s: times from the audio's beginning. token_ids: token ids of the text, without its
+    end token.
     """
 
     start_s: float
@@ -70,7 +71,8 @@ class Segment:
 class Window:
     """Part of an audio that is transcribed on its own.
 
-    start_s, end_s: from the audio's beginning. audio: its samples, as an audio item of a message.
+    start_s, end_s: times from the audio's beginning. audio: its samples, as an audio item of a
+    message.
     """
 
     start_s: float
@@ -95,12 +97,12 @@ def transcribe(
 ) -> Generator[Transcript | Failure, None, None]:
     """Transcribe each file greedily, and yield the outcomes in the order of the files.
 
-    instruction: text that follows the audio in the question, empty for none; None: the
-    checkpoint's own, or else INSTRUCTION. concurrency: files at a time, 1 or
-    more; a model of fewer slots (max_concurrency) queues the others. max_new_tokens: limit of each
-    text. A file that can't be read, is too long for the context, or takes too long gives a Failure.
+    instruction: text that follows the audio in the question, may be empty; None: the checkpoint's
+    own, or else INSTRUCTION. concurrency: number of files at a time, at least 1; a model with fewer
+    slots (max_concurrency) queues the others. max_new_tokens: limit of each text. A file that can't
+    be read, is too long for the context, or takes too long gives a Failure.
     Raises OptionError, MessageError, ClosedError or EngineDiedError, which concern every file.
-    Closing the iterator gives up the files that were not begun.
+    Closing the iterator drops the files that were not begun.
     """
     yield from _several(
         partial(_transcribe_one, omni, instruction, max_new_tokens), files, concurrency
@@ -116,8 +118,8 @@ def stream_transcript(
 ) -> SpeechStream:
     """Transcribe one audio greedily, event by event: TextDelta, and Finished at the end.
 
-    audio: an audio item of a message, such as {"audio": a path or bytes}. options: those of a
-    request. The other arguments are those of `transcribe`. Raises as Qwen3Omni.stream.
+    audio: an audio item of a message, such as {"audio": a path or bytes}. options: options of a
+    request. The other arguments are those of `transcribe`. Raises the errors of Qwen3Omni.stream.
     """
     samples = load_waveform(audio, SAMPLING_RATE, "audio")
     return _stream_samples(omni, samples, instruction, max_new_tokens, options)
@@ -132,9 +134,9 @@ def transcribe_windows(
 ) -> Generator[Segment, None, None]:
     """Transcribe one audio window by window, each on its own, and yield them in order.
 
-    So it is known when words were said, to a window; and audio may be longer than the context. A
-    window has at most WINDOW_S and is cut where its last CUT_S are quietest. The arguments are
-    those of `stream_transcript` and of `transcribe`; max_new_tokens limits each window's text.
+    So the time of words is known to a window, and audio may be longer than the context. A window is
+    at most WINDOW_S long, and is cut where its last CUT_S are quietest. The arguments are those of
+    `stream_transcript` and of `transcribe`; max_new_tokens limits each window's text.
     """
 
     def transcribe_window(window: Window) -> Segment:
@@ -150,7 +152,7 @@ def transcribe_windows(
 def read_windows(
     audio: Mapping[str, Any], cut: bool = True, longest_s: float = math.inf
 ) -> list[Window]:
-    """Read an audio and cut it into windows; where `cut` is false, one has all of it.
+    """Read an audio and cut it into windows; if `cut` is false, into one window.
 
     Raises AudioError, and PromptTooLongError for an audio that lasts more than longest_s.
     """
@@ -183,13 +185,13 @@ def windows(samples: NDArray[np.float32]) -> list[tuple[int, int]]:
 def _several(
     call: Callable[[Given], Made], given: Sequence[Given], concurrency: int
 ) -> Generator[Made, None, None]:
-    # A thread each: it takes its own request's tokens as they are made, so that its times are
-    # true and no reply waits for its reader; the model runs them all as one batch.
+    # One thread for each request takes its tokens as they are made, so that its times are true and
+    # no reply waits for its reader; the model runs all requests as one batch.
     pool = ThreadPoolExecutor(concurrency, "transcribe")
     try:
         yield from pool.map(call, given)
     finally:
-        # No wait: requests that still run end when the model is closed.
+        # Does not wait: requests that still run end when the model is closed.
         pool.shutdown(wait=False, cancel_futures=True)
 
 

@@ -4,7 +4,7 @@ config_json: config.json and generation_config.json -> model.config.
 files: find a checkpoint, and read its tensors by their released names.
 names: the released name of every parameter, and which parameter of a module it goes to.
 parameters: read stored tensors, convert them, and make them the parameters of a module.
-modules: the modules of model/ that a checkpoint fills, all of them or some stages.
+modules: the modules of model/ that a checkpoint fills, for all stages or some.
 tensor_file: write new safetensors files, one tensor at a time.
 """
 

@@ -1,8 +1,8 @@
 """Read config.json and generation_config.json of a checkpoint into model.config's dataclasses.
 
-Only the settings that the models compute with are kept. Both spellings of the rope settings are
-read: `rope_theta` beside `rope_scaling`, as released, and `rope_parameters`, as transformers 5
-saves them. A setting that is not implemented is refused here, by name, before any weight is read.
+Only the settings that the models use are kept. Both spellings of the rope settings are read:
+`rope_theta` beside `rope_scaling`, as released, and `rope_parameters`, as transformers 5 saves
+them. A setting that is not implemented is refused here, by name, before any weight is read.
 """
 
 import json
@@ -32,8 +32,8 @@ VISION_ROPE_THETA = 10000.0  # transformers' default; released configs don't nam
 def read_config(folder: Path) -> OmniConfig:
     """Read and check `folder`/config.json.
 
-    Raises CheckpointError where it is missing, broken or of another model, or sets something that
-    is not implemented.
+    Raises CheckpointError if it is missing, broken or of another model, or has a setting that is
+    not implemented.
     """
     raw = _read_json(folder / "config.json")
     model_type = raw.get("model_type")
@@ -96,7 +96,7 @@ class _Section:
         )
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a value, or the default where it is absent or null."""
+        """Return a value, or the default if it is absent or null."""
         value = self._raw.get(name)
         return default if value is None else value
 
@@ -104,7 +104,7 @@ class _Section:
         return self._raw.items()
 
     def section(self, name: str) -> "_Section":
-        """Return an object inside this one. Raises CheckpointError where there is none."""
+        """Return an object inside this one. Raises CheckpointError if it is missing."""
         value = self[name]
         if not isinstance(value, Mapping):
             raise CheckpointError(
@@ -114,7 +114,7 @@ class _Section:
         return _Section(value, f"{self._where}.{name}")
 
     def require(self, name: str, value: Any, allowed: tuple[Any, ...]) -> None:
-        """Raise CheckpointError where a value is not one of those that are implemented."""
+        """Raise CheckpointError if a value is not one of the implemented ones."""
         if value not in allowed:
             raise CheckpointError(
                 f"{self._where} sets {name} to {value!r}; implemented: "

@@ -56,7 +56,7 @@ class Checkpoint:
     """A checkpoint's tensors by released name.
 
     Shards are opened only while they are read, so that no file stays mapped in memory. Raises
-    CheckpointError where the index, a shard, or the single file is missing or broken.
+    CheckpointError if the index, a shard, or the single file is missing or broken.
     """
 
     def __init__(self, folder: Path):
@@ -78,13 +78,13 @@ class Checkpoint:
             reader.close()
 
 
-OPEN_BYTES = 64 << 20  # of the shards that a reader keeps open
+OPEN_BYTES = 64 << 20  # size limit of the shards that a reader keeps open
 
 
 class ShardReader:
-    """Reader of tensors by name, which has one large shard open at a time, or several small ones.
+    """Reader of tensors by name, which keeps one large shard open at a time, or several small ones.
 
-    What was read of an open shard counts as this process's memory.
+    The parts read from an open shard count as this process's memory.
     """
 
     def __init__(self, folder: Path, files: dict[str, str]):
@@ -116,7 +116,7 @@ class ShardReader:
             ) from error
 
     def trim(self) -> None:
-        """Close the open shards where they are large, so that they are not counted any longer."""
+        """Close the open shards if they are large, so that they no longer count."""
         if self._open_bytes > OPEN_BYTES:
             self.close()
 
@@ -168,7 +168,7 @@ def fingerprint(folder: Path) -> str:
     It covers config.json, the index, and for every shard its size, its header (names, types,
     shapes and offsets of its tensors), and the 64 bytes in the middle of every tensor: two
     fine-tunes of one model differ in nothing else. Paths and times of files don't count. A change
-    of values that misses the middle of every tensor is not noticed.
+    of values outside the middle of every tensor is not noticed.
     Takes seconds for the released checkpoint: 28,000 reads.
     Raises CheckpointError for a file that is missing or can't be read.
     """

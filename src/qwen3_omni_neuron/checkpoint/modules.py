@@ -37,10 +37,10 @@ STAGES = ("thinker", "talker", "vocoder")
 
 @dataclass
 class Models:
-    """Modules of model/, by name; None for those that were not asked for.
+    """Modules of model/ by name, None if not requested.
 
     embedding: the thinker's token embedding; the talker's text rows are projected from it.
-    codec_embedding: the talker's.
+    codec_embedding: the talker's codec embedding.
     """
 
     thinker: Thinker | None = None
@@ -73,8 +73,8 @@ def load_tables(checkpoint: Checkpoint, config: OmniConfig, dtype: torch.dtype) 
 def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Models, dict[str, Part]]:
     """Create the modules of some stages on the meta device, without weights.
 
-    Returns them, and the parts that fill them by their names in Models. Talker and vocoder are
-    left out where the checkpoint has none.
+    Returns the modules, and by their names in Models the parts that fill them. Talker and vocoder
+    are left out if the checkpoint has none.
     """
     models = Models()
     parts: dict[str, Part] = {}
@@ -89,7 +89,7 @@ def lay_out(config: OmniConfig, stages: Collection[str] = STAGES) -> tuple[Model
 
 
 def fill(module: nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Replace a module's parameters and buffers by these tensors, without a copy.
+    """Replace a module's parameters and buffers by the given tensors, without a copy.
 
     tensors: each with its dotted name in the module.
     """

@@ -128,7 +128,7 @@ def projection_pieces(name: str) -> Pieces:
 def code_predictor_pieces(c: TalkerConfig) -> Pieces:
     """Yield the pieces of model.code_predictor.CodePredictor.
 
-    Its table of code 0 is not among them: that is the talker's codec embedding.
+    They do not include its table of code 0, which is the talker's codec embedding.
     """
     stored = "talker.code_predictor"
     yield from _decoder("decoder", f"{stored}.model", c.predictor)
@@ -239,7 +239,7 @@ def _feed_forward(ours: str, theirs: str, width: int) -> Pieces:
 
 
 def _same(ours: str, theirs: str) -> Pieces:
-    """Yield weight and bias of a layer, stored as they are used."""
+    """Yield weight and bias of a layer, stored in the form in which they are used."""
     for kind in ("weight", "bias"):
         yield f"{ours}.{kind}", [Piece(f"{theirs}.{kind}")]
 

@@ -1,6 +1,6 @@
 """Read stored tensors, convert them, and make them the parameters of modules.
 
-Which stored tensors fill a parameter is in checkpoint.names.
+checkpoint.names says which stored tensors fill a parameter.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ LISTED_NAMES = 12  # names that an error lists; the rest are counted
 class Part:
     """One module with the pieces of every parameter that is its own.
 
-    prefixes: released names that begin with one of them must all be taken.
+    prefixes: all released names that begin with one of them must be used.
     """
 
     module: nn.Module
@@ -32,8 +32,8 @@ class Part:
 def load_parts(parts: Iterable[Part], checkpoint: Checkpoint, dtype: torch.dtype) -> None:
     """Fill the parameters of modules that were laid out on the meta device.
 
-    One parameter at a time, converted as it is copied: memory peaks at the parameters plus the
-    stored tensors of one of them.
+    Parameters are converted while they are copied, one at a time: memory peaks at all parameters
+    plus the stored tensors of one of them.
     Raises CheckpointError that lists the missing names and the names that no parameter takes, or
     names the first tensor of another shape than config.json says.
     """
@@ -51,8 +51,9 @@ def converted(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters of a part by name, one at a time, in the order of its pieces.
 
-    dtype: of all, or a function of a parameter's name and of the type that holds all its stored
-    tensors exactly. Raises CheckpointError for a tensor of another shape than config.json says.
+    dtype: dtype of all parameters, or a function of a parameter's name and of the dtype that holds
+    all its stored tensors exactly. Raises CheckpointError for a tensor of another shape than
+    config.json says.
     """
     parameters = dict(part.module.named_parameters())
     with checkpoint.reader() as reader:
@@ -71,12 +72,12 @@ def converted(
 def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
     """Convert a stored tensor and copy it to its region of a parameter.
 
-    Raises CheckpointError where its shape is not the region's.
+    Raises CheckpointError if its shape differs from the region's.
     """
     region = parameter[piece.region]
     if piece.convert is not None:
         stored = piece.convert(stored)
-    # A norm's weight [head_dim] goes to every head [heads, head_dim]; else shapes are equal.
+    # A norm's weight [head_dim] is copied to every head [heads, head_dim]; else shapes are equal.
     if region.shape[-stored.ndim :] != stored.shape:
         raise CheckpointError(
             f"{piece.name} has shape {list(stored.shape)}; config.json says "
@@ -87,9 +88,9 @@ def copy_piece(parameter: Tensor, piece: Piece, stored: Tensor) -> None:
 
 
 def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
-    """Check that the checkpoint has all names that the parts take.
+    """Check that the checkpoint has all names that the parts need.
 
-    It may have no other names that begin with one of their prefixes. Raises CheckpointError; see
+    It must have no other names that begin with one of their prefixes. Raises CheckpointError; see
     compare_names.
     """
     stored = set(checkpoint.names)
@@ -99,10 +100,11 @@ def check_names(parts: Sequence[Part], checkpoint: Checkpoint) -> None:
 
 
 def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
-    """Compare the names that modules take with the names that a checkpoint has.
+    """Compare the names that modules need with the names in a checkpoint.
 
-    wanted: must all be stored. owned: those stored that must all be wanted. Raises CheckpointError
-    that lists the wanted names that are not stored and the owned names that are not wanted.
+    wanted: names that must all be stored. owned: stored names that must all be wanted. Raises
+    CheckpointError that lists the wanted names that are not stored and the owned names that are not
+    wanted.
     """
     problems = []
     for problem, names in (
@@ -121,6 +123,6 @@ def compare_names(wanted: set[str], owned: set[str], stored: set[str]) -> None:
 
 
 def put_parameter(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Make a tensor the parameter of a dotted name in a module, without a copy."""
+    """Make a tensor the module's parameter with this dotted name, without a copy."""
     owner, _, attribute = name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, nn.Parameter(tensor, requires_grad=False))

@@ -20,7 +20,7 @@ _DTYPE_NAMES = {
     torch.int32: "I32",
     torch.int8: "I8",
 }
-# A reader maps the file into memory: the data is aligned as torch aligns its own tensors.
+# A reader maps the file into memory, so data is aligned as torch aligns its own tensors.
 _ALIGNMENT = 64
 
 Layout = Mapping[str, tuple[Sequence[int], torch.dtype]]
@@ -36,7 +36,7 @@ def layout_bytes(layout: Layout) -> int:
 
 
 def write_tensors(path: Path, layout: Layout, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Write a new file. tensors: each with its name, in the order of the layout. Raises OSError."""
+    """Write a new file. tensors: names and tensors, in the order of the layout. Raises OSError."""
     write_tensor_files([path], layout, ((name, [tensor]) for name, tensor in tensors))
 
 

@@ -6,7 +6,7 @@
       thinker/...               whatever the target writes
       vision/ audio/ talker/ code_predictor/ code2wav/
 
-A graph's folder appears in one piece, by a rename, and what is in it never changes after.
+A graph's folder appears complete, by a rename, and its content never changes after that.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ _HASH_BLOCK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class TensorRecord:
-    """A tensor that goes into a graph or comes out.
+    """Input or output tensor of a graph.
 
-    shape: for each axis its length, or its name where any length is allowed.
+    shape: for each axis its length, or its name if any length is allowed.
     """
 
     shape: tuple[int | str, ...]
@@ -41,8 +41,8 @@ class TensorRecord:
 class CallRecord:
     """One way to call a graph.
 
-    bucket: the compiled sizes by name; a string where any size is allowed. state: the tensors that
-    a call reads from the call before it and updates.
+    bucket: the compiled sizes by name; a string if any size is allowed. state: tensors that a call
+    takes from the previous call and updates.
     """
 
     name: str
@@ -64,7 +64,7 @@ class FileRecord:
 class GraphRecord:
     """A compiled graph.
 
-    files: by path inside the graph's folder. seconds: duration of the compile.
+    files: files by path inside the graph's folder. seconds: duration of the compile.
     """
 
     calls: tuple[CallRecord, ...]
@@ -73,12 +73,12 @@ class GraphRecord:
 
     @property
     def bytes(self) -> int:
-        """The size of all files."""
+        """Size of all files in bytes."""
         return sum(file.bytes for file in self.files.values())
 
     @property
     def buckets(self) -> dict[str, list[int]]:
-        """All compiled sizes by name, ascending, without those that may be any."""
+        """All compiled sizes by name, ascending, without names that allow any size."""
         found: dict[str, set[int]] = {}
         for call in self.calls:
             for name, size in call.bucket.items():
@@ -91,8 +91,9 @@ class GraphRecord:
 class Manifest:
     """The content of manifest.json.
 
-    fingerprint: of the checkpoint (see checkpoint.files). plan: CompilePlan.settings (see
-    compilation.plan). versions: of the packages in the run that wrote it. graphs: by name.
+    fingerprint: fingerprint of the checkpoint (see checkpoint.files). plan: CompilePlan.settings
+    (see compilation.plan). versions: package versions in the run that wrote it. graphs: graphs by
+    name.
     """
 
     fingerprint: str
@@ -103,7 +104,7 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Origin:
-    """The inputs of a graph's compile; where any of them differs now, the graph is stale.
+    """The inputs of a graph's compile; if any of them differs now, the graph is stale.
 
     settings: CompilePlan.graph_settings (see compilation.plan). versions: Target.versions (see
     compilation.target).
@@ -114,7 +115,7 @@ class Origin:
     versions: Mapping[str, str]
 
     def difference(self, wanted: "Origin") -> str:
-        """Describe what differs from `wanted`; "" where nothing does."""
+        """Describe the difference from `wanted`; "" if there is none."""
         found = []
         if self.fingerprint != wanted.fingerprint:
             found.append("another checkpoint")
@@ -130,7 +131,7 @@ class Origin:
 def record_files(folder: Path) -> dict[str, FileRecord]:
     """Flush every file under `folder` to the disk, and return its size and hash by path.
 
-    The record itself is left out.
+    The record itself is not included.
     """
     found = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
@@ -149,7 +150,7 @@ def write_record(folder: Path, origin: Origin, record: GraphRecord) -> None:
 
 
 def read_record(folder: Path) -> tuple[Origin, GraphRecord]:
-    """Read a graph's record. Raises ArtifactError where there is none, or it can't be read."""
+    """Read a graph's record. Raises ArtifactError if it is missing or can't be read."""
     raw = _read_json(folder / RECORD_FILE)
     try:
         return Origin(**raw.pop("made_from")), _graph_record(raw)
@@ -165,13 +166,13 @@ def write_manifest(tree: Path, manifest: Manifest) -> None:
 def read_manifest(tree: Path) -> Manifest:
     """Read a tree's manifest.
 
-    Raises ArtifactError where there is none, it can't be read, or it has another schema.
+    Raises ArtifactError if it is missing, can't be read, or has another schema.
     """
     return parse_manifest(manifest_bytes(tree), str(tree / MANIFEST_FILE))
 
 
 def manifest_bytes(tree: Path) -> bytes:
-    """Return the content of a tree's manifest. Raises ArtifactError where there is none."""
+    """Return the content of a tree's manifest. Raises ArtifactError if it is missing."""
     path = tree / MANIFEST_FILE
     if not path.exists():
         raise ArtifactError(
@@ -182,9 +183,9 @@ def manifest_bytes(tree: Path) -> bytes:
 
 
 def parse_manifest(content: bytes, path: str) -> Manifest:
-    """Parse the content of a manifest. path: where it was read, for the errors.
+    """Parse the content of a manifest. path: its file, for errors.
 
-    Raises ArtifactError where it is no manifest, or has another schema.
+    Raises ArtifactError if it is no manifest, or has another schema.
     """
     raw = _parse_json(content, path)
     if raw.get("schema") != SCHEMA:
@@ -214,7 +215,7 @@ def file_problem(folder: Path, record: GraphRecord) -> str:
 
 
 def check_files(tree: Path, manifest: Manifest) -> None:
-    """Check that every file is there and has its size.
+    """Check that every file exists and has its size.
 
     Raises ArtifactError that names the first file that is missing or of another size.
     """
@@ -300,16 +301,16 @@ def file_sha256(path: Path) -> str:
 
 
 def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON so that the file is there completely or not at all. Raises OSError."""
+    """Write a value as JSON, so that the file is complete or missing. Raises OSError."""
     with written_whole(path) as file:
         file.write((json.dumps(value, indent=2) + "\n").encode())
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write, which gets its name when the block has ended, and is on the disk then.
+    """Open a file to write; at the end of the block it is flushed to disk and gets its name.
 
-    A block that raises leaves nothing; one that is killed leaves `.NAME.part`. Raises OSError.
+    A block that raises leaves no file; a killed process leaves `.NAME.part`. Raises OSError.
     """
     temporary = path.with_name(f".{path.name}.part")
     try:

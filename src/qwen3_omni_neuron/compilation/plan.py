@@ -29,7 +29,7 @@ GRAPH_STAGES = dict.fromkeys(("thinker", "vision", "audio"), "thinker") | {
     "code2wav": "vocoder",
 }
 GRAPH_OF_PART = {part: graph for graph, parts in GRAPH_PARTS.items() for part in parts}
-# Fields of a plan that say where the checkpoint lies, and what follows from the target.
+# Fields of a plan for the checkpoint's folder, and for a property of the target.
 NOT_SETTINGS = frozenset({"model", "extends"})
 _EVERY_GRAPH = ("target", "tp", "lnc", "profile", "dtype")
 _DECODER = ("max_concurrency", "context_length", "prompt_buckets", "decode_buckets", "batches")
@@ -47,18 +47,18 @@ _BY_GRAPH = {
 class CompilePlan:
     """Settings of a compile, made and checked by `make_plan`.
 
-    model: the checkpoint's folder; where it lies is no part of what is compiled. tp: cores that
-    share a graph's weights. lnc: physical cores a logical one. profile: "safe" or "fast", see
-    docs/trn2.md. max_concurrency: slots, requests at a time. context_length: positions that a
-    slot's KV cache holds. talker_context_length: those of the talker's.
+    model: the checkpoint's folder; its path does not affect the compiled graphs. tp: number of
+    cores that share a graph's weights. lnc: number of physical cores in a logical core. profile:
+    "safe" or "fast", see docs/trn2.md. max_concurrency: number of slots, the requests at a time.
+    context_length: positions of a slot's KV cache. talker_context_length: the same for the talker.
     Lists of sizes, ascending. An empty list means any size, without padding:
-    prompt_buckets: rows of a prompt. decode_buckets: positions that a decode step looks back on.
-    patch_buckets: patches of a picture or a video frame. audio_windows: windows of 8 s a call.
-    projection_rows: rows that the talker's projections take at once. batches: slots that a step
-    renews. chunk_frames: that the vocoder decodes. predictor_top_k: the largest that the code
-    predictor samples with; 0: any.
-    extends: whether rows are appended to those that a slot holds and slots are copied, see Limits.
-    It follows from the target and is no setting.
+    prompt_buckets: rows of a prompt. decode_buckets: positions that a decode step attends to.
+    patch_buckets: patches of an image or a video frame. audio_windows: windows of 8 s in a call.
+    projection_rows: rows in a call of the talker's projections. batches: slots in a step.
+    chunk_frames: frames in a call of the vocoder. predictor_top_k: largest top_k of the code
+    predictor's sampling; 0: any.
+    extends: whether rows can be appended to the rows of a slot, and slots copied; see Limits. It
+    follows from the target and is no setting.
     """
 
     model: Path
@@ -82,7 +82,7 @@ class CompilePlan:
 
     @property
     def is_static(self) -> bool:
-        """All sizes are fixed: every graph has static shapes."""
+        """True if all sizes are fixed: every graph has static shapes."""
         return bool(self.decode_buckets)
 
     @property
@@ -92,7 +92,7 @@ class CompilePlan:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All fields but NOT_SETTINGS, in the types of JSON."""
+        """All fields except NOT_SETTINGS, as JSON types."""
         settings = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         return {name: value for name, value in settings.items() if name not in NOT_SETTINGS}
 
@@ -124,20 +124,20 @@ def flag_of(setting: str) -> str:
 
 
 DEFAULT_CONTEXT_LENGTH = 8192
-DEFAULT_FRAMES = 4096  # that a request speaks at most, where it says nothing else
+DEFAULT_FRAMES = 4096  # default limit of a request's frames
 DEFAULT_CONCURRENCY = 8
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The settings that a target allows, and its defaults: the first of each.
+    """The settings that a target allows; the first of each is the default.
 
-    target: its name. degrees: of tensor parallelism. profiles: by name, the numbers of physical
-    cores a logical one that it runs with. extends: whether its engines append rows to those that a
-    slot holds (see engines.protocols.Thinker); where not, each prompt is computed anew. auto: the
-    dtype that "auto" is for a checkpoint's dtype, where it is another. predictor_top_k: the
-    default; 0: any. sizes: defaults by the name of a list in CompilePlan; a list that is not named
-    here may have any size.
+    target: its name. degrees: degrees of tensor parallelism. profiles: by name, the allowed numbers
+    of physical cores in a logical core. extends: whether its engines can append rows to the rows of
+    a slot (see engines.protocols.Thinker); if not, each prompt is computed anew. auto: dtype that
+    "auto" means for a checkpoint's dtype, if it is another one. predictor_top_k: the default; 0:
+    any. sizes: defaults by the name of a list in CompilePlan; lists not named here may have any
+    size.
     """
 
     target: str
@@ -151,7 +151,7 @@ class Limits:
 
     @property
     def core_sizes(self) -> tuple[int, ...]:
-        """Numbers of physical cores a logical one, of any profile."""
+        """Numbers of physical cores in a logical core, over all profiles."""
         return tuple(dict.fromkeys(lnc for sizes in self.profiles.values() for lnc in sizes))
 
 
@@ -176,15 +176,15 @@ def make_plan(
     chunk_frames: Sequence[int] | None = None,
     predictor_top_k: int | None = None,
 ) -> CompilePlan:
-    """Make the plan of a caller's settings, a target's limits and a checkpoint's config.
+    """Make the plan from a caller's settings, a target's limits and a checkpoint's config.
 
-    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's,
-    or what the limits have for it), or one of the limits'. context_length: by default 8192, or the
-    model's own limit where that is less. talker_context_length: by default context_length, plus the
-    assistant's rows, plus 4096 frames. Sizes ascend; where there are any, the last prompt bucket
+    See CompilePlan for the settings. None: the target's default. dtype: "auto" (the checkpoint's
+    dtype, or the limits' dtype for it), or one of the limits. context_length: by default 8192, or
+    the model's own limit if that is less. talker_context_length: by default context_length, plus
+    the assistant's rows, plus 4096 frames. Sizes ascend. If there are any, the last prompt bucket
     and the last decode bucket are the context length, and the last batch is max_concurrency,
-    whether named or not.
-    Raises OptionError that names the argument and what it may be.
+    whether given or not.
+    Raises OptionError with the argument and its allowed values.
     """
     tp = limits.degrees[0] if tp is None else tp
     lnc = limits.core_sizes[0] if lnc is None else lnc

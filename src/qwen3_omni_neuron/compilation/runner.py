@@ -1,6 +1,6 @@
-"""The compile run: compiles the graphs of a tree that are missing or stale, one after the other.
+"""The compile run: compiles the missing or stale graphs of a tree, one after another.
 
-One run at a time writes into a tree: it holds the tree's lock.
+Only one run at a time writes into a tree, because it holds the tree's lock.
 """
 
 import fcntl
@@ -34,19 +34,19 @@ from qwen3_omni_neuron.compilation.worker import is_full, run_worker
 from qwen3_omni_neuron.errors import ArtifactError, CompileError, OptionError, OutputError
 
 LOCK_FILE = ".lock"
-# A killed run's worker process holds the lock until it notices that its parent is gone: 0.25 s,
-# and longer while an import keeps its watching thread waiting.
+# A killed run's worker process holds the lock until it notices the end of its parent: 0.25 s, and
+# longer while an import blocks its watching thread.
 WAIT_S = 3.0
 _RETRY_S = 0.05
 
 
 @contextmanager
 def tree_lock(tree: Path, wait_s: float = WAIT_S) -> Iterator[int]:
-    """Hold the tree's lock. Yields its descriptor: a process that inherits it holds the lock, too.
+    """Hold the tree's lock. Yields its descriptor; a process that inherits it holds it, too.
 
-    wait_s: time for another run to end. The system releases the lock when the last process that
-    holds it ends, in whatever way.
-    Raises CompileError where another run holds it, and OSError where the tree can't be written.
+    wait_s: time to wait for the end of another run. The system releases the lock when the last
+    process that holds it ends, in whatever way.
+    Raises CompileError if another run holds it, and OSError if the tree can't be written.
     """
     descriptor = os.open(tree / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -79,13 +79,13 @@ MB = 1e6
 
 
 class Progress:
-    """Receiver of a run's progress, which ignores it. Bytes are the size of a graph's folder."""
+    """Receiver of a run's progress; this base class ignores it. Bytes: size of a graph's folder."""
 
     def begins(self, expected_bytes: Mapping[str, int], reasons: Mapping[str, str]) -> None:
-        """Receive the graphs that will be compiled: their expected sizes and the reasons."""
+        """Receive the graphs to compile: their expected sizes and the reasons."""
 
     def advances(self, graph: str, written_bytes: int) -> None:
-        """Receive how much of a graph is written; called a few times a second."""
+        """Receive the number of bytes written of a graph; called a few times a second."""
 
     def compiled(self, graph: str, record: GraphRecord) -> None:
         """Receive the record of a graph that is finished."""
@@ -95,9 +95,9 @@ class Progress:
 class Outcome:
     """Result of a run.
 
-    records: of all graphs that are there and fit the plan, in the plan's order. compiled: those
-    that this run compiled. missing: the plan's graphs that are not there yet, with the reason;
-    where it is empty, the tree is complete and has its manifest.
+    records: records of all graphs that exist and fit the plan, in the plan's order. compiled:
+    graphs that this run compiled. missing: the plan's graphs that are still missing, with the
+    reason; if it is empty, the tree is complete and has its manifest.
     """
 
     records: Mapping[str, GraphRecord]
@@ -118,9 +118,9 @@ def compile_tree(
     name when it is complete. An interrupted run leaves the graphs that it finished, and the next
     run continues there. The manifest is removed before the first graph changes, and written when
     all graphs fit the plan. only: the graphs that this run may compile; empty: all.
-    Raises OptionError for an unknown graph, CheckpointError, ArtifactError where the folder holds
+    Raises OptionError for an unknown graph, CheckpointError, ArtifactError if the folder has
     something else under a graph's name, CompileError (see compilation.runner and
-    compilation.worker), OutputError where the tree can't be written; finished graphs are kept.
+    compilation.worker), OutputError if the tree can't be written; finished graphs are kept.
     """
     graphs = graphs_of(read_config(plan.model))
     if unknown := [name for name in only if name not in graphs]:
@@ -193,9 +193,9 @@ def _advance(progress: Progress, graph: str, part: Path) -> None:
 
 
 def _inspect(folder: Path, wanted: Origin) -> tuple[str, GraphRecord | None]:
-    """Return why a graph has to be compiled, or its record where it is there and fits.
+    """Return the reason why a graph has to be compiled, or its record if it exists and fits.
 
-    Raises ArtifactError for a folder that no run has written, so that it is not replaced.
+    Raises ArtifactError for a folder that no run has written, which must not be replaced.
     """
     if not folder.exists():
         return "missing", None
@@ -225,7 +225,7 @@ def _swap(tree: Path, graph: str, part: Path) -> None:
 
 
 def _discard(tree: Path, graph: str) -> None:
-    """Delete a graph. It is renamed first, so that a folder with a graph's name is complete."""
+    """Delete a graph, renamed first so that a folder with a graph's name is always complete."""
     old = tree / f".{graph}.old"
     (tree / graph).rename(old)
     shutil.rmtree(old)
@@ -241,9 +241,9 @@ def _sweep(tree: Path) -> None:
 
 
 def _folder_bytes(folder: Path) -> int:
-    """Return the size of a folder's files. What a compiler removes meanwhile is not counted."""
+    """Return the size in bytes of a folder's files, without files removed meanwhile."""
     total = 0
-    for parent, _, names in os.walk(folder):  # passes over a folder that is gone
+    for parent, _, names in os.walk(folder):  # skips a folder that is gone
         for name in names:
             with suppress(FileNotFoundError):
                 total += Path(parent, name).stat().st_size

@@ -1,12 +1,12 @@
-"""Compiled trees on shared storage: pushed under the hash of their content, pulled once a machine.
+"""Compiled trees on shared storage: pushed under a hash of their content, pulled once a machine.
 
     URL/HASH/DIR/FILE          the files of each graph, as they are in the tree
     URL/HASH/manifest.json     written last: a tree that has one is whole
 
-HASH is the sha256 of manifest.json, which has the sha256 of every file, so that an address names
-one content for ever: another tree has another address. A URL is a folder, or whatever fsspec
-opens: s3://, gs://, https:// to pull from. The records of single graphs, from which a compile goes
-on, stay behind.
+HASH is the sha256 of manifest.json, which has the sha256 of every file, so an address always names
+the same content: another tree has another address. A URL is a folder, or any address that fsspec
+opens: s3://, gs://, https:// (for pull only). The records of single graphs, with which a compile
+continues, are not copied.
 """
 
 import hashlib
@@ -43,15 +43,15 @@ from qwen3_omni_neuron.errors import (
 
 logger = logging.getLogger(__name__)
 
-PULL_TIMEOUT_S = 3600.0  # another process's copy of 70 GB, from slow storage
+PULL_TIMEOUT_S = 3600.0  # time for another process to copy 70 GB from slow storage
 Progress = Callable[[int, int], None]
-"""Called with the bytes that are done, kept ones included, and with the bytes of the tree."""
+"""Called with the number of bytes done, kept ones included, and the size of the tree in bytes."""
 _HASH = re.compile(r"[0-9a-f]{64}")
 _BLOCK_BYTES = 4 << 20
 
 
 def local_tree(compiled: str | Path) -> Path:
-    """Return the folder of a compiled tree. compiled: that folder, or a URL, which is pulled."""
+    """Return the folder of a compiled tree. compiled: that folder, or a URL to pull it from."""
     if isinstance(compiled, str) and "://" in compiled:
         return pull_tree(compiled)
     return Path(compiled)
@@ -66,10 +66,10 @@ def tree_cache() -> Path:
 def push_tree(tree: Path, url: str, progress: Progress | None = None) -> str:
     """Copy a compiled tree to URL/HASH, and return that address.
 
-    Its files are hashed first. Those that are there, with their size, are not copied again, so
-    that a push that was interrupted goes on.
-    Raises ArtifactError where the tree is not whole or a file has changed, OptionError and
-    NotInstalledError for a URL, and OutputError where it can't be written.
+    Its files are hashed first. Files that exist there with the right size are not copied again, so
+    that an interrupted push continues.
+    Raises ArtifactError if the tree is incomplete or a file has changed, OptionError and
+    NotInstalledError for a URL, and OutputError if the URL can't be written.
     """
     content = manifest_bytes(tree)
     manifest = parse_manifest(content, str(tree / MANIFEST_FILE))
@@ -90,14 +90,14 @@ def push_tree(tree: Path, url: str, progress: Progress | None = None) -> str:
 def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Copy a compiled tree from its address into a folder, and return the folder.
 
-    folder: None: a folder of the tree's hash in `tree_cache`. A tree that is there is returned at
-    once, where the address ends with its hash without a look at the storage. Each file is hashed
-    while it is copied, and gets its name when it is whole: a pull that was interrupted goes on, and
-    hashes what is there. The manifest comes last. Of several processes one copies, and the others
-    wait.
-    Raises ArtifactError for a tree that is missing, not whole or not what its hash says, or where
-    the folder has something else, OptionError and NotInstalledError for a URL, OutputError where
-    the folder can't be written, and CompileError where another process has it for an hour.
+    folder: by default a folder named by the tree's hash in `tree_cache`. A tree that exists there
+    is returned at once, without access to the storage if the address ends with its hash. Each file
+    is hashed while it is copied, and gets its name when it is complete: an interrupted pull
+    continues, and hashes the existing files. The manifest is written last. If several processes
+    pull, one copies and the others wait.
+    Raises ArtifactError for a tree that is missing, incomplete or different from its hash, or if
+    the folder has other content, OptionError and NotInstalledError for a URL, OutputError if the
+    folder can't be written, and CompileError if another process holds it for an hour.
     """
     last = url.rstrip("/").rpartition("/")[2]
     expected = last if _HASH.fullmatch(last) else None
@@ -115,12 +115,12 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
         )
     manifest = parse_manifest(content, f"{url}/{MANIFEST_FILE}")
     place = folder or tree_cache() / found
-    _refuse_others(place, found)  # at once, and not after a compile that holds the lock
+    _refuse_others(place, found)  # before the wait for a compile that holds the lock
     try:
         place.mkdir(parents=True, exist_ok=True)
         with tree_lock(place, PULL_TIMEOUT_S):
             if not _is_whole(place, found):
-                _refuse_others(place, found)  # what came while it waited
+                _refuse_others(place, found)  # files may have come during the wait
                 _fill(place, store, manifest, content, progress)
     except OSError as error:
         if isinstance(error, OutputError):
@@ -133,7 +133,7 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
 
 
 class _Counter:
-    """Count of bytes, for a Progress."""
+    """Counter of bytes, which reports to a Progress."""
 
     def __init__(self, manifest: Manifest, progress: Progress | None):
         self._progress, self._done = progress, 0
@@ -153,7 +153,7 @@ class _Counter:
 class _Store:
     """The files of one tree on shared storage.
 
-    Raises ArtifactError where one can't be read, and OutputError where one can't be written.
+    Raises ArtifactError if a file can't be read, and OutputError if one can't be written.
     """
 
     def __init__(self, url: str):
@@ -176,12 +176,12 @@ class _Store:
         self._system.invalidate_cache()
 
     def size(self, name: str) -> int | None:
-        """Return a file's size in bytes, None where there is none."""
+        """Return a file's size in bytes, None if it does not exist."""
         try:
             return self._system.info(f"{self._root}/{name}")["size"]
         except FileNotFoundError:
             return None
-        except Exception as error:  # whatever the storage's client raises
+        except Exception as error:  # any error of the storage's client
             raise self._unreadable(name, error) from error
 
     def read(self, name: str) -> bytes:
@@ -213,12 +213,12 @@ class _Store:
             ) from error
 
     def _created(self, path: str) -> AbstractContextManager[BinaryIO]:
-        if self._is_local:  # where a file that is being written would be seen
+        if self._is_local:  # a reader would see an unfinished file
             Path(path).parent.mkdir(parents=True, exist_ok=True)
             return written_whole(Path(path))
         try:
             opened: Any = self._system.open(path, "wb")
-        except FileNotFoundError:  # a storage that has folders
+        except FileNotFoundError:  # a storage with folders
             self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
             opened = self._system.open(path, "wb")
         return opened
@@ -235,7 +235,7 @@ class _Store:
 def _fill(
     folder: Path, store: _Store, manifest: Manifest, content: bytes, progress: Progress | None
 ) -> None:
-    """Copy what a folder lacks of a tree, the manifest last."""
+    """Copy the files of a tree that a folder lacks, the manifest last."""
     started_s = time.monotonic()
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
     counter, lacking = _Counter(manifest, progress), list[tuple[str, FileRecord]]()
@@ -276,7 +276,7 @@ def _copy(store: _Store, name: str, path: Path, file: FileRecord, counter: _Coun
 
 
 def _is_whole(folder: Path, wanted: str) -> bool:
-    """Tell whether a folder has the tree of a hash, all its files with their sizes."""
+    """Return whether a folder has the tree of a hash, with all files of the right size."""
     try:
         content = manifest_bytes(folder)
         if _hash(content) != wanted:
@@ -288,7 +288,7 @@ def _is_whole(folder: Path, wanted: str) -> bool:
 
 
 def _refuse_others(folder: Path, wanted: str) -> None:
-    """Check that a folder has no other tree, whole or being compiled. Raises ArtifactError."""
+    """Check that a folder has no other tree, complete or in compilation. Raises ArtifactError."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if _hash((folder / MANIFEST_FILE).read_bytes()) != wanted:
             raise ArtifactError(
@@ -301,9 +301,9 @@ def _refuse_others(folder: Path, wanted: str) -> None:
 
 
 def _files(manifest: Manifest) -> list[tuple[str, FileRecord]]:
-    """Return every file of a tree by its path in it.
+    """Return every file of a tree with its path in the tree.
 
-    Raises ArtifactError for a path that leads out of it: storage may be written by others.
+    Raises ArtifactError for a path outside the tree, because others may write to the storage.
     """
     found = [
         (f"{graph}/{name}", file)

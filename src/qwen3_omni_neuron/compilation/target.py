@@ -1,4 +1,4 @@
-"""The interface of a target: everything that the rest of the package knows of a machine.
+"""The interface of a target: everything that the rest of the package knows about a machine.
 
 `loading.TARGETS` is the table of targets. An entry's functions are imported when they are called
 (see LazyFunction), so that planning a compile loads neither torch nor the Neuron SDK.
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Inputs from which engines are built. Small, so that it can be sent to another process.
+    """Inputs from which engines are built; small, to be sent to another process.
 
     newline_id: the token of the line break after a role. compiled: the compiled tree's folder;
-    None: the weights are read from the checkpoint. threads: of the CPU, that a stage may use at a
-    time, by its name.
+    None: the weights are read from the checkpoint. threads: number of CPU threads that a stage may
+    use at a time, by the stage's name.
     """
 
     plan: CompilePlan
@@ -37,7 +37,7 @@ class EngineSpec:
 
     @property
     def dtype(self) -> "torch.dtype":
-        """The type of activations."""
+        """The dtype of activations."""
         import torch
 
         return getattr(torch, self.plan.arithmetic)
@@ -45,7 +45,7 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class CoreRequest:
-    """A caller's wishes about cores, and the stages that need some.
+    """A caller's requirements for cores, and the stages that need cores.
 
     placement: "shared" or "split" (see loading.PLACEMENTS). instance, cores: see
     `api.Qwen3Omni.load`; None: the target's default.
@@ -60,7 +60,7 @@ class CoreRequest:
 EngineBuilder = Callable[[EngineSpec, Sequence[str]], "StageEngines"]
 """(spec, stages) -> the engine of each stage, ready to be called, in the process that calls it.
 
-Where it raises, everything that it had loaded is closed. Raises CheckpointError, ArtifactError,
+If it raises, everything that it had loaded is closed. Raises CheckpointError, ArtifactError,
 NotInstalledError, and the error of a graph's first call.
 """
 
@@ -73,7 +73,7 @@ so it must be importable: a function of a module, or a partial of one."""
 class LazyFunction:
     """A function that is imported when it is called, and can be sent to another process by name.
 
-    module: dotted name. name: of the function in it.
+    module: dotted name of the module. name: name of the function in it.
     """
 
     module: str
@@ -89,16 +89,16 @@ class Target:
     """One entry of `loading.TARGETS`.
 
     limits: the settings that a plan may have, and their defaults.
-    versions: returns the versions that a compiled graph depends on, by package; where one differs,
+    versions: returns the versions that a compiled graph depends on, by package; if one differs,
         the graph is compiled again.
     compile_graph: compiles one graph of a plan.
     expected_bytes: returns the approximate size in bytes of a graph's folder, for the progress bar
         and the error about a full disk.
     build_engines: builds the engines of some stages. It is sent to other processes, so it must be
-        importable as `compile_graph` must.
+        importable, like `compile_graph`.
     environments: returns, by stage, the environment variables that give its process its cores.
-        Raises OptionError where the request can't be met, with the numbers.
-    needs_tree: a model is loaded from a compiled tree only, not from the checkpoint's weights.
+        Raises OptionError, with the numbers, if the request can't be met.
+    needs_tree: a model can only be loaded from a compiled tree, not from the checkpoint's weights.
     keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
     """
 

@@ -22,11 +22,11 @@ def open_tree(
 ) -> CompilePlan:
     """Check a tree against a checkpoint, and return the plan that it was compiled for.
 
-    model: the checkpoint's folder. targets: by name; the tree is of one of them. given: settings
-    that the caller names, which the plan must have; None: not named. Files are looked at for
+    model: the checkpoint's folder. targets: targets by name; the tree must be of one of them.
+    given: the caller's settings, which the plan must have; None: not given. Files are checked for
     presence and size, not hashed.
-    Raises ArtifactError that says what does not fit and how to compile what does, and OptionError
-    for a setting that contradicts the plan.
+    Raises ArtifactError with the mismatch and the command that compiles a fitting tree, and
+    OptionError for a setting that contradicts the plan.
     """
     if not folder.is_dir():
         raise ArtifactError(f"{folder} is no folder. compiled_path is what compile wrote as --out.")
@@ -66,7 +66,7 @@ def _plan(
     targets: Mapping[str, Target],
     manifest_plan: Mapping[str, Any],
 ) -> CompilePlan:
-    """Make the plan of a manifest, checked as a caller's settings are."""
+    """Make the plan of a manifest, with the checks of a caller's settings."""
     wanted = {field.name for field in fields(CompilePlan)} - NOT_SETTINGS
     if differing := sorted(wanted ^ manifest_plan.keys()):
         raise ArtifactError(

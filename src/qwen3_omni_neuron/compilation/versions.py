@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from importlib import metadata
 
 PACKAGE = "qwen3-omni-neuron"
-PACKAGE_VERSION = "0.1.0"  # the only place: pyproject.toml reads it here
+PACKAGE_VERSION = "0.1.0"  # defined only here; pyproject.toml reads it
 LIBRARIES = ("torch", "tokenizers", "transformers", "huggingface_hub", "safetensors", "numpy")
 
 
 def installed_versions() -> dict[str, str]:
-    """Return the versions of Python, this package and its libraries, by name, where installed."""
+    """Return the versions of Python, this package and its installed libraries, by name."""
     found = {"python": platform.python_version(), PACKAGE: PACKAGE_VERSION}
     return found | {name: v for name in LIBRARIES if (v := installed_version(name)) is not None}
 
@@ -26,6 +26,6 @@ def installed_version(name: str) -> str | None:
 
 
 def decisive_versions(packages: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions of this package and of others, "not installed" where one is missing."""
+    """Return the versions of this package and of others, "not installed" for a missing one."""
     found = {name: installed_version(name) or "not installed" for name in packages}
     return {PACKAGE: PACKAGE_VERSION} | found

@@ -1,7 +1,7 @@
 """The worker process that compiles one graph.
 
-A process of its own returns its memory when it ends, can crash without ending the run, and can
-change its environment variables.
+A separate process returns its memory when it ends, can crash without ending the run, and can change
+its environment variables.
 """
 
 import errno
@@ -43,10 +43,10 @@ def run_worker(
     """Compile one graph into `folder` in a new process, and wait for it.
 
     lock: a descriptor that the process keeps open until it ends. tick: called while waiting.
-    The process is killed when this function ends in any way, and with it the compilers that it has
-    started.
-    Raises the exception of the compile, an OSError as a CompileError unless a disk is full, and
-    CompileError where the process ended without one.
+    The process, and the compilers that it has started, are killed when this function ends in any
+    way.
+    Raises the exception of the compile (an OSError as a CompileError unless a disk is full), and
+    CompileError if the process ended without an exception.
     """
     results, answers = os.pipe()
     output = OutputTail()
@@ -65,7 +65,7 @@ def run_worker(
             answer = _exchange(process, job, results, tick)
             status = process.wait()
         finally:
-            with suppress(ProcessLookupError, PermissionError):  # nobody is left in its session
+            with suppress(ProcessLookupError, PermissionError):  # no process is left in its session
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         if not answer:
@@ -88,14 +88,14 @@ def run_worker(
 
 
 def is_full(error: OSError) -> bool:
-    """Tell whether an error says that a disk or a quota is full."""
+    """Return whether an error means that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def main(answers: int, lock: int, parent: int) -> None:
     """Run one compile in the worker process. answers: descriptor for the pickled outcome."""
     follow_parent(parent)
-    for descriptor in (answers, lock):  # a compiler's own child processes must not inherit them
+    for descriptor in (answers, lock):  # child processes of a compiler must not inherit them
         os.set_inheritable(descriptor, False)
     compile_graph, plan, graph, folder = pickle.load(sys.stdin.buffer)
     outcome: tuple[bool, Any]
@@ -121,13 +121,13 @@ def _exchange(
     poll = select.poll()
     poll.register(results, select.POLLIN)
     while True:
-        ended = process.poll() is not None  # before the look at the pipe: all it wrote is there
+        ended = process.poll() is not None  # checked before the pipe: all that it wrote is there
         if poll.poll(0 if ended else 1000 * TICK_S):
             block = os.read(results, _PIPE_BYTES)
             if not block:
                 return answer
             answer += block
         elif ended:
-            # A process that it forked still holds the pipe open.
+            # A child of the process still holds the pipe open.
             return answer
         tick()

@@ -1,4 +1,4 @@
-"""Buckets: the lengths that were compiled. An input is padded to the next longer one."""
+"""Buckets: the compiled lengths. An input is padded to the smallest one that holds it."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from qwen3_omni_neuron.errors import BucketError
 def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
     """Return the ascending buckets below `longest`, followed by `longest` itself.
 
-    Without buckets, which means that any length is allowed, there are none.
+    Empty without buckets, which means that any length is allowed.
     """
     if not buckets:
         return ()
@@ -18,8 +18,8 @@ def buckets_within(longest: int, buckets: Sequence[int]) -> tuple[int, ...]:
 def bucket_of(length: int, buckets: Sequence[int], what: str) -> int:
     """Return the smallest of the ascending `buckets` that holds `length`.
 
-    Without buckets any length is allowed, and it is returned. what: the unit of `length` for the
-    error, such as "prompt rows". Raises BucketError where no bucket is long enough.
+    Without buckets any length is allowed, and `length` is returned. what: the unit of `length` for
+    the error, such as "prompt rows". Raises BucketError where no bucket is long enough.
     """
     if not buckets:
         return length

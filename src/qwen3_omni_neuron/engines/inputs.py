@@ -27,8 +27,8 @@ class Numbers:
 def rows_of(batch: Tensor) -> list[Tensor]:
     """Return the rows [1, ...] of a batch, as views.
 
-    In numpy where that has the type, as `batch_of`: each torch operation gives up Python's
-    interpreter lock, which all stages want.
+    Uses numpy if it has the dtype, as `batch_of` does: each torch operation releases Python's
+    interpreter lock, for which all stages compete.
     """
     if batch.dtype is torch.bfloat16:
         return list(batch.split(1))
@@ -56,8 +56,8 @@ def pad_chunks(
     """Pad the chunks of several streams to the smallest compiled size that holds all of them.
 
     codes: [frames, groups] a stream. chunk_frames: the compiled sizes, ascending. any_size: pad
-    them to the longest one only. Returns [streams, groups, T], T the size. Raises BucketError for a
-    chunk of no frames or of too many.
+    them only to the longest chunk. Returns [streams, groups, T], T the size. Raises BucketError for
+    a chunk with no frames or too many.
     """
     shortest, longest = min(map(len, codes)), max(map(len, codes))
     if not 1 <= shortest <= longest <= chunk_frames[-1]:
@@ -67,7 +67,7 @@ def pad_chunks(
             f"Cut it into chunks of {', '.join(map(str, chunk_frames))} frames."
         )
     bucket = longest if any_size else bucket_of(longest, chunk_frames, "frames")
-    # In numpy, as rows_of.
+    # numpy for the reason given in rows_of.
     padded = np.zeros((len(codes), codes[0].shape[1], bucket), np.int64)
     for stream, chunk in zip(padded, codes, strict=True):
         stream[:, : len(chunk)] = chunk.numpy().T
@@ -85,5 +85,5 @@ def cut_audio(
     rows = (samples if samples.dtype == torch.float32 else samples.float()).numpy()
     return [
         row[: len(chunk) * frame_samples - latency_samples]
-        for row, chunk in zip(rows, codes, strict=False)  # a batch may have rows of no stream
+        for row, chunk in zip(rows, codes, strict=False)  # a batch may have rows without a stream
     ]

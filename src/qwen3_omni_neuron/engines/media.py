@@ -21,8 +21,8 @@ class Audio(Protocol):
     def encode(self, clips: Sequence[Tensor], /, first: int = 0, stop: int | None = None) -> Tensor:
         """Encode the windows of a prompt's clips from `first` up to `stop`.
 
-        clips: float32 [mel_bins, frames] each; all of them, since the longest one decides on the
-        padding of every window. Returns [tokens, hidden], in order.
+        clips: float32 [mel_bins, frames] each; all clips of the prompt, since the longest one
+        determines the padding of every window. Returns [tokens, hidden], in order.
         """
         ...
 
@@ -39,10 +39,10 @@ class Vision(Protocol):
 class PromptMedia:
     """Rows for the thinker, in the order of the prompt.
 
-    start: the first of the S tokens of the prompt that it is for. filled: bool [S], true for the
-    tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], the indices of the rows
-    of images and videos, counted as in `filled`. deepstack: [layers, V, hidden], added to these
-    rows in the thinker's first layers.
+    start: index in the prompt of the first of the S tokens that it covers. filled: bool [S], true
+    for the tokens that the rows replace. rows: [filled, hidden]. visual: int64 [V], the indices of
+    the rows of images and videos, counted as in `filled`. deepstack: [layers, V, hidden], added to
+    these rows in the thinker's first layers.
     """
 
     start: int
@@ -52,9 +52,9 @@ class PromptMedia:
     deepstack: Tensor
 
     def part(self, start: int, stop: int) -> "PromptMedia":
-        """Return what belongs to the prompt's tokens from `start` up to `stop`.
+        """Return the media of the prompt's tokens from `start` up to `stop`.
 
-        start: where it is less than this one's, there are no media between the two.
+        start: if it is less than this object's `start`, there are no media between the two.
         """
         first, last = start - self.start, stop - self.start
         before = int(self.filled[: max(0, first)].sum())
@@ -75,9 +75,9 @@ class MediaEncoders:
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
         """Encode the media of a prompt's tokens from `start` on.
 
-        The windows of audio, and the frames of images and videos, that have none of these tokens
-        are not encoded: neither those before `start` nor, where the prompt was cut, those after
-        its end. Returns None where the tokens are of no media.
+        Audio windows, and frames of images and videos, without any of these tokens are not encoded:
+        neither those before `start` nor, if the prompt was cut, those after its end. Returns None
+        if none of the tokens are media.
         """
         c = self._config.thinker
         visuals = {c.image_token_id: prompt.images, c.video_token_id: prompt.videos}
@@ -104,7 +104,7 @@ class MediaEncoders:
         return PromptMedia(start, filled, rows[0], indices, rows[1:, visual])
 
     def rows(self, prompt: Prompt, start: int, encoded: PromptMedia | None) -> PromptMedia | None:
-        """Return the media of a prompt's tokens from `start` on, from what is encoded, if it is."""
+        """Return the media of a prompt's tokens from `start` on, taken from `encoded` if given."""
         if encoded is None:
             return self.encode(prompt, start)
         return encoded.part(start, len(prompt))
@@ -118,7 +118,7 @@ class MediaEncoders:
 
     def _visual_rows(self, visuals: Sequence[Visual], begin: int, end: int) -> Tensor:
         """Return the rows of images or videos from `begin` up to `end`: see Vision.encode."""
-        needed, before, at = [], 0, 0  # at: rows of the visuals so far; before: of those left out
+        needed, before, at = [], 0, 0  # at: rows of visuals so far; before: rows left out
         for visual in visuals:
             frames, height, width = visual.grid
             size = height * width // self._config.thinker.vision.merge_size**2

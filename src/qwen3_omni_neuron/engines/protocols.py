@@ -1,19 +1,19 @@
-"""Protocols of the engines: what the runtime calls, and the parts that a talker engine is made of.
+"""Protocols of the engines that the runtime calls, and of the parts of a talker engine.
 
 The runtime calls `Thinker`, `Talker` and `Vocoder`, the same for every target. `DecoderSlots` and
-`Predictor` are the parts of a target that engines.talker.TalkerEngine turns into a `Talker`.
+`Predictor` are the parts of a target from which engines.talker.TalkerEngine makes a `Talker`.
 
 An engine works on slots, the rows of its KV cache or of its streaming state, and knows nothing of
-requests. One call takes several slots; the engine chooses the compiled bucket and pads inside.
-Tensors are on the host. Each engine is called from one thread at a time, but the `Encoder` beside
-the thinker that it belongs to.
+requests. One call takes several slots; the engine chooses the compiled bucket and pads to it.
+Tensors are on the host. Each engine is called from one thread at a time, but an `Encoder` may be
+called while its thinker is in a call.
 
-A call that raises has changed no slot, but for one that computes rows from `start` on: of its slot
-only the first `start` rows are left then. So the runtime may repeat a call with fewer slots, to
-find the one that fails (see runtime.stage).
+A call that raises leaves every slot unchanged. The exception is a call that computes rows from
+`start` on: after an error its slot holds only the first `start` rows. So the runtime may repeat a
+call with fewer slots, to find the one that fails (see runtime.stage).
 
-An engine that runs in other processes also has `fault`, a `Fault`: the runtime calls it several
-times a second, so that the end of a process is found while no call is made.
+An engine that runs in other processes also has `fault`, a `Fault`. The runtime calls it several
+times a second, to notice the end of a process also between calls.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,19 +29,19 @@ from qwen3_omni_neuron.errors import Qwen3OmniError
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 
 Fault = Callable[[], Qwen3OmniError | None]
-"""Look at an engine's processes. Returns why it can't be called any more, None where it can.
+"""Poll an engine's processes. Returns an error if it can't be called any more, else None.
 
-Any thread may look, also while another one is in a call. After `close`, None.
+Any thread may call it, also while another thread is in a call. Returns None after `close`.
 """
 
 
 class Encoder(Protocol):
-    """Audio and vision encoder of a thinker, which can run while that is in a call."""
+    """Audio and vision encoder of a thinker, which can run while the thinker is in a call."""
 
     def encode(self, prompt: Prompt, start: int = 0) -> PromptMedia | None:
         """Encode the media of a prompt's tokens from `start` on. Returns None where there are none.
 
-        What has none of these tokens is not encoded.
+        Media without any of these tokens are not encoded.
         """
         ...
 
@@ -60,13 +60,13 @@ class Thinker(Protocol):
     def prefill(
         self, slot: int, prompt: Prompt, start: int = 0, media: PromptMedia | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Compute the rows of a prompt from `start` on, behind the first `start` rows of a slot.
+        """Compute the rows of a prompt from `start` on, after the first `start` rows of a slot.
 
-        prompt: may be cut to its first tokens and have the media of the whole: those that have no
-        token in it are not encoded. start: below the prompt's length. The slot holds so many rows
-        of this prompt already, from an earlier call or a copy; what it held after them is dropped.
-        media: what an `Encoder` returned for these rows, and perhaps for some before and after
-        them; None: they are encoded here. Only where the target has an `Encoder` can it be given.
+        prompt: may be cut to its first tokens and still have all media; media without a token in it
+        are not encoded. start: number of the prompt's rows that the slot holds already, from an
+        earlier call or a copy; below the prompt's length. Later rows of the slot are dropped.
+        media: result of an `Encoder` for these rows, and perhaps for some before and after them;
+        None: they are encoded here. It can be given only if the target has an `Encoder`.
         Returns the last row's logits [1, vocab], and the accept layer's hidden states [media,
         hidden] at the audio, image and video positions from `start` on, in order.
         """
@@ -81,7 +81,7 @@ class Thinker(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the engine holds. Calls that are running or come later may raise."""
+        """Release the engine's resources. Calls in progress and later calls may raise."""
         ...
 
 
@@ -89,7 +89,7 @@ class Thinker(Protocol):
 class PredictorSampling:
     """Sampling of codes 1 to 15 of one frame.
 
-    uniforms: float32 [15] in [0, 1), None for greedy.
+    uniforms: float32 [15] in [0, 1); None: greedy.
     """
 
     uniforms: NDArray[np.float32] | None
@@ -101,7 +101,7 @@ class Talker(Protocol):
     """Engine that reads text tokens and writes codec frames, the code predictor included.
 
     It keeps for each slot the KV cache, the last hidden state and the last frame's feedback row.
-    extends: see Thinker; where it is False, `extend` is not called either.
+    extends: see Thinker; if it is False, `extend` is not called either.
     """
 
     slots: int
@@ -120,10 +120,10 @@ class Talker(Protocol):
         ...
 
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Do what can be done of a slot's prompt before the thinker has answered.
+        """Compute the part of a slot's prompt that is known before the thinker answers.
 
-        start: how many of the prompt's user rows the slot holds already; what it held after them is
-        dropped. Raises PromptTooLongError where the prompt leaves no position for a frame.
+        start: number of the prompt's user rows that the slot holds already; later rows of the slot
+        are dropped. Raises PromptTooLongError if the prompt leaves no position for a frame.
         """
         ...
 
@@ -195,10 +195,10 @@ class StageEngines(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Engines:
-    """The engines of one pipeline. talker and vocoder are None where the checkpoint can't speak.
+    """The engines of one pipeline. talker and vocoder are None if the checkpoint can't speak.
 
     enter_thread: called once in each thread that will call an engine, before it does. shares_cores:
-    whether the engines' calls share cores, so that one waits for another. encoder: None where media
+    whether the engines' calls share cores, so that one waits for another. encoder: None if media
     are encoded in the thinker's calls.
     """
 
@@ -215,14 +215,14 @@ class Engines:
         enter_thread: Callable[[], None] = lambda: None,
         shares_cores: bool = False,
     ) -> "Engines":
-        """Make one of engines by stage, of which the thinker is there."""
+        """Make it from engines by stage, which must include the thinker."""
         talker, vocoder = built.get("talker"), built.get("vocoder")
         encoder = built.get("encoder")
         return Engines(built["thinker"], talker, vocoder, enter_thread, shares_cores, encoder)
 
 
 class DecoderSlots(Protocol):
-    """Decoder of a target with a KV cache row a slot. extends: see Thinker."""
+    """Decoder of a target, with one row of its KV cache for each slot. extends: see Thinker."""
 
     slots: int
     context_length: int
@@ -231,7 +231,7 @@ class DecoderSlots(Protocol):
     def prefill(
         self, slot: int, rows: Tensor, positions: Tensor, *, start: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Append rows to the first `start` rows of a slot, whose later ones are dropped.
+        """Append rows to the first `start` rows of a slot. Later rows of the slot are dropped.
 
         rows: [S, hidden]. positions: float32 [3, S]. Returns logits [1, vocab] and the post-norm
         hidden state [1, hidden] of the last row.

@@ -1,4 +1,4 @@
-"""Engines that run in processes of their own, behind the protocols of any other engine."""
+"""Engines that run in processes of their own, with the same protocols as other engines."""
 
 from collections.abc import Sequence
 
@@ -19,10 +19,10 @@ def remote_engines(
     vocoder: EngineProcess | None,
     timeout_s: float,
 ) -> Engines:
-    """Wait for processes that were started to build their engines at the same time.
+    """Wait until the started processes have built their engines, side by side.
 
-    timeout_s: longest wait for each one.
-    Raises what EngineProcess.wait_ready raises; all are closed then.
+    timeout_s: longest wait for each one. Raises the errors of EngineProcess.wait_ready; all are
+    closed then.
     """
     try:
         return Engines(
@@ -38,16 +38,16 @@ def remote_engines(
 
 
 class RemoteEngine:
-    """Base of the remote engines. Their calls also raise what EngineProcess.call raises."""
+    """Base of the remote engines. Their calls also raise the errors of EngineProcess.call."""
 
     def __init__(self, process: EngineProcess, timeout_s: float) -> None:
-        """Wait for the engine. Raises what EngineProcess.wait_ready raises."""
+        """Wait for the engine. Raises the errors of EngineProcess.wait_ready."""
         process.wait_ready(timeout_s)
         self.process = process
         self.slots: int = process.read("slots")
 
     def fault(self) -> Qwen3OmniError | None:
-        """Look whether the process still runs; see engines.protocols.Fault."""
+        """Check whether the process still runs; see engines.protocols.Fault."""
         return self.process.fault()
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
-"""Sampling on the host: text tokens and code 0 of a frame, drawn from the logits of a step.
+"""Sampling on the host: text tokens and code 0 of a frame, drawn from a step's logits.
 
 The operations are those of transformers' logits processors in their order: repetition penalty,
 suppression, temperature, top-k, top-p. Each request has random numbers of its own.
-model.code_predictor is the other sampling, a part of the code predictor's graph: it draws codes 1
-to 15 on the device, from uniform numbers that come from `Uniforms` here.
+Codes 1 to 15 are drawn on the device by model.code_predictor, a part of the code predictor's graph,
+from uniform numbers that `Uniforms` here makes.
 
 It uses numpy and not torch, whose every operation releases Python's interpreter lock: a stage draws
-between two steps, and would have to wait for the lock each time. cpu.native.draws does the same in
-one call, wherever the C was compiled.
+between two steps, and would wait for the lock each time. cpu.native.draws does the same in one
+call, wherever the C was compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,15 +23,15 @@ from qwen3_omni_neuron.engines.inputs import batch_of
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
 DrawIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
-"""`draw_ids`, or what computes the same."""
-UNIFORMS_AT_ONCE = 256  # random numbers: those of 16 frames
+"""`draw_ids`, or a function that computes the same."""
+UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Parameters of one kind of draw.
 
-    do_sample: False takes the likeliest id after penalty and suppression. top_k: 0 for no limit.
+    do_sample: False takes the likeliest id after penalty and suppression. top_k: 0 means no limit.
     """
 
     do_sample: bool
@@ -62,10 +62,10 @@ class Uniforms:
 
 
 class RequestRandom:
-    """Random numbers of one request: some for the thinker and others for the talker.
+    """Random numbers of one request, separate for the thinker and the talker.
 
-    A seed therefore fixes text and codes, whichever of the two runs first. It fixes the samples up
-    to rounding, which depends on the sizes of the chunks and so on the time.
+    A seed therefore fixes text and codes, whichever of the two runs first. It fixes the audio
+    samples up to rounding, which depends on the chunk sizes and so on timing.
     """
 
     def __init__(self, seed: int):
@@ -87,7 +87,7 @@ class Sampler:
     allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
-    where repetition is not penalized. prepared: what a `DrawIds` keeps of it.
+    where repetition is not penalized. prepared: data that a `DrawIds` caches for it.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ def draw_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]
 def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
     """Return float32 scores [sequences, allowed ids]: logits after penalty and suppression."""
     scores: Floats = logits.float().numpy()
-    if samplers[0].allowed is not None:  # first: the cost of what follows grows with the ids
+    if samplers[0].allowed is not None:  # first: later operations cost more with more ids
         scores = scores.take(samplers[0].allowed, 1)
     if any(sampler.penalties is not None for sampler in samplers):
         ones = np.ones(scores.shape[1], dtype=np.float32)
@@ -142,12 +142,12 @@ def processed(samplers: Sequence[Sampler], logits: Tensor) -> Floats:
 
 
 def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
-    """Return the ids that top-k and then top-p keep of softmax(scores), likeliest first.
+    """Return the ids that top-k and then top-p keep from softmax(scores), likeliest first.
 
     scores: float32 [sequences, vocab]; top_k: 0 for no limit; top_p: float32 [sequences].
     Returns indices [sequences, k] into the scores and probabilities [sequences, k], 0 beyond top-p,
     which do not add up to 1. Kept set and probabilities are those of transformers' TopKLogitsWarper
-    and TopPLogitsWarper, in this order; of equal scores at the k-th rank one is kept, not all.
+    and TopPLogitsWarper, in this order; of equal scores at the k-th rank only one is kept.
     """
     vocab, row = scores.shape[1], np.arange(len(scores))[:, None]
     if 0 < top_k < vocab:
@@ -158,16 +158,16 @@ def kept(scores: Floats, top_k: int, top_p: Floats) -> tuple[Ids, Floats]:
     values = scores[row, indices]
     probabilities = np.exp(values - values[:, :1])
     probabilities /= probabilities.sum(-1, keepdims=True)
-    # Where top_p is 1 all stay, even where their sum is rounded to 1 before the last.
+    # Where top_p is 1 all ids stay, even where their sum is rounded to 1 before the last.
     if (top_p < 1).any():
-        # An id is dropped where the likelier ones add up to top_p already, so the likeliest stays.
+        # An id is dropped if the likelier ids add up to top_p already, so the likeliest stays.
         likelier = probabilities.cumsum(-1, dtype=np.float64) - probabilities
         probabilities *= likelier < np.where(top_p < 1, top_p, np.inf)[:, None]
     return indices, probabilities
 
 
 def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
-    """Group the rows that one operation can draw: of one top_k, which is a shape; None: greedy."""
+    """Group the rows that one operation can draw: by top_k, which is a shape; None: greedy."""
     rows: dict[int | None, list[int]] = {}
     for row, sampler in enumerate(samplers):
         key = sampler.params.top_k if sampler.params.do_sample else None

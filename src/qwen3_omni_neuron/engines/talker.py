@@ -22,16 +22,16 @@ from qwen3_omni_neuron.model.kv_cache import lazy_zeros
 from qwen3_omni_neuron.model.talker import codec_prefix_ids, media_mask, text_prefix_ids
 from qwen3_omni_neuron.prompt.prompt import TalkerPrompt
 
-ROWS_AT_ONCE = 4096  # of TextRows.fill: bounds the projection's memory beside its result
+ROWS_AT_ONCE = 4096  # rows that TextRows.fill projects at once, which bounds its extra memory
 
 
 class TalkerEngine:
     """A `Talker` over a decoder's slots, a code predictor, and tables of rows.
 
     codec_rows: the codec's table [codec vocab, hidden]. text_rows: returns the rows [n, hidden] of
-    text tokens int64 [n], see TextRows. project_hidden: projects the accept layer's rows to the
-    talker's. newline_id: the token of the line break after a role. release: called by `close`,
-    frees what the parts hold beside memory. fault: see engines.protocols.Fault; None where the
+    text tokens int64 [n]; see TextRows. project_hidden: projects the accept layer's rows to the
+    talker's. newline_id: the token of the line break after a role. release: called by `close`;
+    frees what the parts hold besides memory. fault: see engines.protocols.Fault; None where the
     parts are in this process.
     """
 
@@ -82,7 +82,7 @@ class TalkerEngine:
 
     @torch.inference_mode()
     def prepare(self, slot: int, prompt: TalkerPrompt, speaker_id: int, start: int = 0) -> None:
-        """Fill a slot where no media are left, else keep the rows; see Talker.prepare."""
+        """Fill a slot if no media are left, else keep the rows; see Talker.prepare."""
         self._check_length(prompt)
         token_ids, positions = prompt.token_ids[start:], prompt.positions[:, start:]
         assistant = self._assistant(speaker_id)
@@ -100,7 +100,7 @@ class TalkerEngine:
         """Complete a slot's prompt; see Talker.prefill."""
         codec_bos = self._codec_rows[self._codec_bos][None]
         prompt = self._incomplete.pop(slot, None)
-        if prompt is None:  # codec_bos stands where later rows have the last frame
+        if prompt is None:  # codec_bos is in the place of the last frame in later rows
             self._feedback[slot] = codec_bos
             return self.step((slot,), (first_token,))
         last = self._text_rows(self._number(first_token)) + codec_bos
@@ -135,7 +135,7 @@ class TalkerEngine:
         return self._advance(slots, feedback + text)
 
     def close(self) -> None:
-        """Release what the parts hold; see Thinker.close."""
+        """Release the parts' resources; see Thinker.close."""
         self._release()
 
     def _check_length(self, prompt: TalkerPrompt) -> None:
@@ -146,7 +146,7 @@ class TalkerEngine:
             )
 
     def _with_media(self, rows: Tensor, media: Tensor, accepted: Tensor) -> Tensor:
-        """Return rows with those of the media filled in. media: bool [rows], true for them."""
+        """Return rows with the media rows filled in. media: bool [rows], true for media rows."""
         count = int(media.sum())
         assert len(accepted) == count, f"{len(accepted)} accepted rows for {count} of media"
         if not count:
@@ -178,10 +178,10 @@ class TalkerEngine:
 
 
 class TextRows:
-    """Rows of the text tokens [vocab, talker hidden], each projected when it is first asked for.
+    """Rows of the text tokens [vocab, talker hidden], each projected when it is first needed.
 
     embedding: the thinker's table [vocab, thinker hidden]. project: the text projection. width: the
-    talker's hidden size. dtype: of the rows. Memory is used for the rows that were asked for.
+    talker's hidden size. dtype: dtype of the rows. Memory is used for the projected rows only.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class TextRows:
         return self.with_rows(token_ids.numpy()).index_select(0, token_ids)
 
     def with_rows(self, token_ids: Sequence[int] | NDArray[np.int64]) -> Tensor:
-        """Return the table [vocab, talker hidden], in which the rows of these token ids are."""
+        """Return the table [vocab, talker hidden], with the rows of these token ids filled."""
         if self._missing:
             ids = np.asarray(token_ids)
             known = self._known[ids]
@@ -210,7 +210,7 @@ class TextRows:
 
     @torch.inference_mode()
     def fill(self) -> "TextRows":
-        """Project all rows now, where no frame should wait for one. Returns itself."""
+        """Project all rows now, so that no frame waits for one. Returns itself."""
         for ids in torch.from_numpy((~self._known).nonzero()[0]).split(ROWS_AT_ONCE):
             self._fill(ids)
         return self
@@ -226,9 +226,9 @@ class TextRows:
 class _IncompletePrompt:
     """A talker prompt that lacks the thinker's hidden states of the media.
 
-    rows: [rows, hidden] from `start` on, those of the media not filled yet, without the last row.
-    media: bool [rows], true for those of the media. positions: float32 [3, rows + 1]. start: how
-    many rows of the prompt the slot holds already.
+    rows: [rows, hidden] from `start` on, without the last row; media rows are not filled yet.
+    media: bool [rows], true for media rows. positions: float32 [3, rows + 1]. start: number of the
+    prompt's rows that the slot holds already.
     """
 
     rows: Tensor

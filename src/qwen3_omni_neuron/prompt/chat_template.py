@@ -16,14 +16,14 @@ from qwen3_omni_neuron.prompt.tokenizer import Tokenizer
 
 
 class ChatTemplate:
-    """Chat template of one checkpoint, run in a sandbox: a checkpoint may come from anyone.
+    """Chat template of one checkpoint, run in a sandbox because anyone may have written it.
 
-    It sees nothing of the caller's but strings, lists and dicts.
-    Source: transformers utils/chat_template_utils.py, for what a template may use.
+    It gets only strings, lists and dicts from the caller.
+    Source: transformers utils/chat_template_utils.py, for the names that a template may use.
     """
 
     def __init__(self, folder: Path, tokenizer: Tokenizer):
-        """Read and compile the template. Raises CheckpointError where there is none to be used."""
+        """Read and compile the template. Raises CheckpointError if there is no usable one."""
         self._folder = folder
         self._named_tokens = tokenizer.named_tokens
         try:
@@ -40,7 +40,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Return the prompt's text, up to where the assistant's answer begins.
+        """Return the prompt's text, up to the beginning of the assistant's answer.
 
         tools: descriptions of functions that the reply may call.
         Raises CheckpointError where the template fails.
@@ -78,7 +78,7 @@ def _compile(text: str) -> Template:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    # Jinja's own filter escapes what HTML would misread.
+    # Jinja's own filter escapes HTML.
     environment.filters["tojson"] = _to_json
     environment.globals.update(
         raise_exception=_raise,
@@ -94,7 +94,7 @@ def _to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
 
 
 def _new_dict(*given: Any, **items: Any) -> dict[Any, Any]:
-    """Do what a template asks of `dict`, without giving it the class."""
+    """Make a dict for a template, which does not get the class `dict` itself."""
     return dict(*given, **items)
 
 
@@ -103,7 +103,7 @@ def _raise(message: str) -> NoReturn:
 
 
 def _read_template(folder: Path, of_tokenizer: Any) -> Any:
-    """Read the processor's template from either of its files, or take the tokenizer's."""
+    """Read the processor's template from one of its files, or else use the tokenizer's."""
     jinja, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
     if jinja.exists():
         return jinja.read_text(encoding="utf-8")

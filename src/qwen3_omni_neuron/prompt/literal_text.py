@@ -1,7 +1,7 @@
-"""Text of messages in which the names of special tokens are words.
+"""Text of messages in which the names of special tokens are plain words.
 
-A prompt is one text, in which `<|im_end|>` ends a turn. Where a message's own text holds that
-name, it would end the turn as well: whoever writes a part of a conversation could write all of it.
+A prompt is one text, in which `<|im_end|>` ends a turn. If a message's own text had that name, it
+would end the turn, too: the author of one message could then write all of them.
 """
 
 import re
@@ -17,17 +17,17 @@ ITEM_TYPES = ("text", *MEDIA_KINDS, "function")
 
 
 class SpecialNames:
-    """Names of a tokenizer's special tokens, and what finds them in texts.
+    """Names of a tokenizer's special tokens, with the patterns that find them in texts.
 
-    any, ids: pattern of all of them, and the token ids of each. marked: pattern of those that are
-    to be words in a caller's text. heads, tails: what a text can end or begin with, so that one of
-    these may stand where it is joined to another.
+    any, ids: pattern of all names, and the token ids of each. marked: pattern of the names that are
+    words in a caller's text. heads, tails: beginnings and ends of these names; a text that ends
+    with a head or begins with a tail may form a name when it is joined to another text.
     """
 
     def __init__(self, tokenizer: Tokenizer, marked: Collection[str] | None = None):
-        """marked: the names that are to be words; None: all of them."""
+        """marked: the names that are words in a text; None: all names."""
         self.tokenizer = tokenizer
-        # Longer names first: where two fit at one place, the longer is the token.
+        # Longer names first: if two match at one place, the longer one is the token.
         found = (name for name in tokenizer.added_tokens if len(name) > 1)
         names = sorted(found, key=len, reverse=True)
         self.any, self.ids = _any_of(names), {name: tokenizer.encode(name) for name in names}
@@ -42,8 +42,8 @@ class LiteralText:
 
     `mark` puts a separator, which nobody can guess, into each name in a text, and where a name may
     begin or end at the text's edge, since a template may join texts. `encode` splits the prompt at
-    the names that are left, the template's own, and tokenises what lies between as words, without
-    the separators. Most texts need none.
+    the remaining names, which are the template's own, and tokenises the text between them as words,
+    without the separators. Most texts need no separator.
     """
 
     def __init__(self, names: SpecialNames):
@@ -51,14 +51,14 @@ class LiteralText:
         self._drawn: str | None = None
 
     def marked(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return messages for a chat template with every text of the caller's marked."""
+        """Return messages for a chat template, with all of the caller's texts marked."""
         return [
             {name: value if name == "role" else self._mark_all(value) for name, value in m.items()}
             for m in messages
         ]
 
     def mark(self, text: str) -> str:
-        """Return a text of the caller's with separators in its names of special tokens."""
+        """Return a caller's text with separators in its names of special tokens."""
         marked = text
         while self._names.marked.search(marked):
             marked = self._names.marked.sub(lambda name: self._separated(name[0]), marked)
@@ -75,10 +75,10 @@ class LiteralText:
     def encode(self, prompt: str, most: int | None = None) -> list[int]:
         """Return the token ids of a prompt that the chat template made of marked texts.
 
-        most: as `Tokenizer.encode` has it.
+        most: see `Tokenizer.encode`.
         """
         tokenizer, ids = self._names.tokenizer, self._names.ids
-        # All names are the template's own, and none comes up as the tokenizer normalises the text.
+        # All names are the template's own, and normalisation of the text makes no new ones.
         if self._drawn is None and is_normalized("NFC", prompt):
             return tokenizer.encode(prompt, most)
         token_ids: list[int] = []
@@ -91,7 +91,7 @@ class LiteralText:
         return token_ids
 
     def _mark_all(self, value: Any) -> Any:
-        """Return a copy of what JSON may hold with every string marked, except types of items."""
+        """Return a copy of a JSON value with every string marked, except types of items."""
         if isinstance(value, str):
             return self.mark(value)
         if isinstance(value, Mapping):
@@ -118,7 +118,7 @@ def _any_of(names: Sequence[str]) -> re.Pattern[str]:
 
 
 def _pieces(names: re.Pattern[str], text: str) -> Sequence[tuple[str, str]]:
-    """Return the words before each name, and the name; the last pair's name is empty."""
+    """Return pairs of the words before a name, and the name; the last pair's name is empty."""
     found, at = [], 0
     for match in names.finditer(text):
         found.append((text[at : match.start()], match[0]))

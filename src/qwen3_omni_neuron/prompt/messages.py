@@ -1,4 +1,4 @@
-"""Messages of a caller -> checked messages for a chat template, and their media."""
+"""A caller's messages -> checked messages for a chat template, and their media."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -11,15 +11,15 @@ MEDIA_KINDS = ("audio", "image", "video")
 Messages = Sequence[Mapping[str, Any]]
 Media = TypeVar("Media")
 Loader = Callable[[str, Mapping[str, Any], str], Media]
-"""Function (kind, item, where) that reads a media item. where: names the item in errors."""
+"""Function (kind, item, where) that reads a media item. where: name of the item in errors."""
 Check = Callable[[str, str], None]
 """Function (text, where) that raises PromptTooLongError for a text that fits no prompt."""
-_MAX_DEPTH = 32  # of lists and dicts in a description of a tool
-_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a pair; UTF-8 can't
+_MAX_DEPTH = 32  # nesting of lists and dicts in a tool's description
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can carry half of a surrogate pair; UTF-8 can't
 
 
 def _no_check(text: str, where: str) -> None:
-    """Take a text of any length."""
+    """Accept a text of any length."""
 
 
 def read_messages(
@@ -29,7 +29,7 @@ def read_messages(
 
     reserved: tokens that stand for media in a prompt, which no text may contain. check: called with
     each text before anything else reads it.
-    Raises MessageError, which names the message or item at fault, and the errors of `load` and
+    Raises MessageError, which names the wrong message or item, and the errors of `load` and
     `check`.
     """
     if not _is_list(messages):
@@ -51,7 +51,7 @@ def read_tools(
 ) -> list[dict[str, Any]]:
     """Check descriptions of tools, and return a copy for a chat template.
 
-    Raises MessageError for anything that JSON has no form for, and the error of `check`.
+    Raises MessageError for a value that JSON can't represent, and the error of `check`.
     """
     if not _is_list(tools) or not all(isinstance(tool, Mapping) for tool in tools):
         raise MessageError("tools is no list of dicts, each of which describes a function.")
@@ -64,9 +64,9 @@ def _no_media(kind: str, item: Mapping[str, Any], where: str) -> NoReturn:
 
 
 class MessageReader:
-    """Checker of messages one by one, which collects their media in order.
+    """Checker of single messages, which collects their media in order.
 
-    reserved, load, check: as `read_messages` has them.
+    reserved, load, check: see `read_messages`.
     """
 
     def __init__(self, reserved: Sequence[str], load: Loader[Any], check: Check = _no_check):
@@ -97,7 +97,7 @@ class MessageReader:
         }
 
     def plain(self, value: Any, role: str, where: str, depth: int = 0) -> Any:
-        """Return a copy of what JSON may hold, with every string checked."""
+        """Return a copy of a JSON value, with every string checked."""
         if depth > _MAX_DEPTH:
             raise MessageError(f"{where} has more than {_MAX_DEPTH} lists or dicts in each other.")
         if isinstance(value, str):
@@ -146,7 +146,7 @@ class MessageReader:
         return {"type": kind}
 
     def _text(self, text: str, role: str, where: str) -> str:
-        text = str.__str__(text)  # a subclass may compare and join in a way of its own
+        text = str.__str__(text)  # a subclass may compare and join differently
         self._check(text, where)
         for token in self._reserved:
             if token in text:
@@ -164,12 +164,12 @@ class MessageReader:
 
 
 def _is_list(value: object) -> bool:
-    """Return whether a value is a list or the like of it, and neither text nor bytes."""
+    """Return whether a value is a list or similar, and neither text nor bytes."""
     no_list = isinstance(value, str | bytes | bytearray | memoryview | Mapping)
     return isinstance(value, Sequence) and not no_list
 
 
 def _name_in(names: Sequence[str], value: object) -> str | None:
-    """Return the one of `names` that a value equals, be it a str, a subclass, or an enum of str."""
+    """Return the name that equals a value, which may be a str, a subclass, or an enum of str."""
     plain = str.__str__(value) if isinstance(value, str) else None
     return plain if plain in names else None

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-# Where a text may be cut, the best places first: sentences and lines, clauses, words.
+# Places where a text may be cut, best ones first: sentences and lines, clauses, words.
 _CLOSING = "[\"'”’»)\\]」』）]*"
 _PLACES = tuple(
     re.compile(pattern)
@@ -17,9 +17,9 @@ _PLACES = tuple(
 
 
 def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
-    """Cut a text into pieces of at most `most_tokens` tokens, a longer word being one piece.
+    """Cut a text into pieces of at most `most_tokens` tokens; a longer word is one piece.
 
-    A piece is as many sentences as fit. A longer sentence is cut where its clauses end, and a
+    A piece has as many sentences as fit. A longer sentence is cut at the ends of its clauses, and a
     longer clause between words. count: counts the tokens of a text. Returns the pieces with the
     white space that follows each: joined they are the text.
     """
@@ -31,7 +31,7 @@ def cut(text: str, most_tokens: int, count: Callable[[str], int]) -> list[str]:
 
 
 def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str]]) -> list[str]:
-    """Cut a text that does not fit."""
+    """Cut a text that is too long for one piece."""
     if not places:
         return [text]
     parts = _split(text, places[0])
@@ -55,12 +55,12 @@ def _cut(text: str, fits: Callable[[str], bool], places: Sequence[re.Pattern[str
 def _last_end(
     parts: Sequence[str], at: int, begun: str, guess: int, fits: Callable[[str], bool]
 ) -> int:
-    """Return where the most parts from `at` on end that fit behind a piece that is begun.
+    """Return the largest end so that the parts from `at` up to it fit after a begun piece.
 
-    `at` where none does. It is looked for around a guess: to try each end would take a time that
-    grows with the square of a piece's parts.
+    Returns `at` if no part fits. The search starts around a guess: to try each end would take time
+    quadratic in the number of a piece's parts.
     """
-    low, high, step = at, len(parts) + 1, 1  # the first end that may not fit is between them
+    low, high, step = at, len(parts) + 1, 1  # low fits; high, or an end below it, does not
     guess = min(guess, len(parts))
     while high - low > 1:
         if fits(begun + "".join(parts[at:guess])):
@@ -74,7 +74,7 @@ def _last_end(
 
 
 def _split(text: str, place: re.Pattern[str]) -> list[str]:
-    """Split a text behind each place where it may be cut."""
+    """Split a text after each place where it may be cut."""
     ends = [0, *(match.end() for match in place.finditer(text)), len(text)]
     parts = (text[a:b] for a, b in pairwise(ends))
     return [part for part in parts if part]

@@ -1,11 +1,12 @@
 """Rope positions over three axes (time, height, width).
 
-Tokens of text and audio have the same position on all three: their count. Tokens of an image have
-the positions of their row and column, those of a video also the time of their frame, which need
-not be a whole number. The next token's position is one more than the highest of them.
+Tokens of text and audio have the same position on all three axes: their count. Tokens of an image
+have the positions of their row and column; tokens of a video also have the time of their frame,
+which need not be a whole number. The next token's position is one more than the highest of these
+positions.
 
 Computed in numpy, because prompts are made while stages run, and every torch operation would
-release the interpreter's lock and wait to get it back.
+release the interpreter lock and wait to get it back.
 Source: transformers get_rope_index.
 """
 
@@ -22,9 +23,9 @@ from torch import Tensor
 class MediaRun:
     """Run of the tokens of an audio clip, an image or a video in a prompt.
 
-    audio_tokens: tokens of its audio. grid: frames, rows and columns of its vision tokens.
-    frame_positions: positions from one frame to the next along the time axis. In a video with
-    audio the two kinds of tokens are interleaved by time.
+    audio_tokens: number of its audio tokens. grid: frames, rows and columns of its vision tokens.
+    frame_positions: positions from one frame to the next along the time axis. In a video with audio
+    the two kinds of tokens are interleaved by time.
     """
 
     audio_tokens: int = 0
@@ -33,7 +34,7 @@ class MediaRun:
 
     @property
     def vision_tokens(self) -> int:
-        """Tokens of the image or the video's frames."""
+        """Number of tokens of the image or of the video's frames."""
         frames, rows, columns = self.grid
         return frames * rows * columns
 
@@ -41,7 +42,7 @@ class MediaRun:
         return self.vision_tokens + self.audio_tokens
 
     def is_audio(self) -> NDArray[np.bool_]:
-        """Return which tokens are of audio, bool [len(self)].
+        """Return which tokens are audio tokens, bool [len(self)].
 
         A frame comes before the audio of the same time.
         """
@@ -53,9 +54,9 @@ class MediaRun:
         return times.argsort(kind="stable") >= self.vision_tokens
 
     def positions(self, first: np.float32) -> tuple[NDArray[np.float32], np.float32]:
-        """Return the run's positions, float32 [3, len(self)], and that of the token after it.
+        """Return the run's positions, float32 [3, len(self)], and the next token's position.
 
-        first: the position that the run begins at. Positions of audio alone are [1, len(self)].
+        first: the run's first position. Positions of audio alone are [1, len(self)].
         """
         if not self.vision_tokens:
             following = first + np.arange(self.audio_tokens + 1, dtype=np.float32)
@@ -67,15 +68,15 @@ class MediaRun:
         positions = np.empty((3, len(self)), dtype=np.float32)
         positions[:, ~is_audio] = vision + first
         positions[:, is_audio] = np.arange(self.audio_tokens, dtype=np.float32) + first
-        # As in the reference: one more than the highest position among the tokens after the last of
-        # the other kind, not among all.
+        # As in the reference: one more than the highest position among the tokens after the last
+        # token of the other kind, not among all tokens.
         (other,) = (is_audio != is_audio[-1]).nonzero()
         tail = other[-1] + 1 if len(other) else 0
         return positions, positions[:, tail:].max() + np.float32(1)
 
 
 Placed = tuple[int, MediaRun]
-"""Index of a run's first token in a prompt, and the run."""
+"""Index in a prompt of a run's first token, and the run."""
 
 
 def rope_positions(length: int, runs: Iterable[Placed] = ()) -> Tensor:
@@ -99,8 +100,8 @@ def talker_positions(user_tokens: Tensor, rows: int, runs: Sequence[Placed]) -> 
     """
     kept = []
     for index, (start, run) in enumerate(runs):
-        # The reference computes the talker's positions without use_audio_in_video. It still finds
-        # a video with audio where an image or a silent video follows; else it counts it as text.
+        # The reference computes the talker's positions without use_audio_in_video. It still finds a
+        # video with audio if an image or a silent video follows; else it counts it as text.
         silent_later = any(r.vision_tokens and not r.audio_tokens for _, r in runs[index + 1 :])
         if not run.audio_tokens or silent_later:
             kept.append((int(np.searchsorted(user_tokens.numpy(), start)), run))

@@ -12,7 +12,7 @@ class TalkerPrompt:
     """Part of a prompt that the talker reads.
 
     token_ids: int64 [U], the tokens of user segments. positions: float32 [3, U + 9], the rope
-    positions of those and of the assistant rows that follow (see model.talker).
+    positions of these tokens and of the assistant rows after them (see model.talker).
     """
 
     token_ids: Tensor
@@ -27,11 +27,11 @@ class TalkerPrompt:
 class Prompt:
     """Model inputs of one conversation.
 
-    token_ids: int64 [S], media as runs of their placeholders. positions: float32 [3, S], the rope
-    positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio clip
-    and each video's audio; images, videos: their pixels. Each is in the order of the placeholders
-    in token_ids. audio_tokens, image_tokens: how many of token_ids are of audio, and of images and
-    videos.
+    token_ids: int64 [S], with media as runs of their placeholders. positions: float32 [3, S], the
+    rope positions over time, height and width. audio_mel: float32 [mel_bins, frames] for each audio
+    clip and each video's audio. images, videos: their pixels. Each is in the order of the
+    placeholders in token_ids. audio_tokens, image_tokens: number of token_ids of audio, and of
+    images and videos.
     """
 
     token_ids: Tensor

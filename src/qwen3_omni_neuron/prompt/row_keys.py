@@ -1,9 +1,9 @@
-"""Keys of a prompt's rows, by which the common prefix of two prompts is found.
+"""Keys of a prompt's rows, with which the prefix cache finds the common prefix of two prompts.
 
 Two prompts whose first n keys are equal have the same first n rows in the KV cache: a row's keys
 and values depend on that row's input, on its position, and on the rows before it. The key of a row
-is its token id, its positions, and, where encoded media stands in its place, the digest of what the
-encoder reads to make it: a window of 8 s of audio, an image, or a frame of a video.
+is its token id, its positions, and, for a row of encoded media, the digest of the encoder's input
+for it: a window of 8 s of audio, an image, or a frame of a video.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from qwen3_omni_neuron.prompt.media.pixels import Visual
 from qwen3_omni_neuron.prompt.prompt import Prompt
 
 DIGEST_BYTES = 16
-_NUMBERS = DIGEST_BYTES // 4  # int32 numbers that a digest takes in a key
-HEAD_ROWS = 64  # most prompts differ within these
-ID_BITS = 64  # of a token id
+_NUMBERS = DIGEST_BYTES // 4  # int32 numbers of a digest in a key
+HEAD_ROWS = 64  # most prompts differ within these rows
+ID_BITS = 64  # bits of a token id
 _NO_MEDIA, _NO_SOURCES = np.empty(0, np.int64), np.empty((1, 0), np.int32)
 
 Unit = tuple[bytes, int]
-"""Digest of what an encoder reads at a time, and the number of rows that it makes of that."""
+"""Digest of one unit of an encoder's input, and the number of rows made from it."""
 
 
 class RowKeys:
     """Keys of the rows of one prompt, which may be the prompt's own arrays.
 
-    token_ids: int64 [rows]. positions: float32 [3, rows]. media: int64 [media], the rows where
-    encoded media stands, ascending. sources: int32 [numbers, media], what those are made of.
+    token_ids: int64 [rows]. positions: float32 [3, rows]. media: int64 [media], indices of the rows
+    of encoded media, ascending. sources: int32 [numbers, media], digests of their encoder's input.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class RowKeys:
         return len(self.token_ids)
 
     def shared(self, other: "RowKeys") -> int:
-        """Return how many of the first rows are the same in both."""
-        # Most prompts differ early, in text. That is found in a tenth of the time that numpy takes.
+        """Return the number of first rows that are the same in both."""
+        # Most prompts differ early, in text. This finds it in a tenth of the time that numpy takes.
         differs, rows = self._head ^ other._head, min(len(self), len(other))
         row = ((differs & -differs).bit_length() - 1) // ID_BITS if differs else rows
         if row <= min(self._text_rows, rows, HEAD_ROWS):
@@ -72,9 +72,10 @@ class RowKeys:
         return bisect_left(self.media, rows)  # numpy's releases the interpreter lock
 
     def followed_by(self, token_ids: list[int]) -> "RowKeys":
-        """Return the keys with those of text tokens behind them, as decode steps append them."""
-        # An engine counts positions in float64. A video's need not be whole, so that a prompt's
-        # float32 may differ from these in the last bit: such rows are not the same, then.
+        """Return the keys followed by those of text tokens, as decode steps append them."""
+        # An engine counts positions in float64. A video's positions need not be whole, so a
+        # prompt's float32 positions may differ from these in the last bit: such rows then count as
+        # different.
         following = float(self.positions.max()) + np.arange(1, len(token_ids) + 1)
         added = np.tile(following.astype(np.float32), (3, 1))
         return RowKeys(
@@ -86,7 +87,7 @@ class RowKeys:
 
 
 def _alike(one: NDArray[Any], other: NDArray[Any]) -> int:
-    """Return how many of the first columns, or numbers, are the same in both."""
+    """Return the number of first columns, or numbers, that are the same in both."""
     length = min(one.shape[-1], other.shape[-1])
     differs = one[..., :length] != other[..., :length]
     if differs.ndim > 1:
@@ -109,7 +110,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
     """Compute the keys of a prompt.
 
     The talker's row of an audio, image or video token is a hidden state of the thinker, which
-    depends on all that the thinker has read before: also on what the talker does not read, such as
+    depends on all earlier rows of the thinker, also on those that the talker does not read, such as
     the system prompt. So its key also has its position in the thinker, and a digest of the token
     ids before it. (Media before it are rows of the talker, too.)
     """
@@ -136,7 +137,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
             sources[_NUMBERS, own] = np.arange(len(own))
             at += count
     thinker = RowKeys(ids, thinker.positions, media, sources)
-    # The talker's rows are those of user segments, where all media is.
+    # The talker's rows are those of user segments, which have all media.
     (user_media,) = np.isin(user_ids, c.media_token_ids).nonzero()
     places = thinker.positions[:, media].view(np.int32)
     sources = np.vstack((sources, places, _contexts(thinker)))
@@ -144,7 +145,7 @@ def prompt_keys(prompt: Prompt, config: OmniConfig) -> PromptKeys:
 
 
 def _contexts(keys: RowKeys) -> NDArray[np.int32]:
-    """Return for each row of media the digest of all token ids before its run of media."""
+    """Return, for each media row, the digest of all token ids before its run of media."""
     contexts = np.empty((_NUMBERS, len(keys.media)), np.int32)
     (starts,) = (np.diff(keys.media, prepend=-2) > 1).nonzero()
     before, row = hashlib.sha256(), 0
@@ -159,7 +160,7 @@ def _contexts(keys: RowKeys) -> NDArray[np.int32]:
 def _windows(prompt: Prompt, config: OmniConfig) -> Iterator[Unit]:
     """Yield the windows of the audio clips, in order."""
     c, clips = config.thinker.audio, prompt.audio_mel
-    # The width that the encoder pads its chunks to depends on all clips: see model.audio_encoder.
+    # The width to which the encoder pads its chunks depends on all clips: see model.audio_encoder.
     width = min(c.chunk_mel_frames, max((clip.shape[1] for clip in clips), default=0))
     for clip in clips:
         windows = clip.split(c.window_mel_frames, 1)
@@ -178,10 +179,10 @@ def _frames(visuals: tuple[Visual, ...], merge_size: int) -> Iterator[Unit]:
 
 
 class _Digests:
-    """Digests of the parts of tensors and arrays, computed once for each of these.
+    """Digests of the parts of tensors and arrays, computed once for each object.
 
     The features and pixels of a session are the same objects in each of its turns, and never
-    change. _known: by the object's id, while it lives.
+    change. _known: digests by the object's id, while the object lives.
     """
 
     def __init__(self) -> None:
@@ -190,7 +191,7 @@ class _Digests:
     def __call__(
         self, whole: object, parts: Sequence[NDArray[Any]], numbers: tuple[int, ...] = ()
     ) -> list[bytes]:
-        """Return a digest of each part of `whole`, and of the numbers that it is read with."""
+        """Return a digest of each part of `whole`, combined with `numbers`."""
         key = id(whole)
         known = self._known.get(key)
         if known is None or known[0]() is not whole or known[1] != numbers:

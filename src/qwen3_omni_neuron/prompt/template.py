@@ -1,7 +1,7 @@
-"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's own files.
+"""Messages -> token ids, mel features, pixels and positions, by the checkpoint's files.
 
 Each media item's placeholder in the chat template's text is repeated once for every row that the
-item's encoder gives.
+item's encoder returns.
 """
 
 import math
@@ -46,7 +46,7 @@ from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 class Conversation:
     """Converter of messages into prompts for one checkpoint.
 
-    media_settings: the checkpoint's settings that media are decoded by.
+    media_settings: the checkpoint's settings for decoding media.
     Source: transformers Qwen3OmniMoeProcessor.__call__.
     """
 
@@ -75,22 +75,22 @@ class Conversation:
         tools: Sequence[Mapping[str, Any]] = (),
         literal_text: bool = False,
     ) -> Prompt:
-        """Make the prompt of a conversation, up to where the assistant's answer begins.
+        """Make the prompt of a conversation, up to the beginning of the assistant's answer.
 
         messages: dicts with "role" (system, user, assistant, or tool where the template takes
         tools) and "content": a string, or a list of {"type": "text", "text": ...} and, from users,
         {"type": "audio", "audio": ...}, "image" and "video"; see
         prompt.media.audio.load_waveform, prompt.media.image.load_image and
-        prompt.media.video.load_video for their forms. use_audio_in_video: also take the
-        audio of videos. most_tokens: an item that alone has more is refused before it is decoded,
-        text that must have more before it is read, and a long prompt that has more before all of
-        it is tokenised; without it nothing is refused for its length.
+        prompt.media.video.load_video for their forms. use_audio_in_video: also take the audio of
+        videos. most_tokens: longest prompt. An item that alone has more tokens is refused before it
+        is decoded, text that must have more before it is read, and a long prompt that has more
+        before all of it is tokenised. None: nothing is refused for its length.
         tools: descriptions of functions in the form of OpenAI's API; an assistant's message may
         have its "tool_calls". literal_text: names of special tokens in the messages' text are
-        words, as they must be in text from strangers; otherwise they are those tokens, as in the
+        words, as they must be in text from strangers; otherwise they become these tokens, as in the
         reference.
         Raises MessageError, AudioError, ImageError, VideoError or PromptTooLongError, which name
-        the message or item at fault.
+        the wrong message or item.
         """
         load = self.loader(use_audio_in_video, most_tokens)
         reserved = () if literal_text else self.reserved
@@ -110,15 +110,15 @@ class Conversation:
         return tuple(self._placeholders.values())
 
     def loader(self, use_audio_in_video: bool, most_tokens: int | None) -> MediaLoader:
-        """Return the reader of a conversation's media; `prompt` has the same arguments."""
+        """Return the reader of a conversation's media. Arguments: see `prompt`."""
         return MediaLoader(
             self._resizer, self._mel, self.media_settings, use_audio_in_video, most_tokens
         )
 
     def text_check(self, most_tokens: int | None) -> Check:
-        """Return the check of a message's text; `prompt` has the same argument.
+        """Return the check of a message's text. most_tokens: see `prompt`.
 
-        Blanks around a text do not count: a chat template may leave them out.
+        Blanks around a text are not counted: a chat template may leave them out.
         """
         return partial(self._check_text, most_tokens)
 
@@ -131,7 +131,7 @@ class Conversation:
                 raise _too_long(f"{where} has {len(text)} characters", least, most_tokens)
 
     def least_tokens(self, text: str, enough: float = math.inf) -> int:
-        """Return a number of tokens that a text has at least; see conversation.least_tokens."""
+        """Return a lower bound of a text's number of tokens; see prompt.least_tokens."""
         return self._tokenizer.least_tokens(text, enough)
 
     def assemble(
@@ -146,16 +146,15 @@ class Conversation:
     ) -> Prompt:
         """Make the prompt of messages that prompt.messages.read_messages has read.
 
-        growing: the last item of the messages is a clip that still arrives. The prompt then ends
-        with the last row that is final whatever follows: that of the clip's last whole window of
-        the audio encoder, or the one before the clip. Rows before it change in two cases alone: a
-        later, louder moment of the clip can change its windows' features, and a clip that becomes
-        the longest the ends of the others. Such a prompt has no use for its talker's assistant
-        rows: they have the positions of a reply that begins there. tools: as read_tools has read
-        them. literal_text: as in `prompt`. said: indices of the messages that are replies of the
-        model, whose text has special tokens' names only where the model spelled them in words.
-        most_tokens: as in `prompt`.
-        Raises PromptTooLongError for a prompt that is not tokenised since it can't fit.
+        growing: the last item of the messages is a clip that is still arriving. The prompt then
+        ends with the last final row: the last row of the clip's last whole window of the audio
+        encoder, or the row before the clip. Earlier rows change in two cases only: a later, louder
+        part of the clip can change its windows' features, and a clip that becomes the longest can
+        change the ends of other clips. The talker's assistant rows of such a prompt are not used:
+        they have the positions of a reply that begins there. tools: result of read_tools.
+        literal_text, most_tokens: see `prompt`. said: indices of the messages that are replies of
+        the model, in whose text a special token's name is always words that the model spelled.
+        Raises PromptTooLongError for a prompt that is not tokenised because it can't fit.
         """
         if not self.takes_tools and (tools or any(m["role"] == "tool" for m in messages)):
             raise MessageError(
@@ -196,29 +195,29 @@ class Conversation:
 
     @property
     def takes_tools(self) -> bool:
-        """True where the template shows tools to the model."""
+        """True if the template shows tools to the model."""
         return self._template.takes_tools
 
     @cached_property
     def thinks(self) -> bool:
-        """True where the template lets a reply begin with reasoning."""
+        """True if the template lets a reply begin with reasoning."""
         prompt = self._template.render([{"role": "user", "content": ""}])
         return prompt.rstrip().endswith("<think>")
 
     def whole_windows(self, clip: GrowingClip) -> int:
-        """Count the whole windows of the audio encoder that a growing clip has so far."""
+        """Count a growing clip's whole windows of the audio encoder so far."""
         window = self._config.thinker.audio.window_mel_frames
         return clip.complete_frames(window) // window
 
     def encode_words(self, text: str, most: int | None = None) -> list[int]:
         """Tokenise text that is part of a reply; names of special tokens are words.
 
-        most: as `Tokenizer.encode` has it.
+        most: see `Tokenizer.encode`.
         """
         return self._tokenizer.encode_words(text, most)
 
     def decode(self, token_ids: list[int]) -> str:
-        """Decode generated tokens to text, without special ones."""
+        """Decode generated tokens to text, without special tokens."""
         return self._tokenizer.decode(token_ids)
 
     @cached_property
@@ -234,11 +233,11 @@ class Conversation:
         return tuple({*self._tokenizer.special_tokens, *self.reserved})
 
     def _spelled(self, messages: Messages, said: Collection[int]) -> bool:
-        """Return whether a reply has the name of a special token in its text."""
+        """Return whether the text of any reply has the name of a special token."""
         return any(name in messages[i]["content"] for i in said for name in self._special)
 
     def _runs(self, media: Sequence[Media], mel: Sequence[Tensor]) -> list[MediaRun]:
-        """Return the run of tokens of each item. mel: features of those with audio, in order."""
+        """Return the run of tokens of each item. mel: features of items with audio, in order."""
         c, clips, runs = self._config.thinker, iter(mel), []
         for item in media:
             audio_tokens = 0 if item.clip is None else c.audio.tokens(next(clips).shape[1])
@@ -252,9 +251,9 @@ class Conversation:
         return runs
 
     def _encode(self, text: str, literal: LiteralText | None, most: int | None) -> list[int]:
-        """Tokenise a prompt. Raises PromptTooLongError for a long one that has more than `most`.
+        """Tokenise a prompt. Raises PromptTooLongError for a long one of more than `most` tokens.
 
-        One that is tokenised at once anyway is left to whoever knows what else it is to fit.
+        A prompt short enough to be tokenised at once is not checked: the caller checks it.
         """
         encode = literal.encode if literal else self._tokenizer.encode
         if most is None or len(text) <= AT_ONCE:
@@ -271,10 +270,10 @@ class Conversation:
     def _expand(
         self, ids: list[int], media: Sequence[Media], runs: Sequence[MediaRun], growing: bool
     ) -> tuple[Tensor, list[Placed]]:
-        """Replace each item's one placeholder in the template's tokens by all of its tokens.
+        """Replace each item's single placeholder in the template's tokens by all of its tokens.
 
-        growing: leave out what follows the last item. Returns the prompt's tokens, int64 [S], and
-        the runs with their places in it.
+        growing: leave out the tokens after the last item. Returns the prompt's tokens, int64 [S],
+        and the runs with their places in the prompt.
         """
         template, media_ids = np.array(ids, dtype=np.int64), self._config.thinker.media_token_ids
         found = [at for at, token_id in enumerate(ids) if token_id in media_ids]
@@ -291,7 +290,7 @@ class Conversation:
             tokens = self._tokens(item, run)
             parts += [template[at:place], tokens]
             length += place - at
-            placed.append((length + (len(tokens) - len(run)) // 2, run))  # behind the bracket
+            placed.append((length + (len(tokens) - len(run)) // 2, run))  # after the bracket
             length += len(tokens)
             at = place + 1
         if not growing:
@@ -299,7 +298,7 @@ class Conversation:
         return torch.from_numpy(np.concatenate(parts)), placed
 
     def _tokens(self, item: Media, run: MediaRun) -> NDArray[np.int64]:
-        """Return an item's tokens; those of a video's audio are among the frames', in brackets."""
+        """Return an item's tokens; a video's audio tokens are among its frames', in brackets."""
         own, audio = self._placeholder_ids[item.kind], self._placeholder_ids["audio"]
         tokens = np.where(run.is_audio(), audio, own)
         if isinstance(item, VideoItem) and run.audio_tokens:

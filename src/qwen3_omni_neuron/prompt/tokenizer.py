@@ -15,18 +15,18 @@ from tokenizers.models import BPE
 from qwen3_omni_neuron.errors import CheckpointError
 from qwen3_omni_neuron.prompt.least_tokens import LeastTokens
 
-# Contractions, words, single digits, punctuation, line ends and blanks. Qwen2's, in every release.
+# Contractions, words, single digits, punctuation, line ends and blanks: Qwen2's, in every release.
 _PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# Where transformers 4 and 5 write the tokens that only some tokenizers have.
+# Fields in which transformers 4 and 5 write the tokens that only some tokenizers have.
 _MORE_TOKENS = ("extra_special_tokens", "model_specific_special_tokens")
-AT_ONCE = 1 << 14  # characters that are tokenised in some ms
-_PORTION = 1 << 16  # characters of a longer text that are tokenised at a time
-_LONG = 1 << 18  # characters in one word: each takes 60 to 90 bytes while they are tokenised
-# Where a piece surely ends, and NFC joins nothing: before a blank or a mark of punctuation that
-# follows a letter, and behind a line's end. The first character is a set, which is found fast.
+AT_ONCE = 1 << 14  # characters that are tokenised within some ms
+_PORTION = 1 << 16  # characters of a longer text tokenised at a time
+_LONG = 1 << 18  # characters in one word: tokenising takes 60 to 90 bytes for each
+# Places where a piece certainly ends and NFC joins nothing: before a blank or punctuation mark that
+# follows a letter, and after a line's end. The first character is a set, which is found fast.
 _CUT = re.compile(
     "[ \n、。，！？；：…]"
     "(?:(?<=\\S )|(?<=\n)(?=\\S)|(?<=[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5][^ \n]))"
@@ -36,8 +36,8 @@ _CUT = re.compile(
 class Tokenizer:
     """Converter between text and the token ids of one checkpoint.
 
-    Reads tokenizer.json, or vocab.json and merges.txt where that is not there, and the added tokens
-    of tokenizer_config.json.
+    Reads tokenizer.json, or else vocab.json and merges.txt, and the added tokens of
+    tokenizer_config.json.
     Source: transformers Qwen2Tokenizer.
     """
 
@@ -49,7 +49,7 @@ class Tokenizer:
             _add_tokens(self._backend, config.get("added_tokens_decoder", {}))
         except CheckpointError:
             raise
-        # The library raises Exception itself for a file that it can't use.
+        # The library raises plain Exception for a file that it can't use.
         except Exception as error:
             raise CheckpointError(
                 f"{folder} has no usable tokenizer: {error}. Download its files again."
@@ -61,7 +61,7 @@ class Tokenizer:
         self._words = Backend(self._backend.model)
         self._words.normalizer = self._backend.normalizer
         self._words.pre_tokenizer = self._backend.pre_tokenizer
-        self._long = threading.Lock()  # one such text at a time
+        self._long = threading.Lock()  # one long text at a time
         self._divides = not any(t.lstrip or t.rstrip or _CUT.search(t.content) for t in added)
         self.least_tokens = LeastTokens(self._backend.get_vocab(with_added_tokens=False), added)
         self.chat_template: Any = config.get("chat_template")
@@ -71,8 +71,8 @@ class Tokenizer:
     def encode(self, text: str, most: int | None = None) -> list[int]:
         """Return the token ids of a text; special tokens written in it become one id each.
 
-        most: of a text that has more, the ids of its beginning are enough, if they are more. Other
-        threads go on while a long text is tokenised.
+        most: a text with more tokens may be cut, as long as more than `most` ids are returned.
+        Other threads go on while a long text is tokenised.
         """
         return self._encode(self._backend, text, most)
 
@@ -88,7 +88,7 @@ class Tokenizer:
             return backend.encode(text, add_special_tokens=False).ids
         token_ids: list[int] = []
         for portion in _portions(text) if self._divides else (text,):
-            # Of the library's methods, those for batches release the interpreter lock.
+            # Only the library's methods for batches release the interpreter lock.
             with self._long if len(portion) > _LONG else nullcontext():
                 (encoding,) = backend.encode_batch_fast([portion], add_special_tokens=False)
             token_ids += encoding.ids
@@ -113,12 +113,12 @@ class Tokenizer:
 
 
 def _portions(text: str) -> Iterator[str]:
-    """Divide a text where its tokens are the same as those of its portions."""
+    """Divide a text into portions whose tokens together are the tokens of the text."""
     at, searched = 0, _PORTION
     while searched < len(text):
         found = _CUT.search(text, searched, searched + _PORTION)
         if found is None:
-            searched += _PORTION  # in steps, since the search holds the interpreter lock
+            searched += _PORTION  # in steps, because the search holds the interpreter lock
             continue
         end = found.end() if found[0] == "\n" else found.start()
         yield text[at:end]
@@ -145,7 +145,7 @@ def _read_backend(folder: Path) -> Backend:
 
 
 def _add_tokens(backend: Backend, added: dict[str, dict[str, Any]]) -> None:
-    """Add tokens that the model does not have; the library numbers them in this order."""
+    """Add tokens that the BPE model lacks; the library numbers them in this order."""
     by_id = sorted((int(token_id), AddedToken(**token)) for token_id, token in added.items())
     backend.add_tokens([token for _, token in by_id])
     for token_id, token in by_id:

@@ -15,8 +15,8 @@ class TokenBuffer:
     The rows are every token of the text, tts_eos once when the text has ended, and tts_pad from
     then on. `close` sets the end and the error that caused it in one step, so that a reader never
     sees an end without its error. A reader that finds nothing waits on `changed`, the condition of
-    its stage, until the request's deadline; its lock guards every field. A writer that may not put
-    its tokens is woken by `on_space` when it may. written: number of tokens that were put.
+    its stage, until the request's deadline; its lock guards every field. A writer that must wait to
+    put its tokens is woken by `on_space`. written: number of tokens that were put.
     """
 
     def __init__(
@@ -37,18 +37,18 @@ class TokenBuffer:
 
     @property
     def has_space(self) -> bool:
-        """True where the writer may put one more token; always, once the reader has left."""
+        """True where the writer may put one more token, or the reader has left."""
         return self._abandoned or len(self._tokens) < self._capacity
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether the writer may put so many tokens; where not, `on_space` says when."""
+        """Return whether the writer may put that many tokens; if not, `on_space` wakes it later."""
         space = self._abandoned or len(self._tokens) + tokens <= self._capacity
         self._wanted = 0 if space else tokens
         return space
 
     @property
     def closed(self) -> bool:
-        """True where the text has ended: every token that it has was put."""
+        """True where the text has ended: all of its tokens were put."""
         return self._closed
 
     @property
@@ -73,7 +73,7 @@ class TokenBuffer:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Say that nobody reads any more: drop the tokens, and those that will be put."""
+        """Record that the reader has left: drop the tokens, and those put later."""
         self._abandoned = True
         self._tokens.clear()
         self._on_space()
@@ -110,7 +110,7 @@ class TokenBuffer:
 
 
 MAX_TOKENS = 1024
-MAX_CHUNKS = 32  # of at most 2 s each
+MAX_CHUNKS = 32  # each is at most 2 s
 
 
 class TextEnd:
@@ -142,7 +142,7 @@ class Output:
         return len(self._items) - self._chunks < MAX_TOKENS
 
     def may_put(self, tokens: int) -> bool:
-        """Return whether the thinker's stage may put so many tokens; else `on_space` says when."""
+        """Return whether the thinker's stage may put that many tokens; else `on_space` wakes it."""
         space = len(self._items) - self._chunks + tokens <= MAX_TOKENS
         self._wanted = 0 if space else tokens
         return space
@@ -154,7 +154,7 @@ class Output:
 
     @property
     def has_item(self) -> bool:
-        """True where `take` would return one."""
+        """True where `take` would return an item."""
         return bool(self._items)
 
     @property

@@ -1,8 +1,8 @@
-"""Encoder stage: encode the media of a long prompt, while the thinker goes on with others.
+"""Encoder stage: encode a long prompt's media while the thinker works on other requests.
 
-A picture of three megapixels is one call of the vision encoder, which takes as long as hundreds of
-the thinker's steps. Short media are encoded in the thinker's own calls: a spoken question waits for
-no other stage.
+An image of three megapixels is one call of the vision encoder, which takes as long as hundreds of
+the thinker's steps. Short media are encoded in the thinker's own calls: a spoken question does not
+wait for another stage.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,11 +15,11 @@ from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
-LONG_ROWS = 256  # of the thinker: 20 s of sound, or a picture of a quarter of a megapixel
+LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a megapixel
 
 
 def takes_long(request: Request) -> bool:
-    """Return whether a request has media that are worth a stage of their own."""
+    """Return whether a request's media take so long that this stage encodes them."""
     prompt = request.thinker.prompt
     return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.warm_up
 
@@ -56,7 +56,7 @@ class EncoderStage(Stage[Task]):
         return [self._engine.encode(x.thinker.prompt, self._start(x)) for x in requests]
 
     def _start(self, request: Request) -> int:
-        """Return the first row of a prompt that the thinker will compute, as far as is known."""
+        """Return the first row of a prompt that the thinker is expected to compute."""
         if request.keys is None:
             return 0
         return self._held.count(request.keys.thinker, request.cache_key)

@@ -1,9 +1,9 @@
-"""Records of the rows that an engine's slots hold, by which requests reuse them.
+"""Prefix cache: records of the rows that an engine's slots hold, for requests to reuse.
 
-A slot keeps what was computed in it last, also when its request has ended. A prompt that begins
-with the same rows is computed from the first row that differs: a client that sends its whole
-history each time, a session, and many requests with one system prompt profit alike. Rows that
-another slot holds, be it busy or free, are copied.
+A slot keeps the rows of its last request, also after that has ended. A prompt that begins with the
+same rows is computed from the first row that differs: a client that sends its whole history each
+time, a session, and many requests with one system prompt all benefit. Rows that another slot holds,
+busy or free, are copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,16 +15,17 @@ from torch import Tensor
 from qwen3_omni_neuron.prompt.row_keys import RowKeys
 
 NO_ACCEPTED = torch.empty(0)
-COPY_ROWS = 16  # computing fewer takes about as long as copying them
+COPY_ROWS = 16  # computing fewer rows takes about as long as copying them
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Rows of one prompt, or of its beginning.
 
-    keys: of the whole prompt. count: how many of its first rows these are. cache_key: only requests
-    with the same one share rows. accepted: the thinker's accept-layer hidden states [media, hidden]
-    at these rows of media; empty in the talker's record.
+    keys: row keys of the whole prompt. count: number of its first rows that are held. cache_key:
+    requests share rows only if their cache_key is the same. accepted: the thinker's accept-layer
+    hidden states [media, hidden] at the media positions among these rows; empty in the talker's
+    record.
     """
 
     keys: RowKeys
@@ -33,7 +34,7 @@ class Rows:
     accepted: Tensor
 
     def shared(self, keys: RowKeys, cache_key: str | None) -> int:
-        """Return how many of a prompt's first rows these are."""
+        """Return how many of a prompt's first rows are among these."""
         return min(self.count, self.keys.shared(keys)) if self.cache_key == cache_key else 0
 
 
@@ -51,16 +52,16 @@ class HeldRows:
         return self._rows[slot]
 
     def put(self, slot: int, rows: Rows | None) -> None:
-        """Set what a slot holds now, None for nothing."""
+        """Set the record of the rows that a slot holds now; None: no rows."""
         self._rows[slot] = rows
 
     def choose(self, free: Sequence[int], keys: RowKeys, cache_key: str | None) -> tuple[int, int]:
         """Choose one of the free slots for a prompt. free: the least recently used one first.
 
-        It is the slot that shares most with the prompt, where the prompt keeps at least half of
-        what it holds. Otherwise the rest may still serve whom it belongs to: then it is the least
-        recently used slot, to which `bring` copies the shared rows. Returns it, and how many of the
-        prompt's first rows some slot holds.
+        It is the slot that shares the most rows with the prompt, if these are at least half of what
+        the slot holds. Otherwise the slot's other rows may still be reused by their own
+        conversation, and the choice is the least recently used slot, to which `bring` copies the
+        shared rows. Returns the slot, and how many of the prompt's first rows any slot holds.
         """
         counts = self._counts(keys, cache_key)
         best = max(free, key=lambda slot: counts[slot])
@@ -69,7 +70,7 @@ class HeldRows:
         return best if in_place else free[0], max(counts)
 
     def count(self, keys: RowKeys, cache_key: str | None) -> int:
-        """Return how many of a prompt's first rows some slot holds. Any thread may call it."""
+        """Return how many of a prompt's first rows any slot holds. Any thread may call it."""
         return max(self._counts(keys, cache_key))
 
     def bring(
@@ -80,10 +81,10 @@ class HeldRows:
         most: int,
         copy: Callable[[int, int, int], None],
     ) -> Rows:
-        """Let a slot hold as many of a prompt's first rows as any slot does, and nothing else.
+        """Make a slot hold as many of a prompt's first rows as any slot does, and no others.
 
-        Where another slot has at least COPY_ROWS more, its rows are copied. most: limit of the
-        rows. copy: the engine's, see Thinker.copy. Returns the rows.
+        Where another slot has at least COPY_ROWS more, its rows are copied. most: largest number of
+        rows. copy: the engine's method; see Thinker.copy. Returns the record of the rows.
         """
         counts = self._counts(keys, cache_key)
         source = counts.index(max(counts))

@@ -48,11 +48,11 @@ class WarmUp:
 
     @property
     def ended(self) -> bool:
-        """True where nothing of it will be computed any more."""
+        """True where no more of its rows will be computed."""
         return self._live.ended
 
     def end(self, timeout_s: float) -> None:
-        """End it after the engine's call that runs for it, if any, whose rows are then held."""
+        """End it after its engine call in progress, if any, whose rows the slot then holds."""
         live, clock = self._live, self._clock
         deadline_s = clock.now() + timeout_s
         with live.output.changed:
@@ -79,8 +79,8 @@ class Pipeline:
     ):
         """Start the stages.
 
-        max_queued: requests that may wait for a slot. reuse: whether requests reuse each other's
-        rows, where the engines can: see runtime.held_rows. draw_ids: draws tokens from logits.
+        max_queued: number of requests that may wait for a slot. reuse: whether requests reuse each
+        other's rows, if the engines can: see runtime.held_rows. draw_ids: draws tokens from logits.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
@@ -89,13 +89,13 @@ class Pipeline:
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
         self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
-        # By slot: until when the request of its warm-up is awaited, and others take it last.
+        # By slot: the time until which its warm-up's request is awaited, and others take it last.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
         self._turns = Turns(engines.thinker.slots)
-        # By a request: the one that gets its slot when it has ended.
+        # By request: the request that gets its slot when it has ended.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
         )
@@ -135,11 +135,11 @@ class Pipeline:
     def submit(self, request: Request, after: LiveRequest | None = None) -> tuple[LiveRequest, int]:
         """Start a request, or queue it behind those that came before.
 
-        after: the request that this one goes on with, in its slot; where that has ended already,
-        this one is the first in the queue, full or not. Returns it, and its position in the queue,
-        0 where it got a slot at once. Raises OptionError for chunk sizes that the vocoder does not
-        have, BusyError where the queue is full, ClosedError, and EngineDiedError where a stage that
-        it needs has a fault.
+        after: a request whose slot this one takes when it ends; if it has ended already, this one
+        is put at the front of the queue, full or not. Returns the live request and its position in
+        the queue, 0 where it got a slot at once. Raises OptionError for chunk sizes that the
+        vocoder does not have, BusyError where the queue is full, ClosedError, and EngineDiedError
+        where a stage that it needs has failed.
         """
         live, tasks = self._make_tasks(request)
         with self._lock:
@@ -169,9 +169,9 @@ class Pipeline:
     def warm_up(self, request: Request) -> WarmUp:
         """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
 
-        They are for a request that will begin with them. The work waits for a slot that is free,
-        and for pauses in which nobody has to wait for it (see runtime.priority); it ends where a
-        request needs the slot. Others take its slot last, for AWAITED_S. Raises ClosedError and
+        They are for a request that will begin with them. The work waits for a free slot, and for
+        pauses in which nobody has to wait for it (see runtime.priority); it ends where a request
+        needs the slot. For AWAITED_S, other requests take its slot last. Raises ClosedError and
         EngineDiedError, as `submit`.
         """
         never_s = threading.TIMEOUT_MAX
@@ -181,7 +181,7 @@ class Pipeline:
         live, tasks = self._make_tasks(request)
         with self._lock:
             self._check_stages(tasks)
-            # Those that a later one has replaced are removed here, with the media of their prompts.
+            # Warm-ups that a later one has replaced are removed here, with their prompts' media.
             self._warm_ups = deque(entry for entry in self._warm_ups if not entry[0].ended)
             self._warm_ups.append((live, tasks))
             self._admit()
@@ -194,7 +194,7 @@ class Pipeline:
 
     def status(self) -> Status:
         """Return how many requests run and wait, each engine's work, and a stage's fault."""
-        # Without the lock, which the stages hold at every step: a server asks before each request.
+        # No lock here: the stages hold it at every step, and a server asks before each request.
         # The copy is one operation of the interpreter, during which no other thread runs.
         queued = sum(not live.ended for live, _ in list(self._queue))
         stages = {stage.name: stage.time for stage in self._stages}
@@ -217,15 +217,15 @@ class Pipeline:
             for stage in self._stages:
                 stage.close()
         if self._watch.is_current or any(stage.is_current for stage in self._stages):
-            # The garbage collector closes a dropped model, perhaps within an engine's call, whose
-            # end the engine's `close` waits for.
+            # The garbage collector may close a dropped model within an engine's call, and the
+            # engine's `close` waits for the end of that call.
             threading.Thread(target=self._end_engines, args=(join_timeout_s,)).start()
         else:
             self._end_engines(join_timeout_s)
 
     def _end_engines(self, join_timeout_s: float | None) -> None:
         """Close the engines, and wait for the threads."""
-        self._watch.close()  # first: the engines' processes end now
+        self._watch.close()  # first, because the engines' processes end now
         for engine in (self._engines.thinker, self._engines.talker, self._engines.vocoder):
             if engine is not None:
                 engine.close()
@@ -233,7 +233,7 @@ class Pipeline:
             stage.join(join_timeout_s)
 
     def _looks(self) -> list[Callable[[], None]]:
-        """Return a function for each stage whose engine can die, which has it fail once it has."""
+        """Return a poll for each stage whose engine can die; it then fails the stage."""
 
         def look(stage: Stage[Any], fault: Fault) -> None:
             error = fault()
@@ -249,11 +249,11 @@ class Pipeline:
         return looks
 
     def _check_stages(self, tasks: StageTasks) -> None:
-        """Raise the error of a request that can't run: see `submit`. The lock is held."""
+        """Raise the error of a request that can't run; see `submit`. The lock is held."""
         if self._closed:
             raise ClosedError("this model was closed; load it again.")
         for stage, _ in tasks:
-            if stage.fault is not None:  # another object each time, as it is raised
+            if stage.fault is not None:  # a new object each time, because it is raised
                 raise EngineDiedError(str(stage.fault))
 
     def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
@@ -308,7 +308,7 @@ class Pipeline:
                 running.append(live)
 
     def _follow(self, after: LiveRequest, live: LiveRequest, tasks: StageTasks) -> None:
-        """Let a request have the slot of another one after its end. The lock is held."""
+        """Give a request the slot of another one when that ends. The lock is held."""
         if after in self._running or not after.ended:
             self._successors[after] = live, tasks
         else:
@@ -339,7 +339,7 @@ class Pipeline:
             stage.add(task)
 
     def _on_release(self, live: LiveRequest) -> None:
-        """Free the slot of a request that no stage has any more. The lock is held."""
+        """Free the slot of a request that all stages have dropped. The lock is held."""
         if live.holders == 0:
             live.end()
             self._running.discard(live)
@@ -355,18 +355,18 @@ class Pipeline:
                 self._admit()
 
     def _on_fault(self, stage: Stage[Any]) -> None:
-        """End the requests that wait, and would need a stage that has a fault. The lock is held."""
+        """End the waiting requests that need a stage that has failed. The lock is held."""
         for live, tasks in (*self._queue, *self._warm_ups, *self._successors.values()):
             if any(needed is stage for needed, _ in tasks):
                 live.end(stage.fault)
 
     def _on_frame(self, live: LiveRequest) -> None:
-        """Pass on that a request has a new frame, or its last. The lock is held."""
+        """Tell vocoder and thinker of a request's new frame, or its last. The lock is held."""
         self._vocoder.on_frame(live)
         self._thinker.on_frame()
 
     def _wake(self) -> None:
-        """Let every stage select again: a request has ended, or a queue has space again."""
+        """Make every stage select again: a request has ended, or a queue has space again."""
         with self._lock:
             for stage in self._stages:
                 stage.wake()

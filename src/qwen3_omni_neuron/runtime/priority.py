@@ -1,34 +1,35 @@
-"""Right of way: which request's work waits for another one's, so that no listener has to wait.
+"""Right of way: which request's work waits for another's, so that no listener has to wait.
 
-The stages ask `RightOfWay` before each call. A *starter* is a speaking request whose text
-has begun and whose first chunk is not decoded; a *listener* is one that has it, until its speech is
-over. Audio *lasts* until a player that started at the first sample has played it. A listener is
-*short* of audio that lasts less than SHORT_S, and less than SHORT_FRAMES of its frames take.
+The stages ask `RightOfWay` before each call. A *starter* is a speaking request whose text has begun
+and whose first chunk is not decoded; a *listener* is one whose first chunk is decoded, until its
+speech is over. Audio *lasts* until a player that started at the first sample has played it. A
+listener is *short* where its audio lasts less than SHORT_S, and less than SHORT_FRAMES of its
+frames take.
 
 1. **A step for a starter waits until its next frame needs the token**, where stages share cores:
    the talker has used every token before it, and the vocoder has no chunk of it to decode. While
    there is a starter or a listener that is short, a listener's text is at most one token ahead of
-   its frames. Otherwise text runs ahead, since it is wanted early, too. Requests for text alone
-   never wait. Example: the talker's prefill takes 27 ms, a frame 9, the vocoder's call 7, a thinker
-   step 10. Where text runs ahead, three steps come between them: 79 ms from the first token to the
-   first sample. With the rule it is 43 ms. The first chunk's 57 ms of audio are then short, being
-   less than 16 frames of 19 ms; for a small model, whose frames take 0.5 ms, they are not. A
-   request without progress for half of its wait_timeout_s is held no longer: a token is progress,
-   too, so that the rule makes no request late.
+   its frames. Otherwise text runs ahead, since the caller wants it early, too. Requests for text
+   alone never wait. Example: the talker's prefill takes 27 ms, a frame 9, the vocoder's call 7, a
+   thinker step 10. Where text runs ahead, three steps come between them: 79 ms from the first token
+   to the first sample. With the rule it is 43 ms. The first chunk's 57 ms of audio are short then:
+   less than 16 frames of 19 ms. For a small model, whose frames take 0.5 ms, they are not. A
+   request without progress for half of its wait_timeout_s is no longer held: a token is progress,
+   too, so the rule makes no request late.
 
-2. **A prompt waits for a listener who would run dry during its prefill and can be served first**,
-   and for a starter. Where stages share cores nothing else runs during a prefill: the listener has
-   its decoded audio, which must last MARGIN times the prefill and one frame. It can be served first
-   where its frames arrive so much faster than they are played that the audio will last so long in
-   time. Where the thinker has cores of its own, the listener also has its frames and its tokens, as
-   far as they fill chunks, and is served by the thinker's next steps. "In time": the next prompt
-   waits at most as long as its own prefill is expected to take, and never so long that its first
-   token would be late. So a prompt takes at most twice its time, and where listeners can't be
-   served within that, such as eight of them on slow cores, it does not wait at all. Example: a
-   prefill of 400 ms, and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms.
-   It needs 1.25 * (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms.
-   Prompts that are expected to take at most TOGETHER_S in all are computed one after the other,
-   without a step between them: eight small ones that come at once then start as one batch.
+2. **A prompt waits for a listener who would run out of audio during its prefill and can be served
+   first**, and for a starter. Where stages share cores nothing else runs during a prefill: the
+   listener has only its decoded audio, which must last MARGIN times the prefill and one frame. It
+   can be served first where its frames arrive fast enough for its audio to last that long in time.
+   Where the thinker has cores of its own, the listener also has its frames and its tokens, as far
+   as they fill chunks, and is served by the thinker's next steps. "In time": the next prompt waits
+   at most as long as its own prefill is expected to take, and never so long that its first token
+   would be late. So a prompt takes at most twice its time. Where listeners can't be served within
+   that, such as eight of them on slow cores, it does not wait at all. Example: a prefill of 400 ms,
+   and a listener with 300 ms of audio whose frames of 80 ms arrive every 30 ms. It needs 1.25 *
+   (400 + 30) = 538 ms, and gains 50 ms in 30: the prefill begins after 143 ms. Prompts that are
+   expected to take at most TOGETHER_S in all are computed one after the other, without a step
+   between them: eight small ones that come at once then start as one batch.
 
 3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
    no request waits for its first token or its first chunk, none writes text without speech,
@@ -36,16 +37,16 @@ over. Audio *lasts* until a player that started at the first sample has played i
    Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
    70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
 
-4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: as
-   long as it is not short when its next chunk has come, neither that nor its frames are computed.
-   It waits from TOGETHER_S before the starter's prefill is expected to end, so that talker and
-   vocoder are free then; where a prefill takes less, from the moment when it is due. Example: a
-   frame of eight requests takes 8 ms and of one 2.5, a chunk of eight frames 7. Without the rule
-   the starter's frame waits for one of the other seven's, is made beside their next, and its chunk
-   waits for one of theirs.
+4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: its
+   next frames and chunk are not computed until it would be short when that chunk has come. It waits
+   from TOGETHER_S before the starter's prefill is expected to end, so that talker and vocoder are
+   free then; where a prefill takes less, from the moment when it is due. Example: a frame of eight
+   requests takes 8 ms and of one 2.5, a chunk of eight frames 7. Without the rule the starter's
+   frame waits for a frame of the other seven and is computed together with their next one, and its
+   chunk waits for a chunk of theirs.
 
-The expected time of a prefill is its rows times the seconds a row of the last prefill of about so
-many rows; 0 before the first one was measured.
+The expected time of a prefill is its number of rows times the seconds a row of the last prefill of
+about that size; 0 before the first one was measured.
 """
 
 import math
@@ -56,10 +57,10 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, frame_pace
 
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
-TOGETHER_S = 0.02  # of prompts that are computed without a step between: a quarter of a frame
-PIECE_S = 0.1  # of a long prompt's prefill, after which others go on
+TOGETHER_S = 0.02  # time of prompts computed without a step between: a quarter of a frame
+PIECE_S = 0.1  # time of a piece of a long prompt's prefill, after which others go on
 LEAST_PIECE_ROWS = 128
-LEAST_HOLD_S = 1e-3  # shorter holds are none: a wait is not that exact, and costs a wake-up
+LEAST_HOLD_S = 1e-3  # shorter holds are left out: a wait is not that exact, and costs a wake-up
 
 
 class RightOfWay:
@@ -72,15 +73,15 @@ class RightOfWay:
     def __init__(self, shares_cores: bool, frame_audio_s: float, running: Collection[LiveRequest]):
         self._shares_cores, self._frame_audio_s = shares_cores, frame_audio_s
         self._running = running
-        self._row_s: dict[int, float] = {}  # seconds a row, by the rows' number of binary digits
+        self._row_s: dict[int, float] = {}  # seconds a row, by the bit length of the number of rows
         self._step_s = 0.0
 
     def prefilled(self, rows: int, seconds: float) -> None:
-        """Say how long a prefill of the thinker took."""
+        """Record how long a prefill of the thinker took."""
         self._row_s[rows.bit_length()] = seconds / max(rows, 1)
 
     def stepped(self, seconds: float) -> None:
-        """Say how long a step of the thinker took."""
+        """Record how long a step of the thinker took."""
         self._step_s = seconds
 
     def expected_s(self, rows: int) -> float:
@@ -92,21 +93,20 @@ class RightOfWay:
         return rows * self._row_s[nearest]
 
     def piece(self, rows: int) -> int:
-        """Return how many of so many rows are computed at a time: see `PIECE_S`."""
+        """Return how many of a prompt's rows one call computes: see `PIECE_S`."""
         while rows > LEAST_PIECE_ROWS and self.expected_s(rows) > PIECE_S:
             rows = -(-rows // 2)
         return rows
 
     def together(self, rows: Sequence[int]) -> int:
-        """Return how many prompts, of so many rows each, are computed without a step between."""
+        """Return how many of the first prompts run without a step between. rows: their sizes."""
         sums = accumulate(map(self.expected_s, rows))
         return max(1, sum(0.0 < total <= TOGETHER_S for total in sums))
 
     def held_steps_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose next token is held back, each with how long it may be.
+        """Return the requests whose next token is held back, each with its longest hold in seconds.
 
-        This is rule 1. It may be wanted earlier: with a frame, the first sample, or the end of a
-        request.
+        This is rule 1. A frame, the first sample, or the end of a request may end a hold earlier.
         """
         if not self._shares_cores:
             return {}
@@ -123,9 +123,9 @@ class RightOfWay:
         return held
 
     def held_speech_s(self, lives: Iterable[LiveRequest], now: float) -> dict[LiveRequest, float]:
-        """Return the requests whose frames and chunks are held back, each with how long it may be.
+        """Return the requests whose frames and chunks are held back, each with its longest hold.
 
-        This is rule 4. They may be wanted earlier: with a chunk, or the end of a request.
+        This is rule 4. A chunk, or the end of a request, may end a hold earlier.
         """
         held: dict[LiveRequest, float] = {}
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
@@ -144,8 +144,8 @@ class RightOfWay:
     ) -> float:
         """Return how long the next prompt may have to wait, 0 where its prefill may begin.
 
-        This is rule 2. next_since_s: when it became the next prompt. The answer may become 0
-        earlier: with a token, a frame, a chunk, or the end of a request.
+        This is rule 2. next_since_s: when it became the next prompt. A token, a frame, a chunk, or
+        the end of a request may make it 0 earlier.
         """
         expected_s = self.expected_s(rows)
         late_s = live.request.arrived_s + live.request.first_token_timeout_s - expected_s * MARGIN
@@ -158,7 +158,7 @@ class RightOfWay:
         return left_s if waits else 0.0
 
     def may_warm(self, expected_s: float, now: float) -> bool:
-        """Return whether a piece of a prompt that nobody waits for may be prefilled: rule 3."""
+        """Return whether a piece of a warm-up's prompt may be prefilled: rule 3."""
         running = [live for live in self._running if not live.ended and not live.request.warm_up]
         if any(live.timestamps.first_token_s is None or _starts(live) for live in running):
             return False
@@ -178,9 +178,9 @@ class RightOfWay:
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
-        """Return how much more audio a request needs to last until its next frame, 0 where none.
+        """Return how much more audio a request needs until its next frame; 0 where it has enough.
 
-        That frame comes after a prefill of expected_s.
+        That frame comes after a prefill that takes expected_s.
         """
         lasts_s = max(0.0, live.plays_until_s - now)
         if self._shares_cores:
@@ -189,13 +189,13 @@ class RightOfWay:
             return 0.0
         else:
             next_s = self._step_s
-            # Each token becomes a frame. The last of them may not fill a chunk, and then they wait.
+            # Each token becomes a frame. The last frames wait where they do not fill a chunk.
             coming = live.text.written - live.decoded_frames - (live.chunk_wanted - 1)
             lasts_s += max(0, coming) * self._frame_audio_s
         return max(0.0, (expected_s + next_s) * MARGIN - lasts_s)
 
     def _serving_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
-        """Return how long it takes until nothing is missing: 0 where nothing is, infinity if never.
+        """Return the time until no audio is missing: 0 where none is missing, infinity if never.
 
         LEAST_HOLD_S stands for a time that is not known yet.
         """
@@ -219,7 +219,7 @@ class RightOfWay:
 def _frame_s(live: LiveRequest) -> float | None:
     """Return the shortest of the last intervals between frames, None before there are two frames.
 
-    The others may have waited for another prompt, or for a request that has ended since.
+    Longer intervals may include a wait for another prompt, or for a request that has ended since.
     """
     intervals = [after - before for before, after in pairwise(live.frame_times)]
     return min(intervals) if intervals else None
@@ -244,11 +244,11 @@ def _is_short(live: LiveRequest, now: float) -> bool:
 
 
 def _short_s(live: LiveRequest) -> float:
-    """Return how much audio a listener must have in order not to be short."""
+    """Return how many seconds of audio a listener must have not to be short."""
     frame_s = frame_pace(live.frame_times)
     return SHORT_S if frame_s is None else min(SHORT_S, SHORT_FRAMES * frame_s)
 
 
 def _writes_alone(live: LiveRequest) -> bool:
-    """Return whether a request writes text that is not spoken, or no longer."""
+    """Return whether a request writes text and has no speech, or no further speech."""
     return (live.request.talker is None or live.speech_ended) and not live.text.closed

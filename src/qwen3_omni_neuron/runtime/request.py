@@ -17,7 +17,7 @@ from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
-# Tokens of a WrittenReply: they are put at once, and the buffers' space is for so many.
+# Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 STAGES = ("encoder", "thinker", "talker", "vocoder")
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
@@ -27,7 +27,7 @@ RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 class ThinkerRequest:
     """Work of the thinker for one request.
 
-    stop_strings: makes the watcher of strings that end the text, None where there are none.
+    stop_strings: makes the watcher of strings that end the text; None: no such strings.
     """
 
     prompt: Prompt
@@ -43,7 +43,7 @@ class TalkerRequest:
     """Work of the talker and the vocoder for one request.
 
     prompt: the talker's part of the prompt. chunk_frames: sizes of the first audio chunks, the last
-    of them for all that follow; None: see runtime.schedule.AdaptiveSchedule.
+    size also of all later ones; None: see runtime.schedule.AdaptiveSchedule.
     """
 
     prompt: TalkerPrompt
@@ -56,9 +56,9 @@ class TalkerRequest:
 
 @dataclass(frozen=True)
 class WrittenReply:
-    """Reply, or a piece of one, whose text is there before its request.
+    """Reply, or piece of a reply, whose text is given with its request.
 
-    token_ids: 1 to MOST_WRITTEN of them. before: white space between it and the piece before it.
+    token_ids: 1 to MOST_WRITTEN ids. before: white space between the previous piece and this one.
     """
 
     token_ids: tuple[int, ...]
@@ -67,16 +67,16 @@ class WrittenReply:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that the pipeline has to know of one request.
+    """Everything that the pipeline needs to know about one request.
 
     talker: None where the caller wants text alone. arrived_s: time by the clock when the request
     came, before its conversation was read. first_token_timeout_s: limit from then to the first
-    token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: of the
-    prompt's rows, by which rows are reused; None where none are. cache_key: only requests with the
-    same one share rows. owner: whose it is; see runtime.turns. warm_up: compute the prompt's rows,
-    for a request that will begin with them, and nothing after them. written: the reply that is to
-    be spoken, where the thinker has no work: no engine's call of it is made, and `thinker` says
-    what the talker's prompt was made of.
+    token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: keys of the
+    prompt's rows in the prefix cache; None: rows are not reused. cache_key: requests share rows
+    only if their cache_key is the same. owner: see runtime.turns. warm_up: compute the prompt's
+    rows alone, for a later request that begins with them. written: reply to speak without a call of
+    the thinker's engine; `thinker` then describes the prompt that the talker's prompt was made
+    from.
     """
 
     thinker: ThinkerRequest
@@ -109,8 +109,8 @@ class LiveRequest:
     slot: its row in every engine, -1 while it is queued. holders: number of stages that still have
     a task for it; the slot is free again when there is none. ended: complete, cancelled or failed;
     `wake` lets every stage drop it then.
-    The pipeline's lock guards every field but `random` and `called_s`, each part of which one stage
-    alone writes.
+    The pipeline's lock guards every field except `random` and `called_s`, whose parts are written
+    by one stage each.
     """
 
     def __init__(
@@ -124,15 +124,15 @@ class LiveRequest:
         self.ended = False
         self.error: BaseException | None = None
         self.token_ids: list[int] = []
-        self.accepted: Tensor | None = None  # the accept layer's hidden states, for the talker
-        self.reused_rows = 0  # of the prompt, in the thinker; before its prefill an estimate
-        self.prefilled_rows = 0  # of the prompt: those that were reused, and those computed since
+        self.accepted: Tensor | None = None  # hidden states of the accept layer, for the talker
+        self.reused_rows = 0  # prompt rows that the thinker reused; an estimate before prefill
+        self.prefilled_rows = 0  # prompt rows that were reused or computed so far
         self.encoding = False  # whether its prefill waits for the encoder stage
-        self.encoded: PromptMedia | None = None  # by the encoder stage
+        self.encoded: PromptMedia | None = None  # media that the encoder stage has encoded
         self.codes: list[NDArray[np.int64]] = []  # [16] a frame
-        self.decoded_frames = 0  # of `codes`, by the vocoder
-        self.chunk_wanted = 1  # frames that the vocoder waits for, for its next chunk
-        self.chunks = 0  # that the vocoder has decoded
+        self.decoded_frames = 0  # frames of `codes` that the vocoder has decoded
+        self.chunk_wanted = 1  # frames that the vocoder's next chunk needs
+        self.chunks = 0  # number of chunks that the vocoder has decoded
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
         self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
@@ -143,7 +143,7 @@ class LiveRequest:
         self.talker_finish: FinishReason = "no_speech"
 
     def put_written(self, accepted: Tensor, now: float) -> None:
-        """Put the whole text of a written reply, once it has a slot. accepted: without rows."""
+        """Put the whole text of a written reply, once it has a slot. accepted: [0, hidden]."""
         assert self.request.written is not None
         self.accepted = accepted
         self.timestamps.first_token_s = self.timestamps.progress_s = now
@@ -174,12 +174,12 @@ class LiveRequest:
         return self.speech_ended and not self.waiting_frames
 
     def deadline_s(self, waiting_since_s: float) -> float:
-        """Return the time by the clock at which a wait for this request is too long.
+        """Return the time by the clock at which a wait for this request becomes too long.
 
         waiting_since_s: when the wait began. Time without progress counts from the last token,
-        frame or chunk, but not from before the wait: a caller that had stopped the stages by not
-        reading, and comes back after a long time, waits anew. An engine's call that is running
-        counts from its start.
+        frame or chunk, but not from before the wait: a caller that stalled the stages by not
+        reading begins a new wait when it reads again. An engine's call in progress counts from its
+        start.
         """
         if self.timestamps.first_token_s is None:
             return self.request.arrived_s + self.request.first_token_timeout_s
@@ -188,7 +188,7 @@ class LiveRequest:
         return min([since_s, *calls]) + self.request.wait_timeout_s
 
     def late(self) -> LateError:
-        """Return the error for a deadline that has passed: where the request is, what to do."""
+        """Return the error for a missed deadline: where the request is, and what to do."""
         if self.timestamps.admitted_s is None:
             where = "it was still queued: every slot was in use"
             hint = "Raise first_token_timeout_s, or load with a larger max_concurrency."

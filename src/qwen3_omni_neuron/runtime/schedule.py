@@ -4,10 +4,10 @@
 later one. `FixedSchedule` is for a caller that gives the sizes (option chunk_frames).
 
 The first chunk is small, because the player starts with it. A later chunk may take as long as the
-player still has audio to play: the frames that have yet to arrive, at the pace of the last frames,
-plus one call of the vocoder. Example: frames arrive every 20 ms, and the first chunk is 1 frame (80
-ms of audio less the vocoder's look-ahead of 23 ms). The next chunk has 2 frames, which are decoded
-before the 57 ms are over; the one after it has 4.
+player still has audio to play. It takes until its missing frames have arrived, at the pace of the
+last frames, plus one call of the vocoder. Example: frames arrive every 20 ms, and the first chunk
+is 1 frame (80 ms of audio less the vocoder's look-ahead of 23 ms). The next chunk has 2 frames,
+which are decoded before the 57 ms are over; the one after it has 4.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class Pace(NamedTuple):
     delay_s: float = 0.0
 
     def vocoder_s(self, frames: int) -> float:
-        """Return the expected duration of a call of so many frames."""
+        """Return the expected duration of a call with `frames` frames."""
         if frames not in self.shortest_call_s:
             return self.last_call_s
         return self.shortest_call_s[frames] + self.delay_s
@@ -52,20 +52,20 @@ class Schedule(Protocol):
     def next_frames(self, pace: Pace) -> int:
         """Return the frames of the next chunk, one of the compiled sizes.
 
-        Called again, with the present pace, until so many frames have arrived.
+        Called again, with the current pace, until that many frames have arrived.
         """
         ...
 
     def decoded(self) -> None:
-        """Say that the chunk was decoded."""
+        """Record that the chunk was decoded."""
         ...
 
 
 class FixedSchedule:
-    """Chunk sizes that the caller gave, the last of them for all that follow."""
+    """Chunk sizes that the caller gave; the last one is used for all later chunks."""
 
     def __init__(self, sizes: Sequence[int], buckets: Sequence[int]):
-        """Raises OptionError for a size that is none of `buckets`, the compiled ones."""
+        """Raises OptionError for a size that is not in `buckets`, the compiled sizes."""
         unknown = [size for size in sizes if size not in buckets]
         if unknown:
             raise OptionError(
@@ -79,7 +79,7 @@ class FixedSchedule:
         return self._sizes[0]
 
     def decoded(self) -> None:
-        """Go on to the next size, where there is one."""
+        """Advance to the next size, if there is one."""
         if len(self._sizes) > 1:
             self._sizes.pop(0)
 
@@ -111,7 +111,7 @@ class AdaptiveSchedule:
         return smallest
 
     def decoded(self) -> None:
-        """Do nothing: the pace holds all that the next size depends on."""
+        """Do nothing: the next size depends on the pace alone."""
 
     def _first_size(self, frame_s: float, pace: Pace) -> int:
         """Return the size of the first chunk.
@@ -129,8 +129,7 @@ class AdaptiveSchedule:
     def _smallest_efficient_size(self, pace: Pace) -> int:
         """Return the smallest size whose call takes at most VOCODER_SHARE of its audio.
 
-        A call costs much however few its frames are. A size that was never measured is assumed to
-        be efficient.
+        A call has a high fixed cost. A size that was never measured is assumed to be efficient.
         """
         share = VOCODER_SHARE * self._frame_audio_s
         efficient = (b for b in self._buckets if pace.shortest_call_s.get(b, 0.0) <= b * share)

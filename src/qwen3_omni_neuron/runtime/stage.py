@@ -2,12 +2,12 @@
 
 A stage steps all of its requests as one batch. Where an engine's call raises, `Stage._call_engine`
 repeats it for each request alone: those for which it raises again end with that error, and the
-others go on as if nothing had happened. Where the stage's own code raises, all requests that it has
-end with the error (`Stage._run_once`), and the stage goes on with those that come later.
+others go on unchanged. Where the stage's own code raises, all of its requests end with the error
+(`Stage._run_once`), and the stage goes on with those that come later.
 
-A stage can also end for good: its thread by an exception that no code expects, its engine's process
-by itself. It has a fault then, with which its requests end, and no request that needs it is taken
-any more (`Pipeline.submit`). The other stages go on with the requests that don't need it.
+A stage can also fail for good: its thread ends with an unexpected exception, or its engine's
+process ends. Its requests end with that fault, and later requests that need it are refused
+(`Pipeline.submit`). The other stages go on with the requests that don't need it.
 """
 
 import logging
@@ -41,7 +41,7 @@ class Clock:
 
 logger = logging.getLogger(__name__)
 
-Work = Callable[[], None]  # calls of the engine, made with the lock free
+Work = Callable[[], None]  # calls of the engine, made without the lock
 
 
 class Task:
@@ -79,10 +79,10 @@ class Shared:
 class Stage(ABC, Generic[AnyTask]):
     """Base of the stages: a thread, its tasks, and calls of its engine.
 
-    The thread selects its next work with the lock held (`_select`), and does it with the lock free.
+    The thread selects its next work with the lock held (`_select`), and does it without the lock.
     The lock guards `fault`, `_tasks`, `_closing`, `_ended`, and every LiveRequest. The thread waits
     on the condition `changed`.
-    fault: why it can't work any more, None where it can; set once.
+    fault: the error by which the stage can't work any more, None where it can; set once.
     """
 
     def __init__(self, name: str, shared: Shared):
@@ -115,7 +115,7 @@ class Stage(ABC, Generic[AnyTask]):
         self.changed.notify_all()
 
     def fail(self, error: Qwen3OmniError) -> None:
-        """Take note that it can't work any more, and end its requests. The lock is held.
+        """Set the fault of this stage, and end its requests. The lock is held.
 
         Only the first call counts, and none after `close`.
         """
@@ -127,7 +127,7 @@ class Stage(ABC, Generic[AnyTask]):
             self._on_fault(self)
 
     def close(self) -> None:
-        """Let the thread end after its present work. The lock is held."""
+        """Make the thread end after its current work. The lock is held."""
         self._closing = True
         self.changed.notify_all()
 
@@ -137,9 +137,9 @@ class Stage(ABC, Generic[AnyTask]):
         return threading.current_thread() is self._thread
 
     def wake(self) -> None:
-        """Let the thread select again. The lock is held.
+        """Make the thread select again. The lock is held.
 
-        Also by the thread itself, in which the garbage collector may end a request at any line.
+        The thread itself may call it, too: the garbage collector may end a request in any line.
         """
         self._woken = True
         self.changed.notify_all()
@@ -213,8 +213,8 @@ class Stage(ABC, Generic[AnyTask]):
                     return work
                 if self._woken:
                     continue
-                # No limit without a request. With one, another stage may never return from a call
-                # for it, and then its deadline has to be noticed here.
+                # Without a request the wait has no limit. With one it has: another stage may
+                # never return from a call for it, and then its deadline has to be noticed here.
                 waits = [task.live.request.wait_timeout_s for task in self._tasks]
                 if work is not None:
                     waits.append(work)

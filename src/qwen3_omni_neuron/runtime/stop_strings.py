@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Sequence
 
-INCOMPLETE = "\ufffd"  # what the tokenizer decodes a part of a character to
-_MOST_INCOMPLETE = 3  # of them at a text's end may become another character: it has 4 bytes at most
+INCOMPLETE = "\ufffd"  # the tokenizer decodes an incomplete character to this
+_MOST_INCOMPLETE = (
+    3  # most INCOMPLETE at a text's end that may be one character, of 4 bytes at most
+)
 
 Decode = Callable[[list[int]], str]
 Encode = Callable[[str], list[int]]
@@ -52,7 +54,7 @@ class StopStrings:
     def _begun(self, text: str) -> int:
         """Return how many characters at the end of a text may begin a stop string.
 
-        Those of an incomplete character may become any other.
+        An incomplete character counts, because it may become any character.
         """
         incomplete = min(len(text) - len(text.rstrip(INCOMPLETE)), _MOST_INCOMPLETE)
         text = text[: len(text) - incomplete]

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stop_strings import INCOMPLETE
 
-TEXT_DELAY_S = 0.05  # at most, of text in `SpeechStream.bursts`
+TEXT_DELAY_S = 0.05  # longest delay of text in `SpeechStream.bursts`
 
 
 class SpeechStream(Iterator[Event], AsyncIterator[Event]):
@@ -32,13 +32,12 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 
     It is read by `for` in a thread, or by `async for` in an event loop, which it does not block.
 
-    The request starts at once. A caller that takes no events stops its own request, and no other,
-    when the queue of its output is full. `close`, the end of a `with` block or dropping the stream
-    cancels the request. An error in any stage is raised by the next event.
-    queue_position: position in the queue for a slot when the request came, 0 where it got one at
+    The request starts at once. A caller that takes no events stalls its own request, and no other,
+    once its output queue is full. `close`, the end of a `with` block or dropping the stream cancels
+    the request. An error in any stage is raised by the next event.
+    queue_position: position in the queue for a slot when the request came, 0 where it got a slot at
     once. owner: object that must live as long as the stream, the model. later: requests whose
-    events follow those of the first one as if they were one, each begun before the one before it
-    has ended.
+    events continue this stream; each is submitted before the previous one has ended.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         self._text = TextStream(request.thinker.decode_text)
         self._texts: list[str] = []
         self._chunks: list[AudioChunk] = []
-        self._parts = [self._live]  # those whose events were taken, this one the last of them
-        self._first_sample = 0  # of the part that is taken now
+        self._parts = [self._live]  # requests whose events were taken, the current one last
+        self._first_sample = 0  # index in the stream of the current part's first sample
         self._later = deque(later)
         self._next: LiveRequest | None = None
         self._done = False
@@ -66,12 +65,12 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         except BaseException:
             self.close()
             raise
-        if isinstance(event, Finished):  # False would undo the `close` of another thread
+        if isinstance(event, Finished):  # never set to False: another thread may have closed it
             self._done = True
         return event
 
     async def __anext__(self) -> Event:
-        """Return the next event without blocking the event loop; otherwise as `__next__`.
+        """Return the next event as `__next__` does, without blocking the event loop.
 
         A task that is cancelled while it waits here cancels the request.
         """
@@ -89,11 +88,11 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         return event
 
     async def bursts(self) -> AsyncIterator[list[Event]]:
-        """Yield the events in an event loop, those that come together as one list.
+        """Yield the events in an event loop, as lists of those that are ready together.
 
-        For a caller whose work for several is little more than for one. Text that follows the last
-        list within TEXT_DELAY_S waits until then; audio, and the end, wait for nothing. A list has
-        one chunk at most, and after it nothing but the end.
+        For a caller whose work for several events is little more than for one. Text is held until
+        TEXT_DELAY_S after the last list; audio and the end are never held. A list has at most one
+        chunk, which only the end may follow.
         """
         before_s = -math.inf
         while not self._done:
@@ -153,7 +152,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 return event
 
     def _event_of(self, item: Item | None) -> Event | None:
-        """Return the event of an item; None where it gives no whole character yet."""
+        """Return the event of an item; None where it completes no character yet."""
         if item is None:
             return None if self._go_on() else Finished(self._result())
         if isinstance(item, AudioChunk):
@@ -167,10 +166,10 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         return TextDelta(*delta)
 
     def _joined(self, chunk: AudioChunk) -> AudioChunk:
-        """Return a chunk of this part as one of the whole stream.
+        """Return a chunk of this part with its place in the whole stream.
 
-        Each part's audio is shorter than its frames by the vocoder's latency, 23 ms. Between two
-        parts there is silence for so long, so that together they are as long as one would be.
+        Each part's audio is shorter than its frames by the vocoder's latency, 23 ms. Silence of
+        that length is put between two parts, so that the stream is as long as its frames.
         """
         if len(self._parts) == 1:
             return chunk
@@ -214,7 +213,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 changed.wait(remaining_s)
 
     async def _next_item_async(self) -> Item | None:
-        """Wait as `_next_item`, in an event loop. Raises StopAsyncIteration where it was closed."""
+        """Do `_next_item` in an event loop. Raises StopAsyncIteration where it was closed."""
         output, since_s = self._live.output, self._clock.now()
         while True:
             with output.changed:
@@ -223,10 +222,10 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                 if item is None and self._done:
                     raise StopAsyncIteration
                 return item
-            await self._wait(lambda: output.has_item, remaining_s)  # a late one ends the request
+            await self._wait(lambda: output.has_item, remaining_s)  # a late item ends the request
 
     async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
-        """Wait in an event loop, for a time at most, until `holds` or the request has ended.
+        """Wait in an event loop until `holds` or the request's end, for `seconds` at most.
 
         holds: called with the lock held, in the thread that has changed the output.
         """
@@ -247,7 +246,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             if live.ended or holds():
                 return
             live.output.on_change = wake
-        # Not wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
+        # Not asyncio.wait_for: before Python 3.12 it loses a cancel that comes as the wait ends.
         deadline = loop.call_later(seconds, end)
         try:
             await woken
@@ -262,7 +261,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
                     live.output.on_change = None
 
     def _items_ready(self) -> list[Item]:
-        """Take the items that are there, up to a chunk. What ends them is left to the next wait."""
+        """Take the items that are ready, up to a chunk. The next wait handles end and error."""
         items: list[Item] = []
         with self._live.output.changed:
             while self._live.error is None and not (items and isinstance(items[-1], AudioChunk)):
@@ -280,10 +279,11 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         return ended and self._next is None
 
     def _take(self, since_s: float) -> tuple[Item | None, float | None]:
-        """Take an item where there is one; the lock is held.
+        """Take an item if there is one. The lock is held.
 
-        since_s: when the wait began. Returns the item, None after the last one; and, where it must
-        be waited for, the time until its deadline. Raises the error that ended the request.
+        since_s: when the wait began. Returns the item, None after the last one, and no time; or
+        None and the time until the deadline, where the caller has to wait. Raises the error that
+        ended the request.
         """
         live = self._live
         while True:
@@ -299,7 +299,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
 
     def _result(self) -> SpeechResult:
         parts, frames = self._parts, [codes for part in self._parts for codes in part.codes]
-        # numpy's concatenate would give up the interpreter lock, and the reply's end wait for it.
+        # numpy's concatenate would release the interpreter lock, and delay the reply's end.
         audio = np.frombuffer(
             bytearray().join(chunk.samples.data for chunk in self._chunks), np.float32
         )
@@ -345,7 +345,7 @@ class TextStream:
     """Decoder of a growing reply, which returns whole characters.
 
     A character may be spelled by several tokens. decode: token ids to text, special tokens skipped.
-    before: text that the first one begins with.
+    before: text that the first returned text begins with.
     """
 
     def __init__(self, decode: Callable[[list[int]], str], before: str = ""):
@@ -361,7 +361,7 @@ class TextStream:
         return self._release(text)
 
     def finish(self) -> tuple[str, list[int]]:
-        """Return the text of the tokens that are still held, as far as it can be decoded."""
+        """Return the text of the tokens that are still held, incomplete characters included."""
         return self._release(self._decode(self._held)) if self._held else ("", [])
 
     def _release(self, text: str) -> tuple[str, list[int]]:

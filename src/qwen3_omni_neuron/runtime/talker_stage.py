@@ -18,24 +18,24 @@ from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
-MAX_WAITING_FRAMES = 128  # frames that the vocoder has not decoded, before the talker waits
+MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
 
 
 class Phase(Enum):
     """Next call of the talker for a request."""
 
-    EXTEND = auto()  # of a warm-up's rows, once the thinker has computed them
-    PREPARE = auto()  # of the prompt's rows that are known before the thinker has answered
-    PREFILL = auto()  # of the rest of the prompt, once there is a first text token
-    STEP = auto()  # of one more text row, for one more frame
+    EXTEND = auto()  # compute a warm-up's rows, once the thinker has computed them
+    PREPARE = auto()  # compute the prompt's rows that are known before the thinker answers
+    PREFILL = auto()  # compute the rest of the prompt, once there is a first text token
+    STEP = auto()  # append one text row, for one more frame
 
 
 class TalkerTask(Task):
     """A request in the talker stage.
 
-    limit: most codec tokens, the one that ends speech included. start: user rows of the prompt that
-    its slot held before. row: token id of the text row that the next call appends, None until it
-    has been taken from the buffer.
+    limit: largest number of codec tokens, the one that ends speech included. start: number of the
+    prompt's user rows that its slot held before. row: token id of the text row that the next call
+    appends, None until it has been taken from the buffer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class TalkerTask(Task):
         )
 
     def predictor_sampling(self) -> PredictorSampling:
-        """Draw the random numbers of the codes 1 to 15 of one frame."""
+        """Draw the random numbers for codes 1 to 15 of one frame."""
         params = self.wanted.predictor_sampling
         uniforms = self.live.random.talker(self._groups - 1) if params.do_sample else None
         return PredictorSampling(uniforms, params.top_k, params.top_p)
@@ -118,12 +118,12 @@ class TalkerStage(Stage[TalkerTask]):
         return tasks[: self._right_of_way.together([len(t.wanted.prompt.token_ids) for t in tasks])]
 
     def _select_warm_up(self) -> Work | None:
-        """Return the extension of a warm-up that the thinker is ready with, in a pause."""
+        """Return the extension of a warm-up that the thinker has completed, in a pause."""
         tasks = (task for task in self._tasks if task.phase is Phase.EXTEND)
         task = next((task for task in tasks if task.live.accepted is not None), None)
         if task is None:
             return None
-        # No row of the talker takes longer than one of the thinker, whose time is known.
+        # A talker row takes no longer than a thinker row, whose time is known.
         expected_s = self._right_of_way.expected_s(len(task.wanted.prompt.token_ids))
         pause = self._right_of_way.may_warm(expected_s, self._clock.now())
         return partial(self._warm_up, task) if pause else None
@@ -175,7 +175,7 @@ class TalkerStage(Stage[TalkerTask]):
         return [None] * len(tasks)
 
     def _bring(self, task: TalkerTask) -> None:
-        """Let the slot hold what it can of a prompt's user rows, before the others are computed."""
+        """Reuse the user rows that any slot holds, before the others are computed."""
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
@@ -183,7 +183,7 @@ class TalkerStage(Stage[TalkerTask]):
             task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
-        """Record that a slot holds the user rows of its prompt. What follows them is not reused."""
+        """Record that a slot holds the user rows of its prompt. Later rows are not reused."""
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker
@@ -208,7 +208,7 @@ class TalkerStage(Stage[TalkerTask]):
         return rows_of(self._engine.step([task.slot for task in tasks], rows))
 
     def _speak(self, speaking: list[tuple[TalkerTask, Tensor]]) -> None:
-        """Make frames of logits: sample code 0 here, and the others by the code predictor."""
+        """Make frames from logits: sample code 0 here, and the others in the code predictor."""
         code0: dict[TalkerTask, int] = {}
         draws: dict[TalkerTask, PredictorSampling] = {}
         # A request that has ended during the step needs no code predictor.

@@ -20,16 +20,16 @@ from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
-MOST_TOKENS_ANEW = 256  # bytes of the longest token of text
-WARM_UP_ROWS = 128  # of a call, after which others go first: a window of speech has 104
+MOST_TOKENS_ANEW = 256  # bytes of the longest text token
+WARM_UP_ROWS = 128  # most rows of a warm-up's call; a window of speech has 104
 
 
 class ThinkerTask(Task):
     """A request in the thinker stage.
 
-    last: the token that the next step appends, None before the prefill. limit: most tokens of text.
-    begun: whether its prefill has begun. next_since_s: when its prompt became the next one to
-    prefill, infinity before.
+    last: the token that the next step appends, None before the prefill. limit: largest number of
+    text tokens. begun: whether its prefill has begun. next_since_s: when its prompt became the next
+    one to prefill, infinity before.
     """
 
     def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
@@ -45,9 +45,9 @@ class ThinkerTask(Task):
 
     @property
     def rows(self) -> int:
-        """Number of rows of the prompt that are to be computed, as far as is known.
+        """Expected number of the prompt's rows that are still to be computed.
 
-        At least the last one, of which the first token is drawn; of a warm-up none are.
+        At least 1, since the last row's logits give the first token; a warm-up may have 0.
         """
         request = self.live.request
         least = 0 if request.warm_up else 1
@@ -57,28 +57,28 @@ class ThinkerTask(Task):
     def may_be_cut(self) -> bool:
         """True where a part of its prompt can be prefilled by itself.
 
-        A picture that is encoded in the thinker's calls would be encoded again for each part.
+        An image that is encoded in the thinker's calls would be encoded again for each part.
         """
         prompt = self.live.request.thinker.prompt
         return self.live.encoded is not None or not (prompt.images or prompt.videos)
 
     @property
     def has_space(self) -> bool:
-        """True where the next token can be put for the talker and for the caller.
+        """True where the talker's and the caller's buffers have space for the next token.
 
-        With it go the tokens that were held for a stop string, and what the last of them is
-        tokenised anew to: at most a token for each of its bytes.
+        The tokens that were held for a stop string are put with it. The last of them may be
+        tokenised anew, to at most one token for each of its bytes.
         """
         tokens = 1 if self.stop is None else self.stop.held + 1 + MOST_TOKENS_ANEW
-        tokens = min(tokens, MOST_WRITTEN)  # what an empty buffer takes
+        tokens = min(tokens, MOST_WRITTEN)  # capacity of an empty buffer
         return self.live.text.may_put(tokens) and self.live.output.may_put(tokens)
 
 
 class ThinkerStage(Stage[ThinkerTask]):
     """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
 
-    Of a long prompt it prefills a piece, unless it has no other request (see `RightOfWay.piece`).
-    held: the prompts' and replies' rows in each slot.
+    A long prompt is prefilled in pieces, unless there is no other request (see `RightOfWay.piece`).
+    held: record of the prompt and reply rows in each slot.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ThinkerStage(Stage[ThinkerTask]):
     ):
         super().__init__("thinker", shared)
         self._engine, self._draw_ids, self._right_of_way = engine, draw_ids, right_of_way
-        self._holds = False  # whether the last selection held something back
+        self._holds = False  # whether the last selection held a request back
         self.held = HeldRows(engine.slots)
 
     def on_frame(self) -> None:
@@ -113,7 +113,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         return partial(self._work, new, writing)
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
-        """Return the tasks whose prompts are prefilled next, a warm-up's only in a pause."""
+        """Return the tasks whose prompts are prefilled next; a warm-up only in a pause."""
         waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
         prompts = [task for task in waiting if not task.live.request.warm_up]
         if prompts:
@@ -159,10 +159,10 @@ class ThinkerStage(Stage[ThinkerTask]):
         return [self._prefill_rest(task) for task in tasks]
 
     def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
-        """Prefill the rows of a prompt that no slot holds, or some of them.
+        """Prefill rows of a prompt that no slot holds: all of them, or the next piece.
 
-        Of a warm-up's at most WARM_UP_ROWS. Returns as Thinker.prefill, but the hidden states of
-        all media rows that the slot now holds.
+        A warm-up's piece has at most WARM_UP_ROWS. Returns what Thinker.prefill returns, but with
+        the hidden states of all media rows that the slot now holds.
         """
         request = task.live.request
         prompt, keys, slot = request.thinker.prompt, request.keys, task.slot
@@ -170,7 +170,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             task.live.prefilled_rows = len(prompt)
             return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
-        # The first token is drawn from the last row's logits, so that this row is never reused.
+        # The last row is never reused, because the first token is drawn from its logits.
         most = rows if request.warm_up else max(0, rows - 1)
         held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
         start = held.count
@@ -185,7 +185,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             prompt = replace(prompt, token_ids=token_ids, positions=positions)
         encoded, media_rows = task.live.encoded, keys.thinker.media_rows
         if encoded is not None and media_rows(encoded.start) > media_rows(start):
-            encoded = None  # rows that it left out were dropped meanwhile
+            encoded = None  # the slot has since lost rows that it leaves out
         logits, accepted = self._prefilled(slot, prompt, start, encoded)
         task.live.prefilled_rows = rows
         if len(held.accepted):
@@ -204,7 +204,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         return found
 
     def _release(self, task: ThinkerTask) -> None:
-        """Drop a request, whose slot holds all but the last token, too. The lock is held."""
+        """Drop a request. Its slot holds the reply but for the last token. The lock is held."""
         held, appended = self.held[task.slot], task.live.token_ids[:-1]
         if held is not None and task.last is not None and appended:
             keys = held.keys.followed_by(appended)
@@ -212,7 +212,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         super()._release(task)
 
     def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
-        """Pass the rows at media positions to the talker, where a warm-up is complete."""
+        """Pass a complete warm-up's hidden states at media positions to the talker."""
         held = self.held[task.slot]
         task.live.reused_rows = task.live.prefilled_rows = held.count if held else 0
         with self._lock:

@@ -1,8 +1,8 @@
 """Turns of the requests of several owners: for slots, and for the thinker's prefill.
 
-An owner is whoever a caller says that a request is from (option `owner`), such as a server's API
-key. However many requests one owner sends, those of another wait for one of them at the most. Those
-of one owner go in the order in which they came, and so do all where nobody says.
+The owner of a request is named by the caller (option `owner`), such as a server's API key. However
+many requests one owner sends, another owner's request waits for one of them at most. Requests of
+one owner, and all requests without an owner, go in the order in which they came.
 """
 
 import math
@@ -15,13 +15,13 @@ from qwen3_omni_neuron.runtime.request import LiveRequest
 Entry = TypeVar("Entry")
 Owner = str | None
 
-KEPT_S = 10.0  # that a slot is kept for an owner who has come, or whose request has ended
+KEPT_S = 10.0  # how long a slot is kept for an owner after its last request came or ended
 
 
 def fewest_slots_first(
     waiting: Iterable[Entry], live_of: Callable[[Entry], LiveRequest], lives: Iterable[LiveRequest]
 ) -> list[Entry]:
-    """Return those that wait, by how many slots their owners have. lives: all that have a slot."""
+    """Sort waiting requests by their owners' number of slots. lives: all requests in a slot."""
     slots = _slots(lives)
     return sorted(waiting, key=lambda entry: slots[live_of(entry).request.owner])
 
@@ -31,7 +31,7 @@ class Turns:
 
     def __init__(self, slots: int):
         self._most = slots
-        # By owner, who came last at the end: when that was, and when a request of it has ended.
+        # By owner, the latest last: when its last request came, and when one last ended.
         self._seen: dict[Owner, tuple[float, float]] = {}
 
     def came(self, owner: Owner, now: float) -> None:
@@ -45,11 +45,12 @@ class Turns:
     def next(
         self, waiting: Iterable[LiveRequest], running: Iterable[LiveRequest], free: int, now: float
     ) -> LiveRequest | None:
-        """Return which of those that wait gets one of the free slots, None where none may.
+        """Return the waiting request that gets a free slot, None where none may.
 
-        It is the first of the owner who has fewest slots, then of the one who has waited longest
-        since it came or its last request ended. An owner who has a slot does not get the last one
-        while another, who has none, came within KEPT_S: a slot is taken for a whole reply.
+        It is the first request of the owner with the fewest slots; among these owners, of the one
+        that has waited longest since it came or its last request ended. An owner that has a slot
+        does not get the last free one while another owner without a slot came within KEPT_S: a slot
+        is taken for a whole reply.
         """
         slots, first = _slots(running), dict[Owner, LiveRequest]()
         for live in waiting:
@@ -76,5 +77,5 @@ class Turns:
 
 
 def _slots(lives: Iterable[LiveRequest]) -> "Counter[Owner]":
-    """Return how many slots each owner has, but those of prompts that nobody waits for yet."""
+    """Return how many slots each owner has, without those of warm-ups."""
     return Counter(live.request.owner for live in lives if not live.request.warm_up)

@@ -56,10 +56,10 @@ class VocoderStage(Stage[VocoderTask]):
         self._start_frame_s: float | None = None
 
     def on_frame(self, live: LiveRequest) -> None:
-        """Wake this stage where a new frame, or the end of the speech, makes a chunk due.
+        """Wake this stage if a new frame, or the end of the speech, makes a chunk due.
 
-        The lock is held. It is the talker's thread that checks, because waking this one costs more.
-        While this stage works there is no need: it checks by itself afterwards.
+        The lock is held. The talker's thread checks this, because waking this stage's thread costs
+        more. While this stage works no check is needed: it makes its own afterwards.
         """
         starts = not live.chunks
         if self._working and not starts:
@@ -92,7 +92,7 @@ class VocoderStage(Stage[VocoderTask]):
         self._working = bool(groups)
         if not groups:
             return min(held_s.values(), default=None)
-        # One call, and then it looks again: a first chunk is due first, then who runs dry first.
+        # One call, then a new selection: first chunks, then the request whose audio ends first.
         urgent = min(groups, key=lambda g: min(task.live.plays_until_s for task in groups[g]))
         return partial(self._work, *urgent, groups[urgent])
 
@@ -105,7 +105,7 @@ class VocoderStage(Stage[VocoderTask]):
         return min(pending, wanted) if pending >= wanted or live.speech_ended else 0
 
     def _wanted(self, task: VocoderTask, pending: int) -> int:
-        """Return the size that the schedule wants for the task's next chunk."""
+        """Return the size of the task's next chunk by its schedule."""
         frame_s = frame_pace(task.live.frame_times)
         if frame_s is None:
             frame_s = self._start_frame_s

@@ -1,4 +1,4 @@
-"""A thread that looks again and again at what may end by itself."""
+"""A thread that polls for processes that have ended by themselves."""
 
 import logging
 import threading
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.25  # between two looks
+LOOK_S = 0.25  # interval between two polls
 
 
 class Watch:
-    """Thread that calls functions every LOOK_S until it is closed. Without a function, none.
+    """Thread that calls functions every LOOK_S until it is closed; not started without functions.
 
-    It waits in real time, as processes end in real time whatever a stage's clock says.
+    It waits in real time, not by a stage's clock, because processes end in real time.
     """
 
     def __init__(self, looks: Sequence[Callable[[], None]]):
@@ -27,7 +27,7 @@ class Watch:
         return threading.current_thread() is self._thread
 
     def close(self) -> None:
-        """Make no further call. Waits for one that runs, unless that is the caller."""
+        """Stop the calls. Waits for a call in progress, unless it is called from there."""
         self._closing.set()
         if self._looks and not self.is_current:
             self._thread.join()

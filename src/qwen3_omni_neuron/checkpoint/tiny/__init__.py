@@ -1,7 +1,8 @@
 """Tiny checkpoints in the released layout with random weights, for tests, demos and benchmarks.
 
 write: the whole checkpoint. sizes: its config.json. tokenizer: its tokenizer and preprocessor
-files. weights: its parameters. data: what is the same in all of them, and the table of sizes.
+files. weights: its parameters. data: files that are the same in all of them, and the table of
+sizes.
 """
 
 from qwen3_omni_neuron.checkpoint.tiny.write import write_tiny_checkpoint

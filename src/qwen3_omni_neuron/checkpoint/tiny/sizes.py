@@ -21,7 +21,7 @@ _DATA = resources.files("qwen3_omni_neuron.checkpoint.tiny") / "data"
 Size = Mapping[str, Any]
 """Settings of config.json that differ from the released ones, nested as there.
 
-A vocab_size of None stands for as many rows as the tokenizer has tokens.
+A vocab_size of None means the tokenizer's number of tokens.
 """
 
 
@@ -34,7 +34,7 @@ SIZES: Mapping[str, Size] = json.loads(read_text("sizes.json"))
 
 
 def config_dict(size: Size, token_ids: Mapping[str, int], dtype: str) -> dict[str, Any]:
-    """Return config.json of a size. token_ids: id of every token by its text.
+    """Return the config.json of a size. token_ids: id of every token by its text.
 
     Raises OptionError for a setting that the released config.json does not have.
     """
@@ -54,7 +54,7 @@ def generation_config_dict(token_ids: Mapping[str, int]) -> dict[str, Any]:
 def resized(settings: Mapping[str, Any], changes: Size) -> dict[str, Any]:
     """Return settings, or a size, with some of their values changed, in the order of `settings`.
 
-    Raises OptionError for a change of a setting that is not there.
+    Raises OptionError for a change of a setting that does not exist.
     """
     unknown = sorted(changes.keys() - settings.keys())
     if unknown:

@@ -27,7 +27,7 @@ _NOT_SPECIAL = (
     "<think>",
     "</think>",
 )
-# In the order of the released ids 151643..151675.
+# The order is that of the released ids 151643..151675.
 SPECIAL_TOKENS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -87,8 +87,8 @@ def write_tokenizer(folder: Path, words: Sequence[str] = WORDS) -> dict[str, int
     """Write the tokenizer, chat template and preprocessor files into `folder`.
 
     words: each becomes one token, its leading space included.
-    Returns the id of every token by its text, special tokens included: as many as the smallest
-    vocabulary that a model with this tokenizer can have.
+    Returns the id of every token by its text, special tokens included: their number is the smallest
+    vocabulary of a model with this tokenizer.
     """
     byte_symbols = _byte_symbols()
     merges = _merges(byte_symbols, words)

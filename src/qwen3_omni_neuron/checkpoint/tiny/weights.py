@@ -21,7 +21,7 @@ _AUDIO_GAINS = {"conv2": 0.3, "code2wav.decoder.6.conv.weight": 0.05}
 # Gain of a head's end-of-reply row: with 1, a reply would end after about as many tokens as the
 # vocabulary has.
 EOS_SCALE = 0.2
-BLOCK_VALUES = 2**24  # more than the largest parameter of `tiny` and `small` has
+BLOCK_VALUES = 2**24  # more values than the largest parameter of `tiny` and `small`
 
 
 def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -38,11 +38,12 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def fill_random(parameter: torch.Tensor, name: str, seed: int, end_row: int | None = None) -> None:
-    """Fill the parameter `name` of the checkpoint with this seed, in its own dtype.
+    """Fill the checkpoint's parameter `name` from this seed, in the parameter's dtype.
 
     Each parameter has a generator of its own, so that its values don't depend on the order in which
     parameters are made. Values are drawn in float32, a block of rows at a time: a released
-    vocabulary's whole table would take 1.2 GB. end_row: row of a head that ends a reply.
+    vocabulary's whole table would take 1.2 GB. end_row: a head's row for the token that ends a
+    reply.
     """
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + seed * 0x9E3779B1)
     mean, deviation = _mean_and_deviation(name, parameter.shape)

@@ -18,7 +18,7 @@ Weights = Callable[[Config, str, torch.Tensor], None]
 Shapes = Mapping[str, tuple[int, ...]]
 
 LEAST_SHARDS = 4
-SHARD_BYTES = 700 * 10**6  # at most; one shard is in memory at a time
+SHARD_BYTES = 700 * 10**6  # largest shard; one shard is in memory at a time
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 
@@ -47,8 +47,8 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint of this size with given weights; see `write_tiny_checkpoint`.
 
-    weights: fills a parameter, given config.json, its released name and the tensor to fill. words:
-    each is one token of the tokenizer.
+    weights: function that fills a parameter, given config.json, its released name and the tensor.
+    words: each becomes one token of the tokenizer.
     """
     if dtype not in DTYPES:
         raise OptionError(f"dtype is one of {', '.join(DTYPES)}, got {dtype!r}.")

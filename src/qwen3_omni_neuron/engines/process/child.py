@@ -1,4 +1,4 @@
-"""Child processes: started, ended with their parent, their output and exceptions reported."""
+"""Child processes: start, end with the parent, report of output and exceptions."""
 
 import faulthandler
 import os
@@ -16,18 +16,18 @@ from typing import Any, BinaryIO
 
 PARENT_CHECK_S = 0.25
 TAIL_BYTES = 8192  # holds faulthandler's dump of a few threads
-STACK_SIGNAL = signal.SIGUSR1  # has a child print its stack, whatever it is doing
+STACK_SIGNAL = signal.SIGUSR1  # makes a child print its stack, whatever it is doing
 
 
 class OutputTail:
-    """Temporary file that takes the stdout and stderr of a child and returns their end."""
+    """Temporary file for the stdout and stderr of a child, of which it returns the end."""
 
     def __init__(self) -> None:
         self.file: BinaryIO = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115, kept
 
     def read(self) -> str:
         """Return the last TAIL_BYTES of the output."""
-        # pread, because the child writes at the position that read would move.
+        # pread, because read would move the position at which the child writes.
         descriptor = self.file.fileno()
         begin = max(0, os.fstat(descriptor).st_size - TAIL_BYTES)
         return os.pread(descriptor, TAIL_BYTES, begin).decode(errors="replace").strip()
@@ -46,16 +46,16 @@ def start_child(
 ) -> "subprocess.Popen[bytes]":
     """Start `main(*descriptors, parent)` of a module, which must call `follow_parent` first.
 
-    descriptors: open files that the child inherits, under the same numbers. output: takes what the
-    child prints. env: environment variables to add to this process's; they are set before the child
-    imports anything. options: of Popen.
+    descriptors: open files that the child inherits, under the same numbers. output: receives the
+    child's stdout and stderr. env: environment variables to add to this process's; they are set
+    before the child imports anything. options: other arguments of Popen.
     Raises OSError where the process can't be started.
     """
     code = (
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}; "
         f"from {module} import main; main(*{tuple(descriptors)}, parent={os.getpid()})"
     )
-    # The child inherits the blocked signal, until follow_parent has it ignored.
+    # The child inherits the blocked signal, until follow_parent ignores it.
     signals = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return subprocess.Popen(
@@ -91,8 +91,8 @@ def describe_exit(status: int | None) -> str:
 def follow_parent(parent: int) -> None:
     """Make this process, a child, ignore Ctrl-C and end when its parent ends.
 
-    It ends together with its parent even in the middle of a call, and with it what it has started,
-    where it has a session of its own. See `take_signals` for the rest.
+    It ends together with its parent even in the middle of a call. If it has a session of its own,
+    the processes that it has started end, too. See `take_signals` for the signals.
     parent: the parent's process id.
     """
     take_signals()
@@ -102,9 +102,9 @@ def follow_parent(parent: int) -> None:
 def take_signals() -> None:
     """Make this process, a child, ignore Ctrl-C, and print its stack at STACK_SIGNAL.
 
-    Ctrl-C reaches every process of the terminal; the parent decides what to do about it.
+    Ctrl-C reaches every process of the terminal; the parent decides how to react.
     """
-    # The parent has blocked the signal until here, so that it does no harm during the imports.
+    # The parent has blocked the signal until here, so that it can't interrupt the imports.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.register(STACK_SIGNAL, all_threads=False)
@@ -119,7 +119,7 @@ def _exit_with(parent: int) -> None:
 
 
 class EngineTracebackError(Exception):
-    """Traceback of an exception in the engine's process, as text: its `__cause__` here."""
+    """Traceback of an exception in the engine's process, as text: the `__cause__` here."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Failure:
     def exception(self) -> Exception:
         """Return the exception, with the traceback of its process as `__cause__`.
 
-        It has its own type, or is a RuntimeError that names that type where it can't be unpickled.
+        It has its own type; if it can't be unpickled, it is a RuntimeError that names that type.
         """
         error: Exception | None = None
         if self.pickled is not None:

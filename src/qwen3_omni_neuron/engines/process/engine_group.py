@@ -12,17 +12,17 @@ from qwen3_omni_neuron.engines.process.mailbox import SharedBlock
 from qwen3_omni_neuron.engines.process.progress import Progress
 from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniError
 
-TICK_S = 0.1  # how often a call looks after processes that do not answer
-GRACE_S = 0.5  # how long the others have to answer after one of them has failed
-USUAL_FACTOR = 20  # a call that takes so many times the longest one of its kind hangs
+TICK_S = 0.1  # interval at which a call checks processes that do not answer
+GRACE_S = 0.5  # time the other processes have to answer after one has failed
+USUAL_FACTOR = 20  # a call hangs if it takes this many times the longest one of its kind
 
 
 @dataclass
 class CallLimit:
-    """The time after which a call hangs, which follows from the calls of its kind so far.
+    """Time after which a call counts as hung, derived from earlier calls of its kind.
 
-    first_s: of the first one, and of one in which a process compiles. least_s: of a later one, even
-    where all were short.
+    first_s: limit of the first call, and of a call in which a process compiles. least_s: smallest
+    limit of a later call.
     """
 
     first_s: float
@@ -37,19 +37,19 @@ class CallLimit:
         return max(self.least_s, USUAL_FACTOR * self._longest_s)
 
     def add(self, seconds: float) -> None:
-        """Take a call's time into account; 0 for one in which a process compiled."""
+        """Take a call's time into account; 0 for a call in which a process compiled."""
         self._longest_s = max(self._longest_s or 0.0, seconds)
 
 
 class EngineGroup:
     """Processes that are sent the same calls in the same order, such as the ranks of a model.
 
-    A call's arguments are in memory that all share. It returns what the first process does, when
-    all have answered. A process that ends, is stopped, hangs, or fails where others don't ends them
-    all: they may be waiting for each other, and none can go on without it.
+    A call's arguments are in memory that all share. It returns the first process's result when all
+    have answered. If a process ends, is stopped, hangs, or fails where others don't, all are ended:
+    they may be waiting for each other, and none can go on without it.
 
     _calling guards the processes: a call holds it from its request to the last answer. _error is
-    what every later call raises, set once.
+    the error that every later call raises, set once.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class EngineGroup:
         progress: Sequence[Progress],
         threads: int | None = None,
     ) -> None:
-        """Start the processes. names: for messages. Others: see EngineProcess.
+        """Start the processes. names: used in messages. Other arguments: see EngineProcess.
 
-        progress: where the engines say how far they are; one that says nothing is as far as others.
+        progress: step counts of the engines, one for each; they stay equal if engines don't count.
         """
         self._calling = threading.Lock()
         self._error: Qwen3OmniError | None = None
@@ -82,9 +82,9 @@ class EngineGroup:
         return [process.pid for process in self._processes]
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Wait until every engine is built. Raises what building one of them raised.
+        """Wait until every engine is built. Raises the error of an engine's build.
 
-        Raises EngineDiedError where a process ended or took longer. All are closed then.
+        Raises EngineDiedError if a process ended or took longer. All are closed then.
         """
         try:
             with self._calling:
@@ -99,9 +99,9 @@ class EngineGroup:
     def call(self, method: str, *arguments: object, limit: CallLimit) -> Any:
         """Call a method of every engine.
 
-        limit: of this kind of call, which it takes into account.
-        Raises what every engine raised; EngineDiedError that names a process that ended, was
-        stopped, hung, or failed alone; ClosedError after `close`.
+        limit: limit of this kind of call, updated by this call.
+        Raises the error that every engine raised; EngineDiedError that names a process that ended,
+        was stopped, hung, or failed alone; ClosedError after `close`.
         """
         with self._calling:
             if self._error is not None:
@@ -125,9 +125,10 @@ class EngineGroup:
             return results[0]
 
     def fault(self) -> EngineDiedError | None:
-        """Look at the processes. Returns why no call can be made, None otherwise.
+        """Poll the processes. Returns an error if no call can be made, else None.
 
-        One that has ended ends them all. A call that runs looks by itself. After `close`, None.
+        If one has ended, all are ended. During a call nothing is polled here: the call does it.
+        Returns None after `close`.
         """
         if self._error is None and self._calling.acquire(blocking=False):
             try:
@@ -155,11 +156,12 @@ class EngineGroup:
     ) -> tuple[dict[int, Any], dict[int, Exception]]:
         """Take every process's answer. Returns results and exceptions by the process's index.
 
-        compilations: their number before the call was sent: a process may compile at once.
-        After an exception the others have GRACE_S. Raises EngineDiedError for a process that ended
-        or was stopped, and, where none failed, for those that take longer than the limit.
+        compilations: their number before the call was sent, because a process may compile at once.
+        After an exception the other processes have GRACE_S to answer. Raises EngineDiedError for a
+        process that ended or was stopped, and, where none failed, for those that take longer than
+        the limit.
         """
-        # Time is counted in ticks in which nothing came: a clock goes on while a machine sleeps.
+        # Time is counted in ticks without an answer: a clock goes on while a machine sleeps.
         ticks, waited_s, until_s = 0, 0.0, limit.seconds
         results: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
@@ -194,7 +196,7 @@ class EngineGroup:
         return sum(progress.compilations for progress in self._progress)
 
     def _hung(self, call: str, waited_s: float, waiting: Sequence[int]) -> EngineDiedError:
-        """Return the error that names those of the waiting that have made the fewest steps."""
+        """Return the error that names the waiting processes with the fewest steps."""
         steps = {index: self._progress[index].steps for index in waiting}
         last = [index for index in waiting if steps[index] == min(steps.values())]
         processes = [self._processes[index] for index in last]
@@ -216,7 +218,7 @@ class EngineGroup:
         return error
 
     def _end(self, error: BaseException) -> None:
-        """Kill every process. Later calls raise EngineDiedError that says why."""
+        """Kill every process. Later calls raise EngineDiedError with the reason."""
         if self._error is None:
             said = str(error) if isinstance(error, EngineDiedError) else "A call was interrupted."
             self._error = EngineDiedError(said)

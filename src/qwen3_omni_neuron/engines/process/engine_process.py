@@ -1,4 +1,4 @@
-"""The calling side of a process with one engine in it: start it, call the engine, end it."""
+"""The caller's side of a process with one engine: start it, call the engine, end it."""
 
 import logging
 import select
@@ -24,9 +24,9 @@ from qwen3_omni_neuron.errors import ClosedError, EngineDiedError, Qwen3OmniErro
 logger = logging.getLogger(__name__)
 
 LIVENESS_S = 1.0  # how often a call checks that the process still runs: see _wait
-# How long a process has to end after its connection is closed, after SIGTERM, and after SIGKILL.
+# Time for a process to end after its connection is closed, after SIGTERM, and after SIGKILL.
 DISCONNECT_S, TERMINATE_S, KILL_S = 1.0, 1.0, 5.0
-STACK_S = 0.1  # how long it has to print its stack
+STACK_S = 0.1  # time for it to print its stack
 
 
 class EngineProcess:
@@ -34,7 +34,7 @@ class EngineProcess:
 
     An engine is any object with a `close` method. The process is started at once; `wait_ready`
     waits for the engine, so that several can be built at the same time. The process ends with
-    `close`, and by itself when this process ends in any way.
+    `close`, and also when this process ends, in whatever way.
 
     _calling guards the mailbox: a call holds it from its request to its answer. _state guards
     _refusal, the error that every later call raises. _closing lets one thread close, or look.
@@ -50,13 +50,13 @@ class EngineProcess:
     ) -> None:
         """Start the process.
 
-        name: the engine's, for messages. factory: makes the engine; it is pickled, so it must be a
-        function of a module or a functools.partial of one, and neither from the main script.
+        name: the engine's name in messages. factory: makes the engine; it is pickled, so it must be
+        a function of a module or a functools.partial of one, not from the main script.
         env: environment variables to add to this process's; they are set before the new process
         imports anything. threads: number of threads of torch's operations in it. requests: the
-        block of what is sent to it, where several processes are sent the same; see
+        block for requests, where several processes are sent the same ones; see
         engines.process.engine_group.
-        Raises OSError where it can't be started, and what pickling the factory raises.
+        Raises OSError if it can't be started, and errors of pickling the factory.
         """
         self._name = name
         self._calling = threading.Lock()
@@ -69,7 +69,7 @@ class EngineProcess:
         self._mailbox, self._process = _start(self._output, env or {}, requests)
         self._poll = select.poll()
         self._poll.register(self._mailbox.fileno(), select.POLLIN)
-        # Also ends the process when this object is garbage, and at exit.
+        # Also ends the process when this object is garbage collected, and at exit.
         self._end = weakref.finalize(self, _end, self._mailbox, self._process)
         try:
             self._mailbox.send((factory, threads))
@@ -87,9 +87,8 @@ class EngineProcess:
     def wait_ready(self, timeout_s: float) -> None:
         """Wait until the engine is built.
 
-        timeout_s: longest wait, from now on.
-        Raises what building it raised, and EngineDiedError where the process ended or took longer;
-        it is closed then.
+        timeout_s: longest wait from now. Raises the error of the build, and EngineDiedError if the
+        process ended or took longer; it is closed then.
         """
         try:
             with self._calling:
@@ -106,28 +105,27 @@ class EngineProcess:
     def call(self, method: str, *arguments: object) -> Any:
         """Call a method of the engine. Calls from several threads run one after the other.
 
-        Raises what the method raised, with its traceback as `__cause__`; EngineDiedError where the
-        process ended; ClosedError after `close`. A call that is running raises the last two at
-        once.
+        Raises the method's exception, with its traceback as `__cause__`; EngineDiedError if the
+        process ended; ClosedError after `close`. A call in progress raises the last two at once.
         """
         with self._calling:
             self._refuse_where_ended()
             return self._exchange((method, arguments))
 
     def read(self, attribute: str) -> Any:
-        """Return the present value of an attribute of the engine. Raises what `call` raises."""
+        """Return the current value of an attribute of the engine. Raises the errors of `call`."""
         with self._calling:
             self._refuse_where_ended()
             return self._exchange((attribute, None))
 
     def pack(self, method: str, *arguments: object) -> bytes:
-        """Prepare a call for every process that shares the block of requests; see `post`."""
+        """Pack a call for every process that shares the block of requests; see `post`."""
         return self._mailbox.pack((method, arguments))
 
     def post(self, packed: bytes) -> None:
-        """Send a call that was packed, whose answer is to be taken. One thread at a time.
+        """Send a packed call, whose answer `take` returns. One thread at a time.
 
-        Raises ClosedError after `close`. Where the process has ended, taking the answer says so.
+        Raises ClosedError after `close`. If the process has ended, `take` raises the error.
         """
         self._refuse_where_ended()
         with suppress(DisconnectedError):
@@ -138,9 +136,9 @@ class EngineProcess:
         return self._mailbox.fileno()
 
     def take(self) -> tuple[bool, Any]:
-        """Take the answer of a call that was posted, or to the building of the engine.
+        """Receive the answer to a posted call, or to the build of the engine.
 
-        Returns whether it is a result, and the result or the exception. Raises EngineDiedError.
+        Returns True and the result, or False and the exception. Raises EngineDiedError.
         """
         try:
             done, value = self._mailbox.receive()
@@ -149,11 +147,11 @@ class EngineProcess:
         return done, value if done else value.exception()
 
     def fault(self) -> EngineDiedError | None:
-        """Look at the process, also during a call. Returns why it can't be called, None otherwise.
+        """Poll the process, also during a call. Returns an error if it can't be called, else None.
 
-        A process that two looks in a row find stopped is ended: one look may come between the
-        signals that let a whole group of processes go on, as the terminal's fg does. After `close`,
-        None.
+        A process that two polls in a row find stopped is ended. One poll is not enough: it may come
+        between the signals that continue a process group one by one, as the terminal's fg does.
+        Returns None after `close`.
         """
         if self._refusal is None and self._closing.acquire(blocking=False):
             try:
@@ -170,9 +168,9 @@ class EngineProcess:
         return EngineDiedError(self._refusal[1])
 
     def check(self) -> None:
-        """Raise EngineDiedError where the process has ended or was stopped, which ends it.
+        """Raise EngineDiedError if the process has ended or is stopped; a stopped one is ended.
 
-        What it sent before it ended is to be taken first: where there is any, nothing is raised.
+        Nothing is raised while an answer that it sent before its end can still be received.
         """
         if self._process.poll() is not None:
             if self._poll.poll(0):
@@ -183,7 +181,7 @@ class EngineProcess:
             raise self._died()
 
     def stack(self) -> str:
-        """Have the process print where its main thread is. Returns the end of its output."""
+        """Make the process print its main thread's stack. Returns the end of its output."""
         self._process.send_signal(STACK_SIGNAL)
         time.sleep(STACK_S)
         return self._quoted_output()
@@ -196,12 +194,12 @@ class EngineProcess:
     def close(self) -> None:
         """End the process within seconds: close its connection, then terminate it, then kill it.
 
-        Any thread may call it, also while another one is in a call. A second call does nothing.
+        Any thread may call it, also while another thread is in a call. A second call does nothing.
         """
         self._refuse(ClosedError, f"{self.label} was closed. Load the model again.")
         with self._closing:
             self._end()
-            with self._calling:  # a call that was running has been woken by the disconnection
+            with self._calling:  # the disconnection has woken a call in progress
                 self._mailbox.close()
                 self._output.close()
 
@@ -211,7 +209,7 @@ class EngineProcess:
         return f"The {self._name} engine (process {self.pid})"
 
     def _exchange(self, request: object | None, timeout_s: float | None = None) -> Any:
-        """Send a request, where there is one, and wait for the next answer."""
+        """Send a request, if there is one, and wait for the next answer."""
         try:
             if request is not None:
                 self._mailbox.send(request)
@@ -219,10 +217,10 @@ class EngineProcess:
             done, value = self._mailbox.receive()
         except DisconnectedError:
             raise self._died() from None
-        except Exception:  # the request was never sent, or the answer was received whole
+        except Exception:  # the request was not sent, or the answer was received whole
             raise
         except BaseException:
-            # A KeyboardInterrupt: the next call would receive the answer of this one.
+            # A KeyboardInterrupt: the next call would receive this call's answer.
             self._refuse(ClosedError, f"A call of {self.label} was interrupted, which ended it.")
             self._process.kill()
             raise
@@ -242,7 +240,7 @@ class EngineProcess:
                     raise EngineDiedError(problem + self._quoted_output())
             if self._poll.poll(1000 * wait_s):
                 return
-            # A stopped process never answers, and one that it has forked may keep the connection
+            # A stopped process never answers, and a child of the process may keep the connection
             # open after its end.
             self.check()
 
@@ -250,7 +248,7 @@ class EngineProcess:
         self.end(f"{self.label} was stopped by a signal, and was ended. Load the model again.")
 
     def _died(self) -> Qwen3OmniError:
-        """Return the error that says why the connection ended."""
+        """Return the error with the reason why the connection ended."""
         if self._refusal is None:
             try:
                 status = self._process.wait(TERMINATE_S)
@@ -282,7 +280,7 @@ class EngineProcess:
 def _start(
     output: OutputTail, env: Mapping[str, str], requests: SharedBlock | None
 ) -> "tuple[Mailbox, subprocess.Popen[bytes]]":
-    """Start a process that serves. Returns this end of its mailbox, and the process."""
+    """Start a server process. Returns this end of its mailbox, and the process."""
     ours, theirs = socket.socketpair()
     requests, answers = requests or SharedBlock.create(), SharedBlock.create()
     mailbox = Mailbox(ours, incoming=answers, outgoing=requests)
@@ -300,7 +298,7 @@ def _start(
 
 
 def _is_stopped(pid: int) -> bool:
-    """Tell whether a process was stopped, as by SIGSTOP, and not by a debugger.
+    """Return whether a process is stopped, as by SIGSTOP, and not by a debugger.
 
     False where the system does not say.
     """
@@ -312,7 +310,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _end(mailbox: Mailbox, process: subprocess.Popen) -> None:
-    """End the process, by the mildest means that does it."""
+    """End the process by the mildest means that works."""
     for end, wait_s in (
         (mailbox.disconnect, DISCONNECT_S),
         (process.terminate, TERMINATE_S),

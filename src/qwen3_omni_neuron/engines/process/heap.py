@@ -1,4 +1,4 @@
-"""Memory that malloc keeps after it was freed, and how it goes back to the system."""
+"""Return of freed memory, which malloc keeps, to the system."""
 
 import ctypes
 import time
@@ -7,19 +7,20 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-LOOK_S = 5.0  # between two looks at an idle process
-GROWN_MB = 8  # less is not worth a look through malloc's arenas
+LOOK_S = 5.0  # interval between two checks of an idle process
+GROWN_MB = 8  # smaller growth is not worth a search of malloc's arenas
 _MB = 1e6
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # constants of malloc.h
 
 
 def trim_early() -> None:
-    """Have this process's arenas give memory at their ends back once it is more than 2 MiB.
+    """Make this process's arenas return memory at their ends once it is more than 2 MiB.
 
-    For a process of our own, before it has many threads. Otherwise glibc raises its limit to twice
-    the largest tensor that was freed, up to 64 MiB for each of eight arenas a core, and `give_back`
-    does not look at their ends: 96 chats with pictures of three megapixels leave 350 MB, and 20 MB
-    with this. Tensors of up to 32 MiB are taken from arenas, whose pages are there already.
+    To be called in a process of our own, before it has many threads. Otherwise glibc raises its
+    limit to twice the largest tensor that was freed, up to 64 MiB for each of eight arenas a core,
+    and `give_back` does not free their ends: 96 chats with images of three megapixels leave 350 MB,
+    and 20 MB with this. Tensors of up to 32 MiB are allocated in arenas, whose pages are mapped
+    already.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None and _malloc_trim() is not None:
@@ -30,11 +31,10 @@ def trim_early() -> None:
 def give_back() -> None:
     """Give freed memory back to the system. Does nothing where malloc is not glibc's.
 
-    glibc has up to eight arenas a core, and a thread takes from one of them. What is freed in the
+    glibc has up to eight arenas a core, and a thread allocates in one of them. Memory freed in the
     middle of an arena stays with the process: 30 models loaded and closed, each in a thread of its
-    own, leave up to 90 MB. Takes 1 to 20 ms, in which other threads go on, but for those that need
-    the arena that is being looked through. What is needed again costs page faults: 1 ms of the next
-    reply.
+    own, leave up to 90 MB. Takes 1 to 20 ms, in which only threads that need the arena being
+    searched wait. Memory that is needed again costs page faults: 1 ms of the next reply.
     """
     malloc_trim = _malloc_trim()
     if malloc_trim is not None:
@@ -52,7 +52,7 @@ def resident_mb() -> int | None:
 
 
 class IdleMemory:
-    """Gives back what malloc keeps of the work before, while a process has nothing to do.
+    """Returns memory that malloc kept from earlier work, while a process is idle.
 
     resident, free, now: `resident_mb`, `give_back` and a clock in seconds.
     """
@@ -68,9 +68,9 @@ class IdleMemory:
         self._kept_mb = 0
 
     def look(self) -> None:
-        """Give memory back where there is more of it than after the last time.
+        """Give memory back if there is more of it than after the last time.
 
-        To be called while the process is idle, as often as one likes: it looks every LOOK_S.
+        To be called while the process is idle, at any rate: it checks every LOOK_S.
         """
         if self._now() < self._next_s:
             return

@@ -1,8 +1,8 @@
-"""Messages between two processes, their tensors and arrays in shared memory.
+"""Messages between two processes, with tensors and arrays in shared memory.
 
 A message on the socket: bytes that follow the header (uint64), number of buffers (uint32), size of
-each buffer (uint64), the pickle. The data of tensors and arrays, the buffers, are in a block of
-shared memory that the sender writes, one after the other, each at a multiple of 64 bytes. Small
+each buffer (uint64), the pickle. The data of tensors and arrays (the buffers) are in a block of
+shared memory that the sender writes, one after another, each at a multiple of 64 bytes. Small
 buffers stay in the pickle.
 """
 
@@ -26,7 +26,7 @@ FIRST_BYTES = 1 << 20  # size of a new block
 ALIGNMENT = 64
 RECEIVE_BYTES = 1 << 16
 INLINE_BYTES = 1 << 14  # a buffer up to this size is faster in the pickle; a row of logits is one
-# Types that numpy lacks, and the integers of their size that they are sent as.
+# Types that numpy lacks, and the integer types of the same size that they are sent as.
 SENT_AS = {
     torch.bfloat16: torch.int16,
     torch.float8_e4m3fn: torch.uint8,
@@ -57,14 +57,14 @@ class Mailbox:
     def send(self, message: object) -> None:
         """Send a message.
 
-        Raises DisconnectedError, and before anything is sent what pickling the message raises.
+        Raises DisconnectedError, and pickling errors before anything is sent.
         """
         self.post(self.pack(message))
 
     def pack(self, message: object) -> bytes:
-        """Put a message's buffers into the outgoing block, and return what to post.
+        """Put a message's buffers into the outgoing block, and return the bytes to post.
 
-        It may be posted to every mailbox that shares the block. Raises what pickling raises.
+        They may be posted to every mailbox that shares the block. Raises pickling errors.
         """
         pickled, buffers = _pickle(message)
         sizes = [buffer.nbytes for buffer in buffers]
@@ -77,7 +77,7 @@ class Mailbox:
         return b"".join((header, size_table, pickled))
 
     def post(self, packed: bytes) -> None:
-        """Send a message that was packed. Raises DisconnectedError."""
+        """Send a packed message. Raises DisconnectedError."""
         try:
             self._socket.sendall(packed)
         except ConnectionError:
@@ -86,8 +86,8 @@ class Mailbox:
     def receive(self) -> Any:
         """Wait for the next message and return it.
 
-        Raises DisconnectedError, and what unpickling the message raises; the message has been
-        received whole then, and the connection can be used further.
+        Raises DisconnectedError, and unpickling errors; then the message has been received whole,
+        and the connection can still be used.
         """
         data = bytearray(self._some_bytes())
         while len(data) < HEADER.size:
@@ -100,8 +100,8 @@ class Mailbox:
         block = self._incoming.at_least(total)
         buffers = []
         for offset, size in zip(offsets, sizes, strict=True):
-            # torch's memory, which is aligned: some kernels round differently where it is not, and
-            # an engine must compute the same numbers in every process.
+            # torch's memory is aligned. Some kernels round differently where it is not, and an
+            # engine must compute the same numbers in every process.
             buffer = torch.empty(size, dtype=torch.uint8).numpy()
             buffer[:] = block[offset : offset + size]
             buffers.append(buffer)
@@ -112,11 +112,11 @@ class Mailbox:
         return self._socket.fileno()
 
     def disconnect(self) -> None:
-        """End the connection at both ends. Wakes a thread that waits on it; any thread may call."""
+        """End the connection at both ends, and wake a thread that waits. Any thread may call it."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            return  # the other end has done it
+            return  # the other end has disconnected already
 
     def close(self) -> None:
         """Close the socket and both blocks."""
@@ -158,9 +158,9 @@ class SharedBlock:
         return cls(os.fdopen(descriptor, "r+b", buffering=0))
 
     def at_least(self, size: int) -> NDArray[np.uint8]:
-        """Return the bytes of the block, which grows first where it has fewer than `size`.
+        """Return the bytes of the block, after growing it to at least `size`.
 
-        An array returned earlier is no longer the block after that.
+        After that, arrays returned earlier are no longer the block's memory.
         """
         if size > len(self._bytes):
             if size > os.fstat(self.fileno()).st_size:  # else the other process has grown it
@@ -217,7 +217,7 @@ def _tensor(
     if not len(raw):
         return torch.empty(shape, dtype=dtype)
     tensor = torch.frombuffer(raw, dtype=dtype).view(shape)
-    # Bytes in the pickle may not be aligned: see Mailbox.receive.
+    # Bytes in the pickle may be unaligned: see Mailbox.receive.
     return tensor.clone() if isinstance(raw, bytearray) else tensor
 
 

@@ -8,8 +8,8 @@ import numpy as np
 class Progress:
     """Counts that one process writes and another one reads.
 
-    Processes that make the same calls make the same steps in the same order: the others wait for
-    the one that has made the fewest. A compilation may take minutes.
+    Processes that make the same calls make the same steps in the same order, so all others wait for
+    the process with the fewest steps. A compilation may take minutes.
     """
 
     def __init__(self, path: Path):
@@ -25,7 +25,7 @@ class Progress:
 
     @property
     def compilations(self) -> int:
-        """The number of compilations so far, the one that runs included."""
+        """The number of compilations so far, including one in progress."""
         return int(self._counts[1])
 
     def step(self) -> None:

@@ -11,7 +11,7 @@ from qwen3_omni_neuron.engines.process.child import Failure, follow_parent
 from qwen3_omni_neuron.engines.process.heap import IdleMemory, trim_early
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
-LOOK_S = 0.25  # between two looks at an engine and its memory while nothing calls it
+LOOK_S = 0.25  # interval between two checks of an idle engine and its memory
 
 
 def main(connection: int, incoming: int, outgoing: int, parent: int) -> None:
@@ -67,8 +67,8 @@ def _receive_factory(mailbox: Mailbox) -> tuple[Any, int | None]:
 def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Callable[[], None]:
     """Return a function that waits for a request, and meanwhile gives freed memory back.
 
-    fault: of an engine with processes of its own, None of others: what it finds is raised. An
-    engine's calls raise theirs themselves.
+    fault: the `fault` method of an engine with processes of its own, else None; the error that it
+    returns is raised. During a call the engine raises it itself.
     """
     poll, memory = select.poll(), IdleMemory()
     poll.register(descriptor, select.POLLIN)
@@ -84,7 +84,7 @@ def _idle(descriptor: int, fault: Callable[[], Exception | None] | None) -> Call
 
 
 def _serve_request(mailbox: Mailbox, engine: Any) -> None:
-    """Serve one request: call a method, or read an attribute where the arguments are None."""
+    """Serve one request: call a method, or read an attribute if the arguments are None."""
     try:
         name, arguments = mailbox.receive()
         attribute = getattr(engine, name)

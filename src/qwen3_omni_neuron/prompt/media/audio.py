@@ -1,6 +1,6 @@
 """Audio of a message item -> a mono float32 waveform at the model's rate, read in blocks.
 
-`open_audio` reads every form that a caller may have audio in as mono blocks at its own rate;
+`open_audio` reads audio in every form that a caller may give as mono blocks at its own rate;
 `load_waveform` checks, resamples and joins them. `ArrivingAudio` does the same with the pieces of
 a clip that is still being recorded.
 """
@@ -20,19 +20,19 @@ from qwen3_omni_neuron.prompt.media.fields import Source, name_of, open_media, r
 Waveform = NDArray[np.float32]
 Check = Callable[[float], object]
 """Function of the length in seconds of a file's or an array's audio; may raise."""
-BLOCK_NUMBERS = 1 << 20  # of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
+BLOCK_NUMBERS = 1 << 20  # numbers of all channels in one block: 11 s of 48 kHz stereo, 4 MiB
 MIN_RATE, MAX_RATE = 1_000, 1_000_000  # Hz; a file of 1 Hz would become days of audio at 16 kHz
-MOST_SAMPLE = 2.0**31  # 32-bit integers as they are; the mel spectrum of 1e17 is infinite
-MIN_SECONDS = 0.03  # 3 mel frames; less holds nothing to recognise
-_UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives where the header has none
+MOST_SAMPLE = 2.0**31  # unscaled 32-bit integers; the mel spectrum of 1e17 is infinite
+MIN_SECONDS = 0.03  # 3 mel frames; less has nothing to recognise
+_UNKNOWN_LENGTH = 2**63 - 1  # number of samples that libsndfile gives if the header has none
 
 
 @dataclass(frozen=True)
 class AudioSource:
     """Audio that is opened and not yet read.
 
-    rate: Hz. seconds: its length, None while it is still arriving. blocks: mono [samples], at most
-    BLOCK_NUMBERS each; can be iterated once, and raises AudioError.
+    rate: sampling rate in Hz. seconds: length, None while the audio is still arriving. blocks: mono
+    [samples], at most BLOCK_NUMBERS each; can be iterated once, and raises AudioError.
     """
 
     rate: float
@@ -56,12 +56,12 @@ def load_waveform(
     item["audio"] is a path, the bytes of an audio file, an array [samples] or [samples, channels]
     (with item["sampling_rate"]; integers are scaled by their range), (array, rate), or an iterator
     of such arrays with equal channels: audio that is still arriving, read until the iterator ends.
-    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the length
-    of an array, or the one in a file's header, before anything is decoded.
-    Besides the result one block is in memory, whatever the length, rate and channels.
+    where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the length
+    of an array, or the length in a file's header, before anything is decoded. Memory use is the
+    result and one block, whatever the length, rate and channels.
     Raises PromptTooLongError when the audio is longer than limit_s: for a file or an array before
-    anything is decoded, for an iterator as soon as it gave more. Raises AudioError when the audio
-    can't be read, is empty, too short, or holds NaN or infinity.
+    anything is decoded, for an iterator as soon as it has given more. Raises AudioError when the
+    audio can't be read, is empty, too short, or holds NaN or infinity.
     """
     source = open_audio(item, where)
     if source.seconds is not None:
@@ -69,7 +69,7 @@ def load_waveform(
         if source.seconds > limit_s:
             raise too_long(where, f"lasts {source.seconds:.3f} s", limit_s)
     stream = _Resampled(source.rate, rate, where, limit_s)
-    collected = bytearray()  # grows in place; a list of blocks would be in memory twice when joined
+    collected = bytearray()  # grows in place; joining a list of blocks would take the memory twice
     for block in source.blocks:
         collected += stream.push(block).tobytes()
     collected += stream.finish().tobytes()
@@ -79,9 +79,9 @@ def load_waveform(
 class ArrivingAudio:
     """One clip's pieces as they arrive: checked, mixed to mono and resampled.
 
-    The samples are those that `load_waveform` gives for the whole clip, to the bit, whatever the
-    pieces. sampling_rate: of the pieces; rate: of the result, both in Hz. where: names the clip in
-    errors. limit_s: longest clip.
+    The samples equal those of `load_waveform` for the whole clip, to the bit, whatever the pieces.
+    sampling_rate: rate of the pieces in Hz. rate: rate of the result in Hz. where: name of the clip
+    in errors. limit_s: longest clip.
     """
 
     def __init__(self, sampling_rate: Any, rate: int, where: str, limit_s: float = math.inf):
@@ -92,15 +92,15 @@ class ArrivingAudio:
 
     @property
     def begun(self) -> bool:
-        """True where any piece had a sample."""
+        """True if any piece had a sample."""
         return self._mixer.channels is not None
 
     def push(self, piece: Any, sampling_rate: Any) -> Waveform:
         """Take the next piece, [samples] or [samples, channels], any number of samples.
 
-        Returns the samples that it completes, at `rate`. A piece that is refused changes nothing.
-        Raises AudioError for a piece that is no sound, or of another rate or number of channels
-        than those before it, and PromptTooLongError.
+        Returns the samples that it completes, at `rate`. A refused piece changes nothing. Raises
+        AudioError for a piece that is no audio, or has another rate or number of channels than
+        earlier pieces, and PromptTooLongError.
         """
         now = _checked_rate(sampling_rate, self._where)
         if now != self.sampling_rate:
@@ -124,14 +124,14 @@ class _Resampled:
 
     def __init__(self, from_rate: float, to_rate: float, where: str, limit_s: float):
         self._rate, self._where, self._limit_s = from_rate, where, limit_s
-        self._samples = 0  # taken so far
+        self._samples = 0  # number of samples taken so far
         self._stream = None if from_rate == to_rate else _resampler(from_rate, to_rate)
 
     def push(self, block: Waveform) -> Waveform:
         """Take a block; return the samples that it completes.
 
-        Raises AudioError for NaN and what is larger than MOST_SAMPLE, PromptTooLongError beyond
-        the limit.
+        Raises AudioError for NaN and values larger than MOST_SAMPLE, PromptTooLongError beyond the
+        limit.
         """
         bad = len(block) - int((np.abs(block) <= MOST_SAMPLE).sum())
         if bad:
@@ -148,7 +148,7 @@ class _Resampled:
         return block if self._stream is None else self._stream.resample_chunk(block)
 
     def finish(self) -> Waveform:
-        """Return the last samples. Raises AudioError where the clip is too short."""
+        """Return the last samples. Raises AudioError if the clip is too short."""
         seconds = self._samples / self._rate
         if seconds < MIN_SECONDS:
             raise AudioError(
@@ -166,7 +166,7 @@ def _resampler(from_rate: float, to_rate: float) -> Any:
 
 
 def too_long(where: str, lasts: str, limit_s: float) -> PromptTooLongError:
-    """Return the error of audio that the context can't hold. lasts: such as "lasts 3.2 s"."""
+    """Return the error for audio too long for the context. lasts: such as "lasts 3.2 s"."""
     return PromptTooLongError(
         f"{where} {lasts}, and {limit_s:.3f} s of audio is the most that the context holds. "
         "Shorten it, or load with a larger context_length."
@@ -200,7 +200,7 @@ def _open_file(source: Source, where: str) -> AudioSource:
             info = soundfile.info(file)
     except (soundfile.SoundFileError, OSError, TypeError) as error:
         raise _unreadable(where, source, error) from error
-    if info.frames == _UNKNOWN_LENGTH:  # libsndfile would fail at the end of such a file
+    if info.frames == _UNKNOWN_LENGTH:  # libsndfile would fail at the end of this file
         raise _unreadable(where, source, "its header has no length, as in a FLAC written to a pipe")
     rate = _checked_rate(info.samplerate, where)
     return AudioSource(rate, info.frames / rate, _file_blocks(source, where))
@@ -212,7 +212,7 @@ def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
     try:
         with open_media(source, where, AudioError) as file, soundfile.SoundFile(file) as audio:
             # Not SoundFile.blocks(): it trusts the header's length, and repeats the last block's
-            # samples where the file ends earlier.
+            # samples if the file ends earlier.
             at_once = max(1, BLOCK_NUMBERS // audio.channels)
             while len(block := audio.read(at_once, dtype="float32", always_2d=True)):
                 yield from _mono_blocks(block)
@@ -221,7 +221,7 @@ def _file_blocks(source: Source, where: str) -> Iterator[Waveform]:
 
 
 def _unreadable(where: str, source: Source, error: object) -> AudioError:
-    reason = getattr(error, "error_string", error)  # its str has the address of the file object
+    reason = getattr(error, "error_string", error)  # its str has the file object's address
     return AudioError(
         f"{where}: {name_of(source)} can't be read as audio ({reason}). WAV, FLAC, OGG and MP3 can."
     )
@@ -238,19 +238,19 @@ def _arriving_blocks(source: Iterator[Any], where: str) -> Iterator[Waveform]:
 class _Mixer:
     """Mixer of the pieces of one clip, which must have equal channels.
 
-    channels: number of those so far, None before there is any sample.
+    channels: number of channels of the pieces so far, None before the first sample.
     """
 
     channels: int | None = None
 
     def mix(self, piece: Any, place: str) -> tuple[Iterator[Waveform], int | None]:
-        """Return a piece's mono blocks, and the number of channels with it."""
+        """Return a piece's mono blocks, and the clip's number of channels after it."""
         samples = _numbers(piece, place)
         if samples.ndim not in (1, 2):
             raise _bad_shape(place, samples)
         if not samples.size:
             return iter(()), self.channels
-        # Not _channels_last: it would take a block of 1 sample and 2 channels for 2 samples.
+        # Not _channels_last: it would read a block of 1 sample and 2 channels as 2 samples.
         now = samples.shape[1] if samples.ndim == 2 else 1
         if self.channels not in (None, now):
             raise AudioError(
@@ -264,7 +264,7 @@ def _numbers(source: Any, where: str) -> NDArray[Any]:
     """Return the source as an array of integers or floating point numbers."""
     try:
         samples = np.asarray(source)
-    except Exception as error:  # also what an object of the caller's raises on its own
+    except Exception as error:  # also an error of the caller's object
         raise AudioError(f"{where} is neither a path, bytes nor an array: {error}") from error
     if not np.issubdtype(samples.dtype, np.integer) and not np.issubdtype(
         samples.dtype, np.floating
@@ -292,7 +292,7 @@ def _mono_blocks(samples: NDArray[Any]) -> Iterator[Waveform]:
     """Yield [samples] or [samples, channels] of any numbers in blocks, averaged over channels."""
     at_once = max(1, BLOCK_NUMBERS // math.prod(samples.shape[1:]))
     for start in range(0, len(samples), at_once):
-        # Contiguous: numpy sums many channels in another order where they are not.
+        # Contiguous, because numpy sums non-contiguous channels in another order.
         block = np.ascontiguousarray(_scaled(samples[start : start + at_once]))
         yield block if block.ndim == 1 else block.mean(axis=1)
 
@@ -303,7 +303,7 @@ def _scaled(samples: NDArray[Any]) -> Waveform:
         info = np.iinfo(samples.dtype)
         middle = (int(info.max) + int(info.min) + 1) // 2  # 128 where unsigned, 0 where signed
         samples = (samples - float(middle)) / (float(info.max) - middle + 1)
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused
+    with np.errstate(over="ignore"):  # values too large for float32 become inf, which is refused
         return samples.astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Audio clips of a conversation: samples, and mel features that are computed once."""
+"""Audio clips of a conversation: samples, and mel features, which are computed once."""
 
 import math
 from collections.abc import Sequence
@@ -13,16 +13,16 @@ from qwen3_omni_neuron.prompt.media.log_mel import LogMelStream, MelSettings, lo
 
 
 class Clip:
-    """Audio clip that is there as a whole.
+    """Complete audio clip.
 
-    rate: of its samples, in Hz. The features of its end depend on the longest clip of the
+    rate: sampling rate in Hz. The features of its end depend on the longest clip of the
     conversation, to which the reference pads it.
     """
 
     def __init__(self, waveform: Waveform, settings: MelSettings):
         self.rate = settings.rate
         self._waveform, self._settings = waveform, settings
-        self._mel: tuple[int, Tensor] | None = None  # and how long the padded clip was
+        self._mel: tuple[int, Tensor] | None = None  # padded samples, features
 
     @property
     def samples(self) -> int:
@@ -35,11 +35,11 @@ class Clip:
         return self._waveform
 
     def mel(self, padded_samples: int) -> Tensor:
-        """Return the features, float32 [mel_bins, frames], of the clip beside one of this length.
+        """Return the features, float32 [mel_bins, frames], for a longest clip of `padded_samples`.
 
-        Raises AudioError where both are too short for one frame.
+        Raises AudioError if both are too short for one frame.
         """
-        # Longer ones give the same: see LogMelStream.finish.
+        # Longer padding gives the same features: see LogMelStream.finish.
         padded = min(max(self.samples, padded_samples), self.samples + self._settings.n_fft + 1)
         if self._mel is None or self._mel[0] != padded:
             self._mel = padded, self._compute(padded)
@@ -50,9 +50,10 @@ class Clip:
 
 
 class GrowingClip(Clip):
-    """Audio clip that arrives in pieces, whose features are computed as it does.
+    """Audio clip that arrives in pieces, whose features are computed as they arrive.
 
-    sampling_rate: of the pieces, in Hz. where: names the clip in errors. limit_s: longest clip.
+    sampling_rate: rate of the pieces in Hz. where: name of the clip in errors. limit_s: longest
+    clip.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class GrowingClip(Clip):
         super().__init__(np.empty(0, np.float32), settings)
         self._audio = ArrivingAudio(sampling_rate, settings.rate, where, limit_s)
         self._stream = LogMelStream(settings)
-        self._pieces: list[Waveform] = []  # after those in _waveform
+        self._pieces: list[Waveform] = []  # pieces after _waveform
         self._blocks: list[Tensor] = []  # unscaled frames
 
     @property
@@ -83,7 +84,7 @@ class GrowingClip(Clip):
 
     @property
     def peak(self) -> float:
-        """Loudest value so far, as prompt.media.log_mel.LogMelStream has it."""
+        """Largest value so far; see prompt.media.log_mel.LogMelStream."""
         return self._stream.peak
 
     def push(self, piece: Any, sampling_rate: Any) -> None:
@@ -91,22 +92,22 @@ class GrowingClip(Clip):
         self._add(self._audio.push(piece, sampling_rate))
 
     def end(self) -> None:
-        """Take the resampler's last samples: nothing follows.
+        """End the clip: take the resampler's last samples.
 
-        Raises AudioError, and ends nothing, where the clip is too short.
+        Raises AudioError, and ends nothing, if the clip is too short.
         """
         self._add(self._audio.finish())
 
     def complete_mel(self, frames: int) -> Tensor:
-        """Return the features so far of the whole groups of `frames` frames.
+        """Return the features so far, in whole groups of `frames` frames.
 
-        They are scaled with the peak so far: a later, louder moment can change them.
+        They are scaled with the peak so far: a later, louder part can change them.
         """
         mel = self._unscaled()
         return scaled(mel[:, : self.complete_frames(frames)].clone(), self._stream.peak)
 
     def complete_frames(self, frames: int) -> int:
-        """Count the frames of the whole groups of `frames` frames that are there."""
+        """Count the frames so far, in whole groups of `frames` frames."""
         there = sum(block.shape[1] for block in self._blocks)
         return there - there % frames
 
@@ -132,8 +133,8 @@ class GrowingClip(Clip):
 def features(clips: Sequence[Clip], growing_frames: int | None = None) -> list[Tensor]:
     """Return the features of one conversation's clips, float32 [mel_bins, frames] each.
 
-    growing_frames: given where the last clip still arrives; it has its whole groups of so many
-    frames then.
+    growing_frames: given if the last clip is still arriving, whose features are then its whole
+    groups of that many frames.
     """
     longest = max((clip.samples for clip in clips), default=0)
     if growing_frames is None:

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from qwen3_omni_neuron.errors import InputError, printable
 
 Source = str | Path | bytes | bytearray
-_NAME_CHARACTERS = 200  # an error shows no more: the string may be a whole file in base64
+_NAME_CHARACTERS = 200  # most that an error shows: the string may be a whole file in base64
 
 
 def name_of(source: Source) -> str:
@@ -23,7 +23,7 @@ def name_of(source: Source) -> str:
 def open_media(source: Source, where: str, error: type[InputError]) -> BinaryIO:
     """Open the source for reading; the caller closes it.
 
-    where: names the item in errors.
+    where: name of the item in errors.
     Raises `error` when the source does not exist, is a folder, a pipe or a device, or is empty.
     """
     if isinstance(source, bytes | bytearray):
@@ -55,7 +55,7 @@ def real_number(value: Any) -> float | None:
         return None
     try:
         number = float(value)
-    except (OverflowError, TypeError, ValueError):  # numpy calls a timedelta64 a number, too
+    except (OverflowError, TypeError, ValueError):  # numpy counts a timedelta64 as a number, too
         return None
     return number if math.isfinite(number) else None
 

@@ -20,10 +20,10 @@ FORMATS = (
     *("JPEG", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF"),
     *("AVIF", "JPEG2000", "PCX", "PPM", "TGA"),
 )
-"""Pillow's formats that are read: those of which `open` reads the header alone.
+"""Pillow's formats that are read: those for which `open` reads the header alone.
 
-ICO and ICNS decode the picture inside before its size can be looked at, EPS is a program that
-Ghostscript would run, and IPTC holds a picture of any format.
+ICO and ICNS decode the image inside before its size is known, EPS is a program that Ghostscript
+would run, and IPTC holds an image of any format.
 """
 Check = Callable[[int, int], object]
 """Function of the height and width of a file's image; may raise."""
@@ -43,10 +43,10 @@ def load_image(item: Mapping[str, Any], where: str, check: Check = accept_all) -
 
     A file or PIL image is rotated by its EXIF orientation. Transparent pixels become white or a
     mix with white, an animation its first frame, and 16-bit grey its high byte.
-    where: names the item in errors, e.g. "messages[0].content[1]". check: called with the height
-    and width of a file's image before it is decoded, and rotated.
-    Raises ImageError when it can't be read, has no pixels, NaN or numbers out of range, or has one
-    side more than MAX_ASPECT times the other.
+    where: name of the item in errors, e.g. "messages[0].content[1]". check: called with the height
+    and width of a file's image before it is decoded and rotated.
+    Raises ImageError when it can't be read, has no pixels, has NaN or numbers out of range, or has
+    one side more than MAX_ASPECT times the other.
     Source: transformers image_utils.load_image, image_transforms.convert_to_rgb (transformers 5).
     """
     from PIL.Image import Image
@@ -88,7 +88,7 @@ def _image_errors(where: str, name: str) -> Iterator[None]:
         raise ImageError(
             f"{where}: {name} is not an image. JPEG, PNG, WebP, GIF, BMP and TIFF can be read."
         ) from error
-    # The second is a warning: raised only where Python runs with warnings as errors.
+    # The second is a warning: raised only if Python runs with warnings as errors.
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ImageError(f"{where}: {name} is too large: {error} Shrink it.") from error
     except Exception as error:  # a broken file: the decoders' exceptions have no common class
@@ -108,7 +108,7 @@ def _upright_rgb(picture: "Image") -> "Image":
     from PIL import Image, ImageOps
 
     picture.load()
-    with contextlib.suppress(Exception):  # with broken EXIF the image is taken as it is
+    with contextlib.suppress(Exception):  # with broken EXIF the image is not rotated
         picture = ImageOps.exif_transpose(picture)
     if picture.mode.startswith("I"):
         picture = Image.fromarray(_high_byte(np.asarray(picture)))
@@ -120,7 +120,7 @@ def _upright_rgb(picture: "Image") -> "Image":
 
 
 def _high_byte(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Convert 16-bit grey to 8-bit. Pillow's conversion would make nearly all, above 255, white.
+    """Convert 16-bit grey to 8-bit. Pillow's conversion would make all values above 255 white.
 
     Mode I holds any integers; an image of values up to 255 is taken as 8-bit.
     """
@@ -133,12 +133,12 @@ def _from_array(source: Any, where: str) -> "Image":
     from PIL import Image
 
     try:
-        torch = sys.modules.get("torch")  # where nothing has imported it, nothing is a tensor
+        torch = sys.modules.get("torch")  # if it was not imported, nothing is a tensor
         if torch is not None and isinstance(source, torch.Tensor):
             source = source.detach().cpu()
             source = source.float() if source.is_floating_point() else source
         values = np.asarray(source)
-    except Exception as error:  # also what an object of the caller's raises on its own
+    except Exception as error:  # also an error of the caller's object
         raise ImageError(
             f"{where} is neither a path, bytes, a PIL image nor an array: {error}. Give one of "
             "these."

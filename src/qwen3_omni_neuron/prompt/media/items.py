@@ -1,4 +1,4 @@
-"""Media items of a conversation, read: audio, images and videos as the models take them."""
+"""Media items of a conversation after reading: audio, images and videos for the models."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,8 +38,8 @@ class ImageItem:
 class VideoItem:
     """Video, resized.
 
-    seconds_per_frame: from one frame of its grid to the next. clip: its audio, None where it
-    has none or none is wanted.
+    seconds_per_frame: time from one frame of its grid to the next. clip: its audio, None if it has
+    no audio or it isn't wanted.
     """
 
     visual: Visual
@@ -54,9 +54,9 @@ Media = AudioItem | ImageItem | VideoItem
 class MediaLoader:
     """Reader of a conversation's media items.
 
-    mel: settings of the features of audio. settings: those of the checkpoint. use_audio_in_video:
-    whether a video's audio is wanted. most_tokens: maximum of one item; a longer one is refused
-    before it is decoded.
+    mel: settings of the audio features. settings: the checkpoint's settings. use_audio_in_video:
+    whether a video's audio is wanted. most_tokens: maximum number of tokens of one item; a longer
+    item is refused before it is decoded.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MediaLoader:
         self._limit_s = settings.longest_audio_s(most_tokens)
 
     def __call__(self, kind: str, item: Mapping[str, Any], where: str) -> Media:
-        """Read an item of `kind`: "audio", "image" or "video". where: names it in errors.
+        """Read an item of `kind`: "audio", "image" or "video". where: its name in errors.
 
         Raises AudioError, ImageError, VideoError or PromptTooLongError.
         """
@@ -96,5 +96,5 @@ class MediaLoader:
         return VideoItem(visual, self._resizer.sizes.temporal_patch_size / video.fps, clip)
 
     def growing_clip(self, sampling_rate: Any, where: str) -> GrowingClip:
-        """Begin a clip that arrives in pieces of this rate. Raises AudioError for the rate."""
+        """Begin a clip whose pieces have this rate. Raises AudioError for the rate."""
         return GrowingClip(sampling_rate, self._mel, where, self._limit_s)

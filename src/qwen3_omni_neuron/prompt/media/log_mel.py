@@ -2,9 +2,9 @@
 
 A clip of an hour takes the memory of its features and of one block. A frame is complete 200 samples
 after its middle; a later, louder part of the clip changes only the floor that `scaled` applies.
-Frames are computed BLOCK_FRAMES at a time, from the clip's first one on, and the last ones with
-zeros after them: a library's matrix product may round a frame differently in a block of another
-size, and so every frame is the same to the bit, however the samples arrived.
+Frames are computed in blocks of BLOCK_FRAMES from the clip's start, the last block padded with
+zeros. A matrix product may round a frame differently in a block of another size; with one size
+every frame is the same to the bit, however the samples arrived.
 Source: transformers WhisperFeatureExtractor.__call__ and _torch_extract_fbank_features.
 """
 
@@ -26,7 +26,7 @@ MAX_HZ = 8000.0  # WhisperFeatureExtractor sets it, for every sampling rate
 # The Slaney scale: 3 mels for 200 Hz up to 1000 Hz, above it 27 mels for a factor of 6.4.
 _KNEE_HZ, _KNEE_MELS = 1000.0, 15.0
 _LOG_STEP = np.log(6.4) / 27.0
-SILENCE = 1e-10  # least power: smaller ones are raised to it, so that log10 is -10 or more
+SILENCE = 1e-10  # lowest power: smaller ones are raised to it, so that log10 is -10 or more
 RANGE = 8.0  # in log10 units (80 dB): values further below the clip's peak are raised to there
 
 
@@ -35,7 +35,7 @@ class MelSettings:
     """Settings of a checkpoint's mel features.
 
     n_fft: samples of one frame. hop: samples from one frame to the next. filters: float32
-    [mel_bins, n_fft // 2 + 1]. rate: Hz.
+    [mel_bins, n_fft // 2 + 1]. rate: sampling rate in Hz.
     """
 
     n_fft: int
@@ -45,7 +45,7 @@ class MelSettings:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "MelSettings":
-        """Read those of a preprocessor_config.json, with the defaults of transformers.
+        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
 
         Raises CheckpointError for settings that aren't supported.
         """
@@ -64,17 +64,17 @@ class MelSettings:
     def frames(self, samples: int, padded_samples: int) -> int:
         """Count the frames of a clip when the longest clip of its request has padded_samples.
 
-        Every frame begins inside its clip. The last one of the longest clip, made of the end's
-        mirror image only, does not count: 330 samples are 2 frames alone, and 3 in a request with
-        a clip of 480.
+        Every frame begins inside its clip. The last frame of the longest clip, which has only the
+        mirror image of its end, does not count: 330 samples are 2 frames alone, and 3 in a request
+        with a clip of 480.
         """
         return min(math.ceil(samples / self.hop), padded_samples // self.hop)
 
 
 class LogMelStream:
-    """Features of one clip, computed as its samples arrive. For one thread.
+    """Features of one clip, computed as its samples arrive. Used by one thread.
 
-    samples: number of them so far. peak: largest value so far, over the frames that were returned.
+    samples: number of samples so far. peak: largest value so far in the returned frames.
     """
 
     def __init__(self, settings: MelSettings):
@@ -82,15 +82,15 @@ class LogMelStream:
         self._settings = settings
         self._window = torch.hann_window(settings.n_fft)
         self._block_samples = (BLOCK_FRAMES - 1) * settings.hop + settings.n_fft
-        self._frames = 0  # returned so far
-        # Samples from the next frame's first one on; before there is any frame, all samples.
+        self._frames = 0  # number of frames returned so far
+        # Samples from the first sample of the next frame on; before the first frame, all samples.
         self._held: list[Waveform] = []
 
     def push(self, samples: Waveform) -> Tensor:
-        """Take the next samples, any number; return the blocks of frames that they complete.
+        """Take any number of next samples; return the blocks of frames that they complete.
 
         Returns float32 [mel_bins, n], n a multiple of BLOCK_FRAMES: log10 of the power, 0 dB at
-        0.0, not yet `scaled`. Working memory grows with what is pushed at once.
+        0.0, not yet `scaled`. Working memory grows with the number of samples in one call.
         """
         self.samples += len(samples)
         self._held.append(samples)
@@ -106,17 +106,17 @@ class LogMelStream:
         return mel
 
     def finish(self, padded_samples: int | None = None) -> tuple[Tensor, float]:
-        """Return the frames that follow those of `push` where the clip ends here, and the peak.
+        """Return the frames after those of `push`, as if the clip ended here, and the peak.
 
         padded_samples: length of the longest clip of the request, to which the reference pads
-        this one with zeros; None: this clip's own. The stream stays as it is: it can be finished
-        with another length, or go on. Raises AudioError where that length is too short.
+        this one with zeros; None: this clip's own length. The stream does not change: it can be
+        finished with another length, or go on. Raises AudioError if the length is too short.
         """
         n_fft, hop = self._settings.n_fft, self._settings.hop
         padded, half = max(self.samples, padded_samples or 0), n_fft // 2
         if padded <= half:
             raise AudioError(f"{padded} samples are too few for features; {half + 1} is the least.")
-        # Frames beyond n_fft zeros hold none of the clip's samples: not kept, and never the peak.
+        # Frames beyond n_fft zeros have no samples of the clip: not kept, and never the peak.
         zeros = min(padded - self.samples, n_fft)
         tail = self._tail(zeros)
         if self.samples + zeros == padded:
@@ -129,11 +129,12 @@ class LogMelStream:
         return mel[:, :kept], max(self.peak, mel.max().item())
 
     def _tail(self, zeros: int) -> Waveform:
-        """Return the samples from the next frame's first one on, and zeros after them."""
+        """Return the samples from the first one of the next frame on, followed by zeros."""
         tail = np.concatenate((*self._held, np.zeros(zeros, np.float32)), dtype=np.float32)
         if self._frames:
             return tail
-        # The first frame's middle is sample 0: before it, the mirror image of what is after.
+        # The first frame's middle is sample 0; before it is the mirror image of the samples after
+        # it.
         return np.concatenate((tail[self._settings.n_fft // 2 : 0 : -1], tail))
 
     def _compute(self, tail: Waveform, count: int) -> Tensor:
@@ -155,8 +156,8 @@ class LogMelStream:
 def scaled(mel: Tensor, peak: float) -> Tensor:
     """Scale frames of a LogMelStream for the encoder, in place.
 
-    peak: that of the whole clip. Values below peak - 8 are raised to peak - 8; then 4 is added,
-    and the sum divided by 4.
+    peak: peak of the whole clip. Values below peak - 8 are raised to peak - 8; then 4 is added, and
+    the sum is divided by 4.
     """
     return mel.clamp_(min=peak - RANGE).add_(4.0).div_(4.0)
 
@@ -165,8 +166,8 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
     """Compute the features of one clip, float32 [mel_bins, frames].
 
     samples: float32, at the extractor's rate. padded_samples: length of the longest clip of the
-    request. The features are those that the extractor gives in one call with padding=True, where
-    its attention mask is true.
+    request. The features equal those of the extractor in one call with padding=True, where its
+    attention mask is true.
     """
     padded = max(len(samples), padded_samples)
     stream = LogMelStream(settings)
@@ -183,7 +184,7 @@ def log_mel(samples: Waveform, settings: MelSettings, padded_samples: int = 0) -
 def mel_filters(bins: int, mel_bins: int, rate: int) -> NDArray[np.float64]:
     """Compute triangular filters of equal area, float64 [mel_bins, bins].
 
-    bins: frequencies of the transform, from 0 to rate / 2.
+    bins: number of frequencies of the transform, from 0 to rate / 2.
     Source: transformers audio_utils.mel_filter_bank, with the norm and the scale of Slaney.
     """
     top_mels = _KNEE_MELS + np.log(MAX_HZ / _KNEE_HZ) / _LOG_STEP

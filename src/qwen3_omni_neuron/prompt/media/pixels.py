@@ -1,4 +1,4 @@
-"""Pixels of images and videos as a prompt keeps them, and the patches that the encoder takes."""
+"""Pixels of images and videos in a prompt, and the patches for the vision encoder."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 CHANNELS = 3
 _BICUBIC = 3  # Pillow's number of the filter
-# What CLIP was trained with, and the defaults of transformers' processor.
+# CLIP's training values, and the defaults of transformers' processor.
 _MEAN = (0.48145466, 0.4578275, 0.40821073)
 _STD = (0.26862954, 0.26130258, 0.27577711)
 
@@ -24,7 +24,7 @@ _STD = (0.26862954, 0.26130258, 0.27577711)
 def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
     """Resize an RGB image to (height, width), uint8 [height, width, 3].
 
-    An image that has the size already stays as it is, to the bit.
+    An image that has the size already is unchanged, to the bit.
     """
     height, width = size
     if picture.size != (width, height):
@@ -36,7 +36,7 @@ def resize(picture: "Image", size: tuple[int, int]) -> NDArray[np.uint8]:
 class PixelSettings:
     """Settings of a checkpoint's image processor.
 
-    levels: float32 [256, 3], the number for each level of each channel.
+    levels: float32 [256, 3], the input value for each level of each channel.
     """
 
     sizes: Sizes
@@ -44,7 +44,7 @@ class PixelSettings:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "PixelSettings":
-        """Read those of a preprocessor_config.json, with the defaults of transformers.
+        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
 
         Raises CheckpointError for settings that make no patches or are not supported.
         """
@@ -55,10 +55,10 @@ class PixelSettings:
 
 @dataclass(frozen=True, eq=False)
 class Visual:
-    """Image or video in the size that the vision encoder takes, kept as pixels.
+    """Image or video in the vision encoder's input size, as pixels.
 
     pixels: uint8 [pictures, height, width, 3]: temporal_patch_size pictures for each frame of the
-    grid, or the one of an image, which fills a frame alone. They never change.
+    grid, or one picture for an image, which fills a frame alone. They never change.
     """
 
     pixels: NDArray[np.uint8]
@@ -79,10 +79,11 @@ class Visual:
     def patches(self) -> "Tensor":
         """Return the patches, float32 [frames, patches in a frame, patch_values].
 
-        They take four times the bytes of the pixels, of an image eight times: ask for a `part` at
-        a time. A patch is [channel, picture, y, x]; those that become one token are neighbours.
+        They take four times the bytes of the pixels (eight times for an image), so call it on one
+        `part` at a time. A patch is [channel, picture, y, x]; the patches of one token are
+        adjacent.
         """
-        import torch  # the process that decodes and resizes does without
+        import torch  # a process that only decodes and resizes does not need it
 
         frames, rows, columns = self.grid
         merge, patch = self.settings.sizes.merge_size, self.settings.sizes.patch_size
@@ -100,7 +101,7 @@ class Visual:
 
 
 def _levels(settings: dict[str, Any]) -> NDArray[np.float32]:
-    """Return the number for each of 256 levels, scaled and normalised as transformers does it."""
+    """Return the input value for each of 256 levels, scaled and normalised as in transformers."""
     factor = settings.get("rescale_factor", 1 / 255)
     mean, std = settings.get("image_mean", _MEAN), settings.get("image_std", _STD)
     try:

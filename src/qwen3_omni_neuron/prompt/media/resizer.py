@@ -1,7 +1,7 @@
-"""Images and video frames -> pixels in the size that the vision encoder takes.
+"""Images and video frames -> pixels in the vision encoder's input size.
 
-The settings are those of the checkpoint's preprocessor_config.json. An item's tokens are counted
-before memory is spent on it.
+The settings come from the checkpoint's preprocessor_config.json. An item's tokens are counted
+before memory is allocated for it.
 """
 
 from pathlib import Path
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 class Resizer:
     """Resizer of images and videos for one checkpoint's patches, without state between calls.
 
-    sizes: those of the checkpoint.
+    sizes: the checkpoint's sizes.
     Source: transformers Qwen2VLImageProcessor, Qwen2VLVideoProcessor, Qwen3OmniMoeProcessor.
     """
 
     def __init__(self, folder: Path):
         """Load the settings of the checkpoint in `folder`.
 
-        Raises CheckpointError where it has no usable preprocessor_config.json.
+        Raises CheckpointError if it has no usable preprocessor_config.json.
         """
         self._pixels = PixelSettings.of(read_preprocessor(folder))
         self.sizes = self._pixels.sizes
 
     def image(self, picture: "Image", where: str, asked: SizeLimits = USUAL) -> Visual:
-        """Resize an RGB image. where: names the item in errors.
+        """Resize an RGB image. where: name of the item in errors.
 
-        Raises what Sizes.image_grid raises.
+        Raises the errors of Sizes.image_grid.
         """
         width, height = picture.size
         grid = self.sizes.image_grid(height, width, where, asked)
@@ -46,11 +46,11 @@ class Resizer:
     def video(self, frames: NDArray[np.uint8], where: str, asked: SizeLimits = USUAL) -> Visual:
         """Resize uint8 frames [n, height, width, 3], which must not change later.
 
-        The last one is repeated up to a multiple of temporal_patch_size. The limits count the
+        The last frame is repeated up to a multiple of temporal_patch_size. The limits count the
         pixels of a frame; their defaults are 131,072 and 786,432.
-        Pillow resizes the frames, torchvision those of the reference: both are bicubic with
+        Frames are resized by Pillow here and by torchvision in the reference: both are bicubic with
         antialiasing, and a pixel differs by at most one of 256 levels.
-        Raises VideoError for other frames, and what Sizes.video_grid raises.
+        Raises VideoError for other frames, and the errors of Sizes.video_grid.
         """
         shape = list(frames.shape)
         if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != CHANNELS or 0 in shape:
@@ -61,7 +61,7 @@ class Resizer:
         return Visual(self._resized(frames, grid), self._pixels)
 
     def _resized(self, frames: NDArray[np.uint8], grid: Grid) -> NDArray[np.uint8]:
-        """Resize frames, and repeat the last one where the grid takes more of them."""
+        """Resize frames, and repeat the last one if the grid has more frames."""
         from PIL import Image
 
         size, n = self.sizes.pixels(grid), grid[0] * self.sizes.temporal_patch_size

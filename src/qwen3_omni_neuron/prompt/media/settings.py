@@ -1,4 +1,4 @@
-"""Settings of a checkpoint that a process which only decodes has to know."""
+"""Settings of a checkpoint for a process that only decodes media."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from qwen3_omni_neuron.prompt.media.sizes import Sizes
 
 @dataclass(frozen=True)
 class MediaSettings:
-    """Settings of a checkpoint that media are decoded by.
+    """Settings of a checkpoint for decoding media.
 
-    audio_rate: in Hz. audio_tokens_per_s: tokens that a second of audio becomes. sizes: those that
-    images and frames are resized to.
+    audio_rate: sampling rate in Hz. audio_tokens_per_s: number of tokens of a second of audio.
+    sizes: sizes to which images and frames are resized.
     """
 
     audio_rate: int
@@ -18,5 +18,5 @@ class MediaSettings:
     sizes: Sizes
 
     def longest_audio_s(self, most_tokens: int | None) -> float:
-        """Return the length of the audio that becomes so many tokens; None: any number."""
+        """Return the length of audio with `most_tokens` tokens; None: any number."""
         return float("inf") if most_tokens is None else most_tokens / self.audio_tokens_per_s

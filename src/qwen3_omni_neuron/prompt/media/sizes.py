@@ -1,6 +1,6 @@
-"""Sizes that images and frames are resized to, and the tokens that they become.
+"""Sizes to which images and frames are resized, and their numbers of tokens.
 
-Nothing here needs torch: a process that only decodes has to know them too.
+Nothing here needs torch, because a process that only decodes uses it, too.
 """
 
 import math
@@ -21,9 +21,9 @@ from qwen3_omni_neuron.prompt.preprocessor import whole_setting
 
 Grid = tuple[int, int, int]
 """Frames, and rows and columns of patches in a frame."""
-Limits = tuple[int, int]  # minimum and maximum of pixels after resizing
-_MAX_PIXELS = 2**62  # larger limits are cut to this one, which fits a float and 64 bits
-# Per frame of a video. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
+Limits = tuple[int, int]  # minimum and maximum number of pixels after resizing
+_MAX_PIXELS = 2**62  # larger limits are reduced to this, which fits a float and 64 bits
+# Limits per video frame. Not in the checkpoint: transformers Qwen3OmniMoeProcessor sets them.
 _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 
 
@@ -31,8 +31,8 @@ _VIDEO_LIMITS = (128 * 32 * 32, 768 * 32 * 32)
 class SizeLimits:
     """Limits that an item sets for its size.
 
-    min_pixels, max_pixels: after resizing; None: the default of its kind. most_tokens: maximum of
-    tokens that it may become; None: no maximum.
+    min_pixels, max_pixels: number of pixels after resizing; None: the default of its kind.
+    most_tokens: maximum number of its tokens; None: no maximum.
     """
 
     min_pixels: int | None = None
@@ -47,8 +47,9 @@ USUAL = SizeLimits()
 class Sizes:
     """Sizes of patches and images in a checkpoint's preprocessor_config.json.
 
-    patch_size: pixels. merge_size: patches to a side of what becomes one token.
-    temporal_patch_size: frames in a patch. min_pixels, max_pixels: of an image after resizing.
+    patch_size: side of a patch in pixels. merge_size: patches on each side of the square that
+    becomes one token. temporal_patch_size: frames in a patch. min_pixels, max_pixels: number of
+    pixels of an image after resizing.
     """
 
     patch_size: int
@@ -59,7 +60,7 @@ class Sizes:
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> "Sizes":
-        """Read those of a preprocessor_config.json, with the defaults of transformers.
+        """Read the settings of a preprocessor_config.json, with the defaults of transformers.
 
         Raises CheckpointError for settings that make no patches.
         """
@@ -81,8 +82,8 @@ class Sizes:
     def image_grid(self, height: int, width: int, where: str, asked: SizeLimits = USUAL) -> Grid:
         """Return the grid of patches of an image; its first number is 1.
 
-        where: names the item in errors. Raises ImageError for a side more than MAX_ASPECT times the
-        other or for impossible limits, and PromptTooLongError for more than asked.most_tokens.
+        where: name of the item in errors. Raises ImageError for a side more than MAX_ASPECT times
+        the other or for impossible limits, and PromptTooLongError for more than asked.most_tokens.
         """
         limits = _limits((self.min_pixels, self.max_pixels), asked, where, ImageError)
         grid = self._grid(1, height, width, limits, where, ImageError)
@@ -94,10 +95,10 @@ class Sizes:
     def video_grid(
         self, frames: int, height: int, width: int, where: str, asked: SizeLimits = USUAL
     ) -> Grid:
-        """Return the grid of patches of a video; its first number is of groups of frames.
+        """Return the grid of patches of a video; its first number counts groups of frames.
 
-        The limits count the pixels of a frame. Raises VideoError and PromptTooLongError in the
-        cases of `image_grid`.
+        The limits count the pixels of a frame. Raises VideoError where `image_grid` raises
+        ImageError, and PromptTooLongError.
         """
         limits = _limits(_VIDEO_LIMITS, asked, where, VideoError)
         grid = self._grid(frames, height, width, limits, where, VideoError)
@@ -116,10 +117,10 @@ class Sizes:
         return grid[1] * self.patch_size, grid[2] * self.patch_size
 
     def resized(self, height: int, width: int, limits: Limits) -> tuple[int, int]:
-        """Return the height and width that an image is resized to.
+        """Return the height and width to which an image is resized.
 
         Both are multiples of patch_size * merge_size, their ratio is nearly kept, and their product
-        is within the limits, except where one such multiple a side is already more.
+        is within the limits, unless one such multiple a side is already more.
         Raises ValueError where one side is more than MAX_ASPECT times the other.
         Source: transformers smart_resize.
         """
@@ -176,13 +177,13 @@ def _limits(usual: Limits, asked: SizeLimits, where: str, error: type[InputError
     high = usual[1] if max_pixels is None else max_pixels
     if low <= high:
         return low, high
-    # Only one was given, and the other's default contradicts it. The minimum becomes 1, not
+    # Only one limit was given, and the other's default contradicts it. The minimum becomes 1, not
     # the maximum: an image enlarged to a minimum is rounded up, beyond an equal maximum.
     return (low, low) if max_pixels is None else (1, high)
 
 
 def _pixels(value: Any, name: str, where: str, error: type[InputError]) -> int | None:
-    """Return a limit that an item has, None where it has none. Raises `error`."""
+    """Return an item's limit, None if it has none. Raises `error`."""
     if value is None:
         return None
     pixels = whole_number(value)

@@ -26,7 +26,7 @@ __all__ = ["Video", "VideoHeader", "load_video"]
 
 _FPS = 2.0
 _MAX_FRAMES = 768
-# A frame in 11 days is more of a time lapse than there is, and has positions that float32 holds.
+# One frame in 11 days is slower than any time lapse, and its positions still fit float32.
 _LEAST_FPS, _MOST_FPS = 1e-6, 1e6
 
 
@@ -43,13 +43,13 @@ def load_video(
     """Read a video item of a message.
 
     item["video"] is a path or the bytes of a video file, or frames of one size: an array or tensor
-    [n, height, width, channels], or a list of what an image item takes.
-    item["fps"]: for frames their rate, which is required. For a file, how many frames are sampled
-    a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for which.
+    [n, height, width, channels], or a list of images in the forms of an image item.
+    item["fps"]: for frames their rate, which is required. For a file, the number of frames sampled
+    a second (2), at most item["max_frames"] (768) in all; see `read_video_file` for their choice.
     item["audio"], item["sampling_rate"]: audio in place of the file's, in a form of an audio item.
-    audio_rate: sampling rate of the result's audio in Hz; None where it isn't wanted.
-    where: names the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit, threads: as
-    `read_video_file` has them; the last three are for files alone.
+    audio_rate: sampling rate of the result's audio in Hz; None if it isn't wanted.
+    where: name of the item in errors, e.g. "messages[0].content[1]". limit_s, check, fit, threads:
+    see `read_video_file`; the last three are for files alone.
     Raises VideoError, or AudioError and PromptTooLongError for its audio.
     Source: transformers Qwen2VLVideoProcessor (fps, min_frames, max_frames).
     """
@@ -121,7 +121,7 @@ def _frames(source: Any, where: str) -> Frames:
     try:
         n = len(source)
         shape = None if isinstance(source, list | tuple) else list(source.shape)
-    except Exception as error:  # also what an object of the caller's raises on its own
+    except Exception as error:  # also an error of the caller's object
         kind = type(source).__name__
         raise VideoError(
             f"{where} is neither a path, bytes nor frames, but {kind}. Give one of these."

@@ -1,7 +1,7 @@
 """Video file -> the frames that the model sees, their rate, and the audio.
 
-PyAV decodes. A file is read twice: first its packets, without decoding, for the frames'
-timestamps; then its frames, of which the chosen ones are kept. Its audio takes a third reading.
+PyAV decodes. A file is read twice: first its packets, without decoding, for the frames' timestamps;
+then its frames, of which the chosen ones are kept. Its audio is read in a third pass.
 """
 
 import math
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 Frames = NDArray[np.uint8]
 Fit = Callable[[NDArray[np.uint8]], NDArray[np.uint8]]
-"""Function of an upright frame, [height, width, 3], that returns what is kept of it; may raise."""
-_COMPLETE = Fraction(9, 10)  # of the length in the header, which is not exact to a frame
+"""Function of an upright frame, [height, width, 3], that returns the frame to keep; may raise."""
+_COMPLETE = Fraction(9, 10)  # part of the header's length, which is not exact to a frame
 
 
 @dataclass(frozen=True)
 class VideoHeader:
     """Sizes of a file's video and audio, known before anything is decoded.
 
-    frames: how many the model sees. height, width: of one, before it is rotated. seconds: length of
-    the video. audio_s: that of the audio, as far as the file says; 0 where there is or is wanted
-    none.
+    frames: number of frames that the model sees. height, width: size of a frame before rotation.
+    seconds: length of the video. audio_s: length of the audio, as far as the file says; 0 if there
+    is no audio or it isn't wanted.
     """
 
     frames: int
@@ -48,7 +48,7 @@ class VideoHeader:
 
 
 Check = Callable[[VideoHeader], object]
-"""Function of what is known of a video before it is decoded; may raise."""
+"""Function of a video's header, called before decoding; may raise."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Video:
 
     frames: uint8 [n, height, width, 3], RGB.
     fps: rate of these frames, so frame i is shown i / fps seconds after the first.
-    audio: float32 [samples] at the rate that was asked for, mono, from the first frame on.
+    audio: float32 [samples] at the requested rate, mono, from the first frame on.
     """
 
     frames: Frames
@@ -66,9 +66,9 @@ class Video:
 
 
 class _DisorderError(Exception):
-    """Decoded frames, which come in the order they are shown, have descending timestamps.
+    """Decoded frames, which come in display order, have descending timestamps.
 
-    Seen in AVI of H.264: it stores no presentation timestamps, and FFmpeg gives decoding times.
+    Seen in AVI with H.264, which stores no presentation timestamps: FFmpeg gives decoding times.
     """
 
 
@@ -93,17 +93,18 @@ def read_video_file(
     fit: Fit = keep_whole,
     threads: int = 0,
 ) -> Video:
-    """Read a file's frames, evenly spread over its length, and its audio where audio_rate is given.
+    """Read a file's frames, evenly spread over its length, and its audio if audio_rate is given.
 
-    Which frames: the k-th of n is frame floor(k * total / n) of the file, as in the reference. In
-    a file of variable frame rate it is the frame that is shown at k / n of the length, by the
-    presentation timestamps. In both cases frame k of the result is shown at k / Video.fps seconds,
-    with Video.fps = n / length, which is near `fps`, not equal. Frames are rotated by the file's
+    The k-th of n frames is frame floor(k * total / n) of the file, as in the reference. In a file
+    of variable frame rate it is the frame shown at k / n of the length, by the presentation
+    timestamps. In both cases frame k of the result is shown at k / Video.fps seconds, with
+    Video.fps = n / length, which is near `fps`, not equal. Frames are rotated by the file's
     rotation.
-    Video.audio is None where the file has no audio. It is delayed, or cut at its beginning, to
-    begin with the first frame.
-    limit_s: longest audio. check: called before anything is decoded. fit: called with each of the
-    frames, to keep a smaller one. threads: of the video's decoder; 0: as many as there are cores.
+    Video.audio is None if the file has no audio. It is delayed, or cut at its beginning, to begin
+    with the first frame.
+    limit_s: longest audio. check: called before anything is decoded. fit: called with each frame,
+    to keep a smaller one. threads: number of threads of the video's decoder; 0: as many as there
+    are cores.
     Raises VideoError when the file can't be decoded, AudioError when its audio is too short, and
     PromptTooLongError when it is too long.
     """
@@ -114,7 +115,7 @@ def read_video_file(
             raise VideoError(
                 f"{where}: {name_of(source)} has a video stream without any frame. Export it again."
             )
-        # MP4 stores the length of each stream; in other formats it is a guess, sometimes wrong.
+        # MP4 stores the length of each stream; in other formats FFmpeg guesses it, sometimes wrong.
         if "mp4" in container.format.name and stream.duration and stream.time_base:
             promised = stream.duration * stream.time_base
             if timeline.seconds < _COMPLETE * promised:
@@ -156,8 +157,8 @@ def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
             f"{where} is a video file, which PyAV decodes, and it isn't installed. "
             "Run: pip install 'qwen3-omni-neuron[video]'; or give frames, with their fps."
         ) from error
-    # FFmpeg also reads playlists, which name other files, on this machine or another. Without any
-    # protocol it can't open those; the file that we opened ourselves needs none.
+    # FFmpeg also reads playlists, which name other files, on this machine or another. With no
+    # protocol allowed it can't open those; the file object that we opened needs none.
     options = {"protocol_whitelist": ""}
     with open_media(source, where, VideoError) as file:
         try:
@@ -167,7 +168,8 @@ def _opened(source: Source, where: str) -> "Iterator[InputContainer]":
                 yield container
         except InputError:
             raise
-        # Those that are none of FFmpeg's come from PyAV, and from sums over numbers in the file.
+        # ValueError and ArithmeticError come from PyAV, and from arithmetic with the file's
+        # numbers.
         except (av.FFmpegError, ValueError, ArithmeticError) as error:
             raise VideoError(
                 f"{where}: {name_of(source)} can't be decoded as video; it is something else, "
@@ -180,7 +182,7 @@ def _video_stream(
 ) -> "VideoStream":
     from av.stream import Disposition
 
-    # The cover image of a song is a video stream of one frame, but not a video.
+    # A song's cover image is a video stream of one frame, but not a video.
     videos = [s for s in container.streams.video if not s.disposition & Disposition.attached_pic]
     for stream in videos:
         if stream.codec_context is not None:
@@ -203,7 +205,7 @@ def _no_decoder(where: str, source: Source, kind: str) -> VideoError:
 
 
 def _audio_seconds(container: "InputContainer", timeline: Timeline) -> float:
-    """Return how long a file says that its audio is, and where it does not, its video."""
+    """Return the length of the audio by the file's header, or else the length of the video."""
     if not container.streams.audio:
         return 0.0
     stream = container.streams.audio[0]
@@ -227,7 +229,7 @@ def _decode(
     counted: bool,
     fit: Fit,
 ) -> Frames | None:
-    """Decode the frame that is shown at each chosen tick, with no others in memory."""
+    """Decode the frame shown at each chosen tick, without keeping others in memory."""
     kept = _Kept(len(chosen), fit)
     previous: VideoFrame | None = None
     latest: int | None = None
@@ -247,19 +249,19 @@ def _decode(
 
 
 class _Kept:
-    """Chosen frames, upright, fitted, and of one size.
+    """Chosen frames: upright, fitted, and of one size.
 
-    n: how many there will be. count: how many there are. frames: None where there are none.
+    n: final number of frames. count: number of frames so far. frames: None while there are none.
     """
 
     def __init__(self, n: int, fit: Fit):
         self._n, self._fit = n, fit
-        self._size: tuple[int, ...] | None = None  # of the first frame, upright and not yet fitted
+        self._size: tuple[int, ...] | None = None  # the first frame's, upright, not yet fitted
         self.count = 0
         self.frames: Frames | None = None
 
     def add(self, frame: "VideoFrame") -> None:
-        """Take the next one."""
+        """Add the next frame."""
         pixels: NDArray[Any]
         quarters = round(frame.rotation / 90)  # counterclockwise
         if self._size is None:
@@ -281,7 +283,7 @@ def _read_audio(
 ) -> Waveform | None:
     """Read the first audio stream, mono at `rate` Hz, from the first frame on.
 
-    None where the file has no audio.
+    Returns None if the file has no audio.
     """
     import av
 

@@ -36,14 +36,14 @@ class Timeline:
     start: Fraction
 
     def by_count(self) -> "Timeline":
-        """Return the same length with equally long frames, numbered in the order they are shown."""
+        """Return the same length with equally long frames, numbered in display order."""
         total = len(self.ticks)
         tick = self.seconds / total
         return Timeline(np.arange(total), tick, self.seconds, True, True, self.start)
 
 
 def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float) -> Timeline:
-    """Read a stream's timestamps from its packets, undecoded. fps: for a file that gives none."""
+    """Read a stream's timestamps from its packets, undecoded. fps: rate if the file gives none."""
     packets = [
         (packet.pts, packet.duration or 0)
         for packet in container.demux(stream)
@@ -55,7 +55,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     total = len(packets)
     ticks = np.array([pts for pts, _ in times], np.int64)
     if len(times) < total or (total > 1 and ticks[0] == ticks[-1]):
-        # A raw stream: average_rate is FFmpeg's default of 25, guessed_rate is from the content.
+        # In a raw stream average_rate is FFmpeg's default of 25, guessed_rate is from the content.
         rate = stream.guessed_rate or rate
         start = Fraction(stream.start_time or 0) * tick
         return Timeline(np.arange(total), 1 / rate, total / rate, True, True, start)
@@ -70,7 +70,7 @@ def read_timeline(container: "InputContainer", stream: "VideoStream", fps: float
     seconds = (last - first + (times[-1][1] or between)) * tick
     if constant:
         seconds = total * between * tick
-        # Where the header's rate agrees with the timestamps it is the one without rounding.
+        # If the header's rate agrees with the timestamps, it is the value without rounding.
         if abs(total / rate - seconds) <= 2 * tick:
             seconds = total / rate
     return Timeline(ticks, tick, seconds, constant, False, first * tick)
