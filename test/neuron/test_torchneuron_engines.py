@@ -137,9 +137,9 @@ def test_rows_of_earlier_prompts_are_reused(
     copies: list[int] = []
     prefill, copy = engines.thinker.prefill, engines.thinker.copy
 
-    def watched_prefill(slot: int, prompt: Prompt, start: int = 0) -> tuple[Tensor, Tensor]:
+    def watched_prefill(slot: int, prompt: Prompt, start: int, *rest: Any) -> tuple[Tensor, Tensor]:
         starts.append(start)
-        return prefill(slot, prompt, start)
+        return prefill(slot, prompt, start, *rest)
 
     def watched_copy(source: int, target: int, rows: int) -> None:
         copies.append(rows)
