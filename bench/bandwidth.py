@@ -46,7 +46,6 @@ from bench.common.command_line import Figures, Row, natural, parser_of, positive
 from bench.common.measure import median_row, repeated
 from bench.common.models import add_size_argument, loaded_engines, made_checkpoint
 from bench.common.work import Work, l3_bytes, work_of
-from bench.reporting.words import counted
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
@@ -212,11 +211,15 @@ def best_rate(rows: Sequence[Row], name: str, threads: int) -> float:
     return max(float(row[MACHINE[name]] / row["min_s"]) for row in same)
 
 
+def threads_text(count: int) -> str:
+    return "1 thread" if count == 1 else f"{count} threads"
+
+
 def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
     """Return the machine's rates, each stage's ratios, and the gain of each further dtype."""
     summary: dict[str, Any] = {}
     for threads in dict.fromkeys(row["threads"] for row in rows):
-        summary[counted(threads, "thread")] = {
+        summary[threads_text(threads)] = {
             "triad_gigabytes_per_s": best_rate(rows, "triad", threads) / 1e9,
             "read_gigabytes_per_s": best_rate(rows, "read", threads) / 1e9,
             "product_billion_multiply_adds_per_s": best_rate(rows, "product", threads) / 1e9,
@@ -230,7 +233,7 @@ def summary_of(rows: Sequence[Row]) -> dict[str, Any]:
         same = first.setdefault(case, row)
         if same is not row:
             figures[f"times_faster_than_{same['dtype']}"] = same["min_s"] / row["min_s"]
-        run = f"{row['dtype']}, {counted(row['threads'], 'thread')}"
+        run = f"{row['dtype']}, {threads_text(row['threads'])}"
         size = "" if row["rows"] is None else f" {row['rows']}"
         summary.setdefault(run, {})[row["stage"] + size] = figures
     return summary

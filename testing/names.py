@@ -24,7 +24,7 @@ from testing.imports import NAME, ROOT
 CODE_FOLDERS = ("src", "bench", "compile", "testing", "train", "test")
 DATA = ROOT / "test" / "data"  # written by earlier versions
 FOLDERS = (*CODE_FOLDERS, "deploy", "docs", "examples", "requirements")
-SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl", "mplstyle")
+SOURCE_SUFFIXES = ("py", "md", "c", "h", "toml", "txt", "png", "svg", "html", "jsonl")
 OWN_TEST = "test/unit/test_names.py"  # names things that don't exist, on purpose
 _WORD = r"[A-Za-z_]\w*"
 _PATH = re.compile(r"(?<![\w./~$-])(?:[\w.-]+/)*[\w.*-]*[\w*](?:\.[a-z]+)?/?(?![\w-])")
