@@ -85,8 +85,9 @@ def _recorded(server: Server) -> list[Event]:
             sent += [caller.next()]
         caller.send("response.cancel")
         item = {"item_id": sent[-1].item_id}
-        while caller.next().type not in ("conversation.item.truncated", "error"):
-            pass
+        while (event := caller.next()).type not in ("conversation.item.truncated", "error"):
+            if event.type == "response.done" and event.response.status == "completed":
+                return caller.events  # it was complete before it could be cancelled
         cut = {**item, "content_index": 0, "audio_end_ms": HEARD_MS}
         caller.send("conversation.item.truncate", **cut)
         while caller.next().type not in ("conversation.item.truncated", "error"):
