@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import soundfile
 
-from bench.common.metrics import RequestMetrics, summarize
-
 MACHINE = {"cpu": "Made-up CPU", "architecture": "x86_64", "cores": 2, "memory_mb": 8192}
 FRAMES = (1, 2, 4)  # of the chunks
 LATENCY_SAMPLES, FRAME_SAMPLES, RATE = 555, 1920, 24000
 SAMPLES = [FRAME_SAMPLES * frames for frames in FRAMES]
 SAMPLES[0] -= LATENCY_SAMPLES
+EARLY = ("ttft_s", "itl_s", "ttfb_s")  # figures that no limit changes
+FIGURES = (*EARLY, "total_s", "audio_s", "rtf", "text_tokens", "frames", "silent_s")
 CALLS = (
     ("preprocessing", 0.0, 0.01),
     ("thinker prefill", 0.01, 0.03),
@@ -35,26 +35,26 @@ def request(number: int, first_s: float, cut: bool = False, **changes: Any) -> d
     """
     at_s = [first_s + 0.05 * index for index in range(len(FRAMES))]
     audio_s = sum(SAMPLES) / RATE
-    metrics = RequestMetrics(
-        ttft_s=first_s / 2,
-        itl_s=0.01,
-        ttfb_s=first_s,
-        total_s=at_s[-1],
-        audio_s=audio_s,
-        rtf=at_s[-1] / audio_s,
-        text_tokens=3,
-        frames=sum(FRAMES),
-        underruns=0,
-        silent_s=0.0,
-        thinker_finish_reason="length" if cut else "stop",
-        talker_finish_reason="stop",
-        truncated=cut,
-    )
+    metrics = {
+        "ttft_s": first_s / 2,
+        "itl_s": 0.01,
+        "ttfb_s": first_s,
+        "total_s": at_s[-1],
+        "audio_s": audio_s,
+        "rtf": at_s[-1] / audio_s,
+        "text_tokens": 3,
+        "frames": sum(FRAMES),
+        "underruns": 0,
+        "silent_s": 0.0,
+        "thinker_finish_reason": "length" if cut else "stop",
+        "talker_finish_reason": "stop",
+        "truncated": cut,
+    }
     names = ("arrival_s", "first_sample", "samples", "frames")
     each = zip(at_s, accumulate(SAMPLES, initial=0), SAMPLES, FRAMES, strict=False)
     chunks = [dict(zip(names, chunk, strict=True)) for chunk in each]
     about = {"request": number, "conversation": "sky", "seed": number, "error": None}
-    return {**about, **vars(metrics), "audio_file": None, "chunks": chunks, **changes}
+    return {**about, **metrics, "audio_file": None, "chunks": chunks, **changes}
 
 
 def results(
@@ -78,12 +78,27 @@ def results(
 def requests(ttfb_s: list[float], **settings: Any) -> dict[str, Any]:
     """Return a result of ttfb_rtf.py. The first has a timeline; every third was truncated."""
     rows = [request(n, at_s, cut=n % 3 == 2) for n, at_s in enumerate(ttfb_s)]
-    names = RequestMetrics.__dataclass_fields__
-    summary = summarize([RequestMetrics(**{name: row[name] for name in names}) for row in rows])
+    cut = [row for row in rows if row["truncated"]]
+    summary = {
+        "requests": len(rows),
+        "truncated_requests": len(cut),
+        "all": {name: distribution(rows, name) for name in EARLY},
+        "complete": {n: distribution([x for x in rows if x not in cut], n) for n in FIGURES},
+        "truncated": {name: distribution(cut, name) for name in FIGURES},
+    }
     rows[0]["timeline"] = [
         {"stage": s, "start_s": a, "end_s": b, "slots": [0]} for s, a, b in CALLS
     ]
     return results(rows, summary, **settings)
+
+
+def distribution(rows: list[dict[str, Any]], name: str) -> dict[str, float] | None:
+    """Return count, mean and percentiles of a figure of some rows; None without rows."""
+    values = [row[name] for row in rows]
+    if not values:
+        return None
+    percentiles = {f"p{q}": float(np.percentile(values, q)) for q in (50, 90, 95, 99)}
+    return {"count": len(values), "mean": float(np.mean(values)), **percentiles}
 
 
 def replay() -> dict[str, Any]:

@@ -13,8 +13,7 @@ Rotation = tuple[Tensor, Tensor]
 class Rotary(nn.Module):
     """Cos and sin of positions, computed at each call.
 
-    Positions need not be whole: those of a video's frames follow from timestamps (see
-    prompt.positions).
+    Positions may be fractions: a video's frames get theirs from timestamps (see prompt.positions).
     Source: transformers Qwen3OmniMoeThinkerTextRotaryEmbedding.forward.
     """
 

@@ -38,8 +38,7 @@ class EncoderStage(Stage[Task]):
         self._engine, self._held, self._on_encoded = engine, held, on_encoded
 
     def _select(self) -> Work | None:
-        lives = [task.live for task in self._tasks]
-        waiting = fewest_slots_first(self._tasks, lambda task: task.live, lives)
+        waiting = fewest_slots_first(self._tasks, self._tasks)
         return partial(self._work, waiting[0]) if waiting else None
 
     def _work(self, task: Task) -> None:

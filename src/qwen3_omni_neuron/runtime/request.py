@@ -19,7 +19,6 @@ from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
-STAGES = ("encoder", "thinker", "talker", "vocoder")
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
 
 
@@ -136,7 +135,9 @@ class LiveRequest:
         self.chunk_due = False  # the vocoder decodes the first chunk now, or next
         self.plays_until_s = 0.0  # when a player that started at the first sample has played all
         # Start of the engine call that each stage makes for it now; None between calls.
-        self.called_s: dict[str, float | None] = dict.fromkeys(STAGES)
+        self.called_s: dict[str, float | None] = dict.fromkeys(
+            ("encoder", "thinker", "talker", "vocoder")
+        )
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
         self.thinker_finish: FinishReason = "length"

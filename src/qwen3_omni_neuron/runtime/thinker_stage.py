@@ -117,8 +117,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
         prompts = [task for task in waiting if not task.live.request.warm_up]
         if prompts:
-            lives = [task.live for task in self._tasks]
-            prompts = fewest_slots_first(prompts, lambda task: task.live, lives)
+            prompts = fewest_slots_first(prompts, self._tasks)
             prompts = prompts[: self._right_of_way.together([self._piece(p) for p in prompts])]
         elif waiting:
             expected_s = self._right_of_way.expected_s(min(waiting[0].rows, WARM_UP_ROWS))

@@ -7,23 +7,20 @@ one owner, and all requests without an owner, go in the order in which they came
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
 from qwen3_omni_neuron.runtime.request import LiveRequest
+from qwen3_omni_neuron.runtime.stage import AnyTask, Task
 
-Entry = TypeVar("Entry")
 Owner = str | None
 
 KEPT_S = 10.0  # how long a slot is kept for an owner after its last request came or ended
 
 
-def fewest_slots_first(
-    waiting: Iterable[Entry], live_of: Callable[[Entry], LiveRequest], lives: Iterable[LiveRequest]
-) -> list[Entry]:
-    """Sort waiting requests by their owners' number of slots. lives: all requests in a slot."""
-    slots = _slots(lives)
-    return sorted(waiting, key=lambda entry: slots[live_of(entry).request.owner])
+def fewest_slots_first(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> list[AnyTask]:
+    """Sort a stage's waiting tasks by their owners' number of slots. tasks: all of the stage."""
+    slots = _slots(task.live for task in tasks)
+    return sorted(waiting, key=lambda task: slots[task.live.request.owner])
 
 
 class Turns:

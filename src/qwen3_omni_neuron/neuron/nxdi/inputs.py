@@ -17,9 +17,9 @@ with, so their shapes and types agree.
 
     *  where the decoder takes rows (the talker)       ** where it takes media (the thinker)
 
-Rotary positions stay float32: those of a video's frames follow from their timestamps, and are
-fractions. Encoded media lie at their rows in the prompt. Qwen3-VL on NxDI has them packed at the
-front, with a list of their rows: that takes a scatter, and sends no fewer bytes.
+Rotary positions stay float32: a video's frames get theirs from timestamps, as fractions. Encoded
+media lie at their rows in the prompt. Qwen3-VL on NxDI has them packed at the front, with a list of
+their rows: that takes a scatter, and sends no fewer bytes.
 """
 
 from collections.abc import Iterator, Sequence
