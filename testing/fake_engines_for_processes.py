@@ -4,6 +4,7 @@ They are in a module of their own, since an engine's process has to import it.
 """
 
 import faulthandler
+import gc
 import os
 import signal
 import subprocess
@@ -82,6 +83,10 @@ class FakeThinker:
     def use_memory(self, megabytes: int) -> None:
         """Take memory and free all of it but the last piece, below which malloc keeps the rest."""
         self._kept = [bytes(50_000) for _ in range(20 * megabytes)][-1]
+
+    def collected(self) -> tuple[int, int]:
+        """Return how many objects the garbage collector ignores, and how many it looks through."""
+        return gc.get_freeze_count(), len(gc.get_objects())
 
     def die(self, how: str) -> None:
         sys.stderr.write("about to leave\n")

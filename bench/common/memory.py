@@ -1,8 +1,9 @@
 """Memory of this process, as Linux counts it in MiB, and of torch's tensors; its open files."""
 
-import ctypes
 import gc
 from pathlib import Path
+
+from qwen3_omni_neuron.engines.process.heap import allocated_bytes
 
 
 def peak_mb() -> float:
@@ -20,29 +21,10 @@ def total_mb() -> float:
     return _kilobytes(Path("/proc/meminfo"), "MemTotal") / 1024
 
 
-class _MallocInfo(ctypes.Structure):
-    """struct mallinfo2 of glibc."""
-
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in (
-            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
-            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
-        )
-    ]
-
-
 def allocated_mb() -> float | None:
-    """Return the memory that malloc has allocated and not freed; None without glibc's malloc.
-
-    Unlike resident memory it doesn't depend on which freed pages malloc keeps.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallinfo2"):
-        return None
-    libc.mallinfo2.restype = _MallocInfo
-    info = libc.mallinfo2()
-    return (info.uordblks + info.hblkhd) / 2**20
+    """Return the memory that malloc has allocated and not freed; None without glibc's malloc."""
+    allocated = allocated_bytes()
+    return None if allocated is None else allocated / 2**20
 
 
 def open_files() -> int:

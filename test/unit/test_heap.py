@@ -1,9 +1,11 @@
-"""Memory at the ends of malloc's arenas goes back to the system."""
+"""Memory that malloc keeps goes back to the system."""
 
 import subprocess
 import sys
 
 import pytest
+
+from qwen3_omni_neuron.engines.process.heap import allocated_bytes
 
 SCRIPT = """
 import sys, threading
@@ -40,3 +42,47 @@ def test_the_ends_of_arenas_go_back_early() -> None:
 
     assert left_mb("early") < 50
     assert left_mb("as it is") > 100
+
+
+HELD = """
+import itertools
+from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory, resident_mb, trim_early
+
+trim_early()
+seconds = itertools.count(step=LOOK_S)
+memory = IdleMemory(now=lambda: next(seconds))
+pieces = [bytes([1]) * 50_000 for _ in range(2000)]
+last = pieces[-1]  # below it malloc keeps what is freed
+memory.look()
+before = resident_mb()
+pieces.clear()
+memory.look()
+print(before - resident_mb())
+"""
+
+
+@pytest.mark.skipif(allocated_bytes() is None, reason="malloc is not glibc's of 2.33")
+def test_what_was_in_use_during_the_last_check_goes_back_once_it_is_freed() -> None:
+    """Resident memory has not grown since then."""
+    command = [sys.executable, "-c", HELD]
+    gone_mb = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert gone_mb > 80
+
+
+SERVED = """
+import gc
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT
+from qwen3_omni_neuron.serving.model import load_and_answer
+
+omni = load_and_answer(SPEAKING_CHECKPOINT)
+print(gc.get_freeze_count(), len(gc.get_objects()))
+omni.close()
+"""
+
+
+def test_a_served_model_is_not_looked_through_for_garbage() -> None:
+    command = [sys.executable, "-c", SERVED]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    kept, looked_through = map(int, done.stdout.split())
+    assert kept > 50_000
+    assert looked_through < kept / 20

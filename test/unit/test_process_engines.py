@@ -366,6 +366,14 @@ def test_memory_that_malloc_keeps_goes_back_while_nothing_calls(start: Process) 
     assert process.call("echo", 1) == 1
 
 
+def test_what_an_engine_is_made_of_is_not_looked_through_for_garbage(
+    shared: EngineProcess,
+) -> None:
+    kept, looked_through = shared.call("collected")
+    assert kept > 50_000
+    assert looked_through < kept / 20
+
+
 def test_a_process_that_was_stopped_ends_its_call(start: Process) -> None:
     process = start()
     process.wait_ready(START_S)

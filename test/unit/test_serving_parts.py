@@ -186,19 +186,19 @@ def test_a_player_waits_where_speech_is_late() -> None:
     assert (player.underruns, player.silent_s) == (1, 0.25)
 
 
-def test_memory_of_an_idle_server_goes_back_once_it_has_grown() -> None:
-    """Looked at every few seconds; what is still in use after it was given back is not grown."""
+def test_memory_of_an_idle_server_goes_back_once_there_is_more_to_spare() -> None:
+    """It is checked every few seconds; what can't be given back is not counted again."""
     now_s, freed = [0.0], list[float]()
-    held_mb: list[int | None] = [300]
+    spare_mb: list[float | None] = [300]
 
     def free() -> None:
         freed.append(now_s[0])
-        held_mb[0] = None if held_mb[0] is None else held_mb[0] - 150
+        spare_mb[0] = None if spare_mb[0] is None else spare_mb[0] - 150
 
-    memory = IdleMemory(lambda: held_mb[0], free, lambda: now_s[0])
+    memory = IdleMemory(lambda: spare_mb[0], free, lambda: now_s[0])
 
-    def look(at_s: float, holds_mb: int | None) -> None:
-        now_s[0], held_mb[0] = at_s, holds_mb
+    def look(at_s: float, to_spare_mb: float | None) -> None:
+        now_s[0], spare_mb[0] = at_s, to_spare_mb
         memory.look()
 
     look(0.0, 300)  # 150 are left
@@ -208,7 +208,7 @@ def test_memory_of_an_idle_server_goes_back_once_it_has_grown() -> None:
     look(2 * LOOK_S, 400)  # 250 are left
     look(3 * LOOK_S, 250)
     look(4 * LOOK_S, None)
-    look(5 * LOOK_S, 90)  # a part of the model was freed
+    look(5 * LOOK_S, 90)
     look(6 * LOOK_S, 110)
     assert freed == [0.0, 2 * LOOK_S, 6 * LOOK_S]
 

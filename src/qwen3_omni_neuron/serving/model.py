@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, Protocol, TypeVar
 
 from qwen3_omni_neuron.api import Qwen3Omni
-from qwen3_omni_neuron.engines.process.heap import IdleMemory, trim_early
+from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.errors import EngineDiedError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
@@ -191,7 +191,8 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     """Load a model and make one short reply, to find errors of computation before `ready`.
 
     load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. Changes malloc's
-    limits for the whole process, which must be a server's: see engines.process.heap.trim_early.
+    limits and the garbage collector's objects for the whole process, which must be a server's: see
+    `trim_early` and `keep_all` in engines.process.heap.
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)
@@ -201,6 +202,7 @@ def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     except BaseException:
         omni.close()
         raise
+    keep_all()
     return omni
 
 

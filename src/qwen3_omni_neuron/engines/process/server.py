@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from qwen3_omni_neuron.engines.process.child import Failure, follow_parent
-from qwen3_omni_neuron.engines.process.heap import IdleMemory, trim_early
+from qwen3_omni_neuron.engines.process.heap import IdleMemory, keep_all, trim_early
 from qwen3_omni_neuron.engines.process.mailbox import DisconnectedError, Mailbox, SharedBlock
 
 LOOK_S = 0.25  # interval between two checks of an idle engine and its memory
@@ -39,6 +39,7 @@ def _serve(mailbox: Mailbox) -> None:
         if threads is not None:
             torch.set_num_threads(threads)
         engine = factory()
+        keep_all()
     except DisconnectedError:
         raise
     except Exception as error:
