@@ -2,27 +2,41 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.events import Event, Finished, SpeechResult
 from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.row_keys import prompt_keys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
-from qwen3_omni_neuron.runtime.stop_strings import StopStrings
+from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.prompts import prompt_of
 from testing.timed_engines import Script, Sizes, Times, samples_of, spoken_frames, timed_engines
 from testing.virtual_clock import VirtualClock
 
 EOS = 383
-SPEAKER = 7
-GREEDY = SamplingParams(do_sample=False)
+GREEDY = RequestOptions(
+    seed=0,
+    thinker_do_sample=False,
+    talker_do_sample=False,
+    talker_repetition_penalty=1.0,
+    predictor_do_sample=False,
+)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """Codec of a reply whose tokens spell what `decode` says; no text of it is encoded."""
+
+    decode: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids))
+
+    def encode_words(self, text: str) -> list[int]:
+        """Raise AssertionError."""
+        raise AssertionError(f"a stop string began inside a token, at {text!r}")
 
 
 @dataclass
@@ -80,33 +94,25 @@ class Simulation:
         cache_key: str | None = None,
         owner: str | None = None,
         stop: Sequence[str] = (),
-        decode_text: Callable[[list[int]], str] = lambda ids: " ".join(map(str, ids)),
+        decode_text: Callable[[list[int]], str] = Codec.decode,
     ) -> Request:
         """Make a request whose reply is `tokens`; the talker's limit leaves `frames` frames."""
         ids = torch.tensor(list(tokens), dtype=torch.int64)
         prompt = prompt_of(ids)
-        thinker = ThinkerRequest(
-            prompt,
+        options = replace(
             GREEDY,
-            thinker_limit,
-            frozenset((EOS,)),
-            decode_text,
-            partial(StopStrings, stop, decode_text, _no_text_is_encoded) if stop else None,
+            thinker_max_new_tokens=thinker_limit,
+            thinker_eos_token_id=EOS,
+            stop=stop,
+            talker_max_new_tokens=frames + 1,
+            chunk_frames=chunk_frames,
+            cache_key=cache_key,
+            owner=owner,
+            first_token_timeout_s=first_token_timeout_s,
+            wait_timeout_s=wait_timeout_s,
         )
-        talker = None
-        if speak:
-            talker = TalkerRequest(prompt.talker, SPEAKER, GREEDY, GREEDY, frames + 1, chunk_frames)
-        return Request(
-            thinker,
-            talker,
-            0,
-            self.clock.now(),
-            first_token_timeout_s,
-            wait_timeout_s,
-            prompt_keys(prompt, self.config),
-            cache_key,
-            owner,
-        )
+        keys = prompt_keys(prompt, self.config)
+        return Request(prompt, options, speak, self.clock.now(), Codec(decode_text), keys)
 
     def start(self, tokens: Sequence[int], frames: int = 20, **options: Any) -> SpeechStream:
         """Start a request; see `request`."""
@@ -132,7 +138,8 @@ class Simulation:
         pads = [self.config.tts_pad_id] * frames
         prompt = prompt_of(torch.tensor(list(tokens))).talker
         rows = [*tokens[:limit], self.config.tts_eos_id, *pads]
-        return spoken_frames(prompt, SPEAKER, rows, frames)
+        speaker_id = GREEDY.speaker_id(self.config)
+        return spoken_frames(prompt, speaker_id, rows, frames)
 
     def assert_right(self, result: SpeechResult, tokens: Sequence[int], frames: int) -> None:
         """Assert that text, codes and samples equal those of the stages run in sequence."""
@@ -142,10 +149,6 @@ class Simulation:
         for number, (ours, right) in enumerate(zip(result.codes, expected, strict=True)):
             assert ours.tolist() == right.tolist(), f"frame {number} is the first that differs"
         assert np.array_equal(result.audio, samples_of(expected))
-
-
-def _no_text_is_encoded(text: str) -> list[int]:
-    raise AssertionError(f"a stop string began inside a token, at {text!r}")
 
 
 def finish(stream: SpeechStream) -> SpeechResult:

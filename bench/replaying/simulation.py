@@ -16,21 +16,29 @@ from bench.replaying.load import SYSTEM_ROWS, RequestLengths
 from bench.replaying.profiles import WINDOW_MEL_FRAMES, StageProfile
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Engines
-from qwen3_omni_neuron.engines.sampling import SamplingParams
 from qwen3_omni_neuron.events import SpeechResult
 from qwen3_omni_neuron.model.config import ASSISTANT_ROWS
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys, RowKeys
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.request import Request, TalkerRequest, ThinkerRequest
+from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from testing.released import RELEASED, TALKER
 from testing.timed_engines import Script, Sizes, TimedTalker, TimedThinker, TimedVocoder, Times
 from testing.virtual_clock import VirtualClock
 
 EOS, VOCAB = 383, 384
-GREEDY = SamplingParams(do_sample=False)
 NEVER_S = 1e6
+GREEDY = RequestOptions(
+    thinker_do_sample=False,
+    thinker_eos_token_id=EOS,
+    talker_do_sample=False,
+    talker_repetition_penalty=1.0,
+    predictor_do_sample=False,
+    first_token_timeout_s=NEVER_S,
+    wait_timeout_s=NEVER_S,
+)
 LONGEST_WARM_UP_S = 30.0
 
 
@@ -238,13 +246,26 @@ class _Clients:
                 RowKeys(ids.numpy(), prompt.positions[:, :keyed_rows].numpy()),
                 RowKeys(talks.token_ids.numpy(), talks.positions[:, :user_rows].numpy()),
             )
-        thinker = ThinkerRequest(
-            prompt, GREEDY, lengths.text_tokens + 1, frozenset((EOS,)), lambda ids: "." * len(ids)
+        options = dataclasses.replace(
+            GREEDY,
+            seed=number,
+            thinker_max_new_tokens=lengths.text_tokens + 1,
+            talker_max_new_tokens=lengths.frames + 1,
+            chunk_frames=behaviour.chunk_frames,
         )
-        talker = TalkerRequest(
-            prompt.talker, 0, GREEDY, GREEDY, lengths.frames + 1, behaviour.chunk_frames
-        )
-        return Request(thinker, talker, number, self._clock.now(), NEVER_S, NEVER_S, keys)
+        return Request(prompt, options, True, self._clock.now(), Dots(), keys)
+
+
+class Dots:
+    """Codec of replies whose text does not matter."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return a dot for each token."""
+        return "." * len(token_ids)
+
+    def encode_words(self, text: str) -> list[int]:
+        """Raise AssertionError: there are no stop strings."""
+        raise AssertionError(text)
 
 
 def _prompt(number: int, lengths: RequestLengths) -> Prompt:

@@ -4,7 +4,6 @@ import secrets
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +38,7 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import NO_KEYS, prompt_keys
 from qwen3_omni_neuron.prompt.template import Conversation, Messages
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
-from qwen3_omni_neuron.runtime.request import (
-    MOST_WRITTEN,
-    Request,
-    TalkerRequest,
-    ThinkerRequest,
-    WrittenReply,
-)
-from qwen3_omni_neuron.runtime.stop_strings import StopStrings
+from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, Request, WrittenReply
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.session import Session, SessionModel
 
@@ -80,7 +72,9 @@ class Qwen3Omni:
         self._context_length, self._slots = engines.thinker.context_length, engines.thinker.slots
         self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
-        self._pipeline = Pipeline(engines, config, max_queued, reuse=reuse, draw_ids=host_draws())
+        self._pipeline = Pipeline(
+            engines, config, max_queued, reuse=reuse, draw_ids=host_draws(), defaults=defaults
+        )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
 
@@ -200,8 +194,10 @@ class Qwen3Omni:
         request = self._request(prompt, parsed, True, arrived_s)
         if request.keys is not None:
             request = replace(request, keys=replace(request.keys, thinker=NO_KEYS))
+        seed = request.options.seed
+        assert seed is not None
         first, *later = (
-            replace(request, written=piece, seed=request.seed + number)
+            replace(request, written=piece, options=replace(request.options, seed=seed + number))
             for number, piece in enumerate(pieces)
         )
         return SpeechStream(self._pipeline, first, self, later)
@@ -246,8 +242,9 @@ class Qwen3Omni:
         others.
         Raises an InputError (see errors).
         """
+        parsed = RequestOptions.parse(options)
         if "speaker" in options:
-            RequestOptions.parse(options).speaker_id(self._config)
+            parsed.speaker_id(self._config)
         model = SessionModel(
             self.conversation,
             self._pipeline,
@@ -256,7 +253,7 @@ class Qwen3Omni:
             self._config.talker is not None,
             self,
         )
-        return Session(model, system, messages, options)
+        return Session(model, system, messages, parsed)
 
     def close(self) -> None:
         """End running requests with a ClosedError, then the threads and the engines."""
@@ -323,44 +320,14 @@ class Qwen3Omni:
     def _request(
         self, prompt: Prompt, options: RequestOptions, speak: bool, arrived_s: float
     ) -> Request:
+        """Make a request. Raises OptionError for a speaker, and PromptTooLongError."""
         self._check_length(prompt)
-        talker = None
         if speak:
-            talker = TalkerRequest(
-                prompt.talker,
-                options.speaker_id(self._config),
-                options.talker_sampling(),
-                options.predictor_sampling(),
-                options.talker_max_new_tokens,
-                None if options.chunk_frames is None else tuple(options.chunk_frames),
-            )
-        thinker = ThinkerRequest(
-            prompt,
-            options.thinker_sampling(self._defaults),
-            options.thinker_max_new_tokens,
-            options.eos_ids(self._config),
-            self.conversation.decode,
-            partial(
-                StopStrings,
-                options.stop,
-                self.conversation.decode,
-                self.conversation.encode_words,
-            )
-            if options.stop
-            else None,
-        )
-        seed = secrets.randbits(32) if options.seed is None else options.seed
-        return Request(
-            thinker,
-            talker,
-            seed,
-            arrived_s,
-            options.first_token_timeout_s,
-            options.wait_timeout_s,
-            prompt_keys(prompt, self._config) if self._pipeline.reuses else None,
-            options.cache_key,
-            options.owner,
-        )
+            options.speaker_id(self._config)
+        if options.seed is None:
+            options = replace(options, seed=secrets.randbits(32))
+        keys = prompt_keys(prompt, self._config) if self._pipeline.reuses else None
+        return Request(prompt, options, speak, arrived_s, self.conversation, keys)
 
     def _check_length(self, prompt: Prompt) -> None:
         if len(prompt) >= self._context_length:

@@ -7,7 +7,7 @@ and the tables of the documents are made. `RequestOptions` holds the defaults of
 
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, TypedDict, Union, get_args, get_origin, get_type_hints
@@ -296,10 +296,15 @@ class RequestOptions:
     wait_timeout_s: float = 120.0
 
     @staticmethod
-    def parse(given: Mapping[str, Any], arguments: type = RequestArguments) -> "RequestOptions":
+    def parse(
+        given: Mapping[str, Any],
+        arguments: type = RequestArguments,
+        base: "RequestOptions | None" = None,
+    ) -> "RequestOptions":
         """Make options from keyword arguments. arguments: the class that names the allowed ones.
 
-        Raises OptionError for another name, or a value out of its range.
+        base: values of the other options, instead of the defaults. Raises OptionError for another
+        name, or a value out of its range.
         """
         names = arguments.__annotations__
         known = {option.name: option for option in REQUEST_OPTIONS if option.name in names}
@@ -311,7 +316,7 @@ class RequestOptions:
                     f"unknown option {format_value(name)}.{hint} Options: {', '.join(known)}."
                 )
             known[name].check(value)
-        return RequestOptions(**given)
+        return replace(base or RequestOptions(), **given)
 
     def thinker_sampling(self, defaults: GenerationDefaults) -> SamplingParams:
         """Return the thinker's sampling, from the options or else from generation_config.json."""

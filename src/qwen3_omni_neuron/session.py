@@ -196,12 +196,11 @@ class Session:
     """
 
     def __init__(
-        self, model: SessionModel, system: str | None, messages: Messages, options: RequestArguments
+        self, model: SessionModel, system: str | None, messages: Messages, options: RequestOptions
     ):
         """Do not call this; use `Qwen3Omni.session`."""
         self._model, self._options = model, options
-        parsed = RequestOptions.parse(options)
-        self._hear_videos, self._literal_text = parsed.use_audio_in_video, parsed.literal_text
+        self._hear_videos, self._literal_text = options.use_audio_in_video, options.literal_text
         self._load = model.conversation.loader(self._hear_videos, model.most_tokens)
         self._check = model.conversation.text_check(model.most_tokens)
         self._reserved = () if self._literal_text else model.conversation.reserved
@@ -260,7 +259,7 @@ class Session:
             parsed = RequestOptions.parse(options)
             self._check_fixed(parsed)
             self._tools(parsed.tools)
-            self._options = options
+            self._options = parsed
 
     def read(self, message: Mapping[str, Any]) -> Turn:
         """Read a message of any role, for `insert` and `respond`; the history stays as it is.
@@ -317,7 +316,7 @@ class Session:
             model = self._model
             if self._turn is None or not model.pipeline.reuses or self._streaming():
                 return
-            options = RequestOptions.parse(self._options)
+            options = self._options
             try:
                 prompt = self._prompt(self._read(), tools=options.tools)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
@@ -386,7 +385,7 @@ class Session:
                     "the last reply still streams. Read it to its end, or close its stream, and "
                     "respond then."
                 )
-            parsed = RequestOptions.parse({**self._options, **options})
+            parsed = RequestOptions.parse(options, base=self._options)
             self._check_fixed(parsed)
             if turns is None:
                 self._end_clip()
@@ -569,7 +568,7 @@ class Session:
         if not model.pipeline.reuses or state == self._warmed or self._streaming():
             return
         self._warmed = state
-        options = RequestOptions.parse(self._options)
+        options = self._options
         try:
             prompt = self._prompt(self._read(), True, options.tools)
         except PromptTooLongError:  # `respond` raises it

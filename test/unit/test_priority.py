@@ -13,7 +13,6 @@ import torch
 from bench.replay import OURS, PROFILES, case
 from bench.replaying.load import make_load
 from bench.replaying.profiles import StageProfile
-from bench.replaying.simulation import GREEDY
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.priority import (
@@ -23,14 +22,9 @@ from qwen3_omni_neuron.runtime.priority import (
     TOGETHER_S,
     RightOfWay,
 )
-from qwen3_omni_neuron.runtime.request import (
-    LiveRequest,
-    Request,
-    TalkerRequest,
-    ThinkerRequest,
-)
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from testing.prompts import prompt_of
-from testing.simulation import Simulation, finish
+from testing.simulation import GREEDY, Codec, Simulation, finish
 from testing.timed_engines import Sizes, Times
 
 Simulate = Callable[..., Simulation]
@@ -146,12 +140,11 @@ def make_live(
 ) -> LiveRequest:
     """Make a request that nothing has happened to."""
     prompt = prompt_of(torch.arange(rows))
-    thinker = ThinkerRequest(prompt, GREEDY, 9, frozenset(), str)
-    talker = TalkerRequest(prompt.talker, 0, GREEDY, GREEDY, 9, None) if talks else None
+    options = replace(GREEDY, first_token_timeout_s=first_token_timeout_s, wait_timeout_s=1e6)
     condition = threading.Condition()
     condition.acquire()  # as a stage does
     text, output = TokenBuffer(condition, lambda: None, 1, 2), Output(condition, lambda: None)
-    request = Request(thinker, talker, 0, 0.0, first_token_timeout_s, 1e6)
+    request = Request(prompt, options, talks, 0.0, Codec())
     return LiveRequest(request, text, output, lambda: None)
 
 

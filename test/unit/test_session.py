@@ -139,7 +139,7 @@ def capture_warm(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> list[Promp
     warm_up = omni._pipeline.warm_up
 
     def spy(request: Request) -> Any:
-        warmed.append(request.thinker.prompt)
+        warmed.append(request.prompt)
         return warm_up(request)
 
     monkeypatch.setattr(omni._pipeline, "warm_up", spy)

@@ -20,7 +20,7 @@ LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a me
 
 def takes_long(request: Request) -> bool:
     """Return whether a request's media take so long that this stage encodes them."""
-    prompt = request.thinker.prompt
+    prompt = request.prompt
     return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.warm_up
 
 
@@ -52,10 +52,10 @@ class EncoderStage(Stage[Task]):
 
     def _encode(self, tasks: Sequence[Task]) -> list[PromptMedia | None]:
         requests = [task.live.request for task in tasks]
-        return [self._engine.encode(x.thinker.prompt, self._start(x)) for x in requests]
+        return [self._engine.encode(x.prompt, self._start(x)) for x in requests]
 
     def _start(self, request: Request) -> int:
         """Return the first row of a prompt that the thinker is expected to compute."""
         if request.keys is None:
             return 0
-        return self._held.count(request.keys.thinker, request.cache_key)
+        return self._held.count(request.keys.thinker, request.options.cache_key)

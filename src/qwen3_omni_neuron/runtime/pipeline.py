@@ -16,11 +16,12 @@ from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
 from qwen3_omni_neuron.engines.sampling import DrawIds, draw_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import SAMPLE_RATE, Status
-from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
+from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.encoder_stage import EncoderStage, takes_long
 from qwen3_omni_neuron.runtime.priority import RightOfWay
-from qwen3_omni_neuron.runtime.request import LiveRequest, Request, TalkerRequest
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
@@ -32,6 +33,7 @@ from qwen3_omni_neuron.runtime.watch import Watch
 logger = logging.getLogger(__name__)
 
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
+GREEDY = GenerationDefaults()
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
 
 
@@ -76,15 +78,18 @@ class Pipeline:
         clock: Clock | None = None,
         reuse: bool = True,
         draw_ids: DrawIds = draw_ids,
+        defaults: GenerationDefaults = GREEDY,
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. reuse: whether requests reuse each
         other's rows, if the engines can: see runtime.held_rows. draw_ids: draws tokens from logits.
+        defaults: the checkpoint's sampling of the text, for requests that have no other.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
-        self._engines, self._config, self._max_queued = engines, config, max_queued
+        self._engines, self._config, self._defaults = engines, config, defaults
+        self._max_queued = max_queued
         # Reentrant: the garbage collector may run SpeechStream.__del__, which cancels its request,
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
@@ -149,7 +154,7 @@ class Pipeline:
                 return live, 0
             ahead = sum(not live.ended for live, _ in self._queue)
             yielding = any(live.request.warm_up and not live.ended for live in self._running)
-            self._turns.came(request.owner, self.clock.now())
+            self._turns.came(request.options.owner, self.clock.now())
             self._queue.append((live, tasks))
             self._admit()
             if live.timestamps.admitted_s is not None:
@@ -175,9 +180,8 @@ class Pipeline:
         EngineDiedError, as `submit`.
         """
         never_s = threading.TIMEOUT_MAX
-        request = replace(
-            request, first_token_timeout_s=never_s, wait_timeout_s=never_s, warm_up=True
-        )
+        options = replace(request.options, first_token_timeout_s=never_s, wait_timeout_s=never_s)
+        request = replace(request, options=options, warm_up=True)
         live, tasks = self._make_tasks(request)
         with self._lock:
             self._check_stages(tasks)
@@ -258,28 +262,28 @@ class Pipeline:
 
     def _make_tasks(self, request: Request) -> tuple[LiveRequest, StageTasks]:
         """Make a live request and its tasks, which the stages get once it has a slot."""
-        reader = self._thinker if request.talker is None else self._talker
+        reader = self._talker if request.speak else self._thinker
         text = TokenBuffer(
             reader.changed, self._wake, self._config.tts_eos_id, self._config.tts_pad_id
         )
         output = Output(self.clock.condition(self._lock), self._wake)
         live = LiveRequest(request, text, output, self._wake)
         context_length = self._engines.thinker.context_length
-        vocab_size = self._config.thinker.text.vocab_size
         tasks: StageTasks = []
         if request.written is None:
-            tasks.append((self._thinker, ThinkerTask(live, vocab_size, context_length)))
+            thinker = ThinkerTask(live, self._config, self._defaults, context_length)
+            tasks.append((self._thinker, thinker))
             if self._encoder is not None and takes_long(request):
                 live.encoding = True
                 tasks.append((self._encoder, Task(live)))
-        if request.talker is None:
+        if not request.speak:
             text.abandon()
         else:
-            assert self._engines.vocoder is not None and self._config.talker is not None
-            talker = TalkerTask(live, request.talker, self._config.talker, self._talker.allowed)
+            assert self._engines.vocoder is not None
+            talker = TalkerTask(live, self._config, self._talker.allowed)
             tasks.append((self._talker, talker))
             if not request.warm_up:
-                schedule = _schedule(request.talker, self._engines.vocoder)
+                schedule = _schedule(request.options, self._engines.vocoder)
                 tasks.append((self._vocoder, VocoderTask(live, schedule)))
         return live, tasks
 
@@ -322,7 +326,7 @@ class Pipeline:
         if request.keys is not None:
             keys, held = request.keys.thinker, self._thinker.held
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
-            slot, live.reused_rows = held.choose(free, keys, request.cache_key)
+            slot, live.reused_rows = held.choose(free, keys, request.options.cache_key)
             live.prefilled_rows = live.reused_rows
         self._free_slots.remove(slot)
         self._awaited_until_s[slot] = now + AWAITED_S if request.warm_up else -math.inf
@@ -343,7 +347,7 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
-            self._turns.ended(live.request.owner, self.clock.now())
+            self._turns.ended(live.request.options.owner, self.clock.now())
             live.output.changed.notify_all()
             successor, tasks = self._successors.pop(live, (None, []))
             if successor is not None and live.error is not None:
@@ -372,9 +376,9 @@ class Pipeline:
                 stage.wake()
 
 
-def _schedule(wanted: TalkerRequest, vocoder: Vocoder) -> Schedule:
-    if wanted.chunk_frames is not None:
-        return FixedSchedule(wanted.chunk_frames, vocoder.chunk_frames)
+def _schedule(options: RequestOptions, vocoder: Vocoder) -> Schedule:
+    if options.chunk_frames is not None:
+        return FixedSchedule(options.chunk_frames, vocoder.chunk_frames)
     return AdaptiveSchedule(
         vocoder.chunk_frames,
         vocoder.frame_samples / SAMPLE_RATE,

@@ -113,11 +113,11 @@ class RightOfWay:
         short = any(_is_short(live, now) for live in self._running)
         held = {}
         for live in lives:
-            if live.request.talker is None or live.speech_ended:
+            if not live.request.speak or live.speech_ended:
                 continue
             ahead = live.text.written - len(live.codes)
             early = ahead > 0 or live.chunk_due if _starts(live) else ahead > 1 and short
-            release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
+            release_s = live.timestamps.progress_s + live.request.options.wait_timeout_s / 2
             if early and release_s - now > LEAST_HOLD_S:
                 held[live] = release_s - now
         return held
@@ -131,7 +131,7 @@ class RightOfWay:
         if not self._shares_cores or not any(self._soon_heard(live, now) for live in self._running):
             return held
         for live in lives:
-            release_s = live.timestamps.progress_s + live.request.wait_timeout_s / 2
+            release_s = live.timestamps.progress_s + live.request.options.wait_timeout_s / 2
             chunk_s = max(0, live.chunk_wanted - live.waiting_frames) * (_frame_s(live) or 0.0)
             lasts_s = live.plays_until_s - now - chunk_s * MARGIN
             held_s = min(lasts_s - _short_s(live), release_s - now)
@@ -148,7 +148,8 @@ class RightOfWay:
         the end of a request may make it 0 earlier.
         """
         expected_s = self.expected_s(rows)
-        late_s = live.request.arrived_s + live.request.first_token_timeout_s - expected_s * MARGIN
+        late_s = live.request.arrived_s + live.request.options.first_token_timeout_s
+        late_s -= expected_s * MARGIN
         left_s = min(next_since_s + expected_s, late_s) - now
         waits = left_s > LEAST_HOLD_S and any(
             0.0 < self._serving_s(other, expected_s, now) <= left_s
@@ -171,10 +172,10 @@ class RightOfWay:
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         called_s, request = live.called_s["thinker"], live.request
-        if live.ended or request.talker is None or request.warm_up:
+        if live.ended or not request.speak or request.warm_up:
             return False
         begins_s = now if called_s is None else called_s
-        rows = len(request.thinker.prompt) - live.prefilled_rows
+        rows = len(request.prompt) - live.prefilled_rows
         return begins_s + self.expected_s(rows) - now <= TOGETHER_S
 
     def _missing_s(self, live: LiveRequest, expected_s: float, now: float) -> float:
@@ -227,7 +228,7 @@ def _frame_s(live: LiveRequest) -> float | None:
 
 def _speaks(live: LiveRequest) -> bool:
     """Return whether a request is a starter or a listener."""
-    begun = live.request.talker is not None and live.timestamps.first_token_s is not None
+    begun = live.request.speak and live.timestamps.first_token_s is not None
     return begun and not live.ended and not live.speech_over
 
 
@@ -251,4 +252,4 @@ def _short_s(live: LiveRequest) -> float:
 
 def _writes_alone(live: LiveRequest) -> bool:
     """Return whether a request writes text and has no speech, or no further speech."""
-    return (live.request.talker is None or live.speech_ended) and not live.text.closed
+    return (not live.request.speak or live.speech_ended) and not live.text.closed

@@ -3,54 +3,24 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.engines.media import PromptMedia
-from qwen3_omni_neuron.engines.sampling import RequestRandom, SamplingParams
+from qwen3_omni_neuron.engines.sampling import RequestRandom
 from qwen3_omni_neuron.errors import LateError
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.prompt.prompt import Prompt, TalkerPrompt
+from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.row_keys import PromptKeys
 from qwen3_omni_neuron.runtime.buffers import CAPACITY, MAX_TOKENS, Output, TextEnd, TokenBuffer
-from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 
 # Most tokens of a WrittenReply: they are put at once, and the buffers have space for so many.
 MOST_WRITTEN = min(CAPACITY, MAX_TOKENS)
 RECENT_FRAMES = 9  # arrivals that frame_pace averages over
-
-
-@dataclass(frozen=True)
-class ThinkerRequest:
-    """Work of the thinker for one request.
-
-    stop_strings: makes the watcher of strings that end the text; None: no such strings.
-    """
-
-    prompt: Prompt
-    sampling: SamplingParams
-    max_new_tokens: int
-    eos_ids: frozenset[int]
-    decode_text: Callable[[list[int]], str]
-    stop_strings: Callable[[], StopStrings] | None = None
-
-
-@dataclass(frozen=True)
-class TalkerRequest:
-    """Work of the talker and the vocoder for one request.
-
-    prompt: the talker's part of the prompt. chunk_frames: sizes of the first audio chunks, the last
-    size also of all later ones; None: see runtime.schedule.AdaptiveSchedule.
-    """
-
-    prompt: TalkerPrompt
-    speaker_id: int
-    sampling: SamplingParams
-    predictor_sampling: SamplingParams
-    max_new_tokens: int
-    chunk_frames: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -64,29 +34,35 @@ class WrittenReply:
     before: str = ""
 
 
+class TextCodec(Protocol):
+    """The tokenizer, as the runtime uses it."""
+
+    def decode(self, token_ids: list[int]) -> str:
+        """Return the text of generated tokens, without special tokens."""
+        ...
+
+    def encode_words(self, text: str) -> list[int]:
+        """Return the token ids of a text, in which names of special tokens are words."""
+        ...
+
+
 @dataclass(frozen=True)
 class Request:
-    """Everything that the pipeline needs to know about one request.
+    """One request: its prompt and its options.
 
-    talker: None where the caller wants text alone. arrived_s: time by the clock when the request
-    came, before its conversation was read. first_token_timeout_s: limit from then to the first
-    token. wait_timeout_s: limit between any two of its tokens, frames or chunks. keys: keys of the
-    prompt's rows in the prefix cache; None: rows are not reused. cache_key: requests share rows
-    only if their cache_key is the same. owner: see runtime.turns. warm_up: compute the prompt's
-    rows alone, for a later request that begins with them. written: reply to speak without a call of
-    the thinker's engine; `thinker` then describes the prompt that the talker's prompt was made
-    from.
+    options: with a seed. speak: False where the caller wants text alone. arrived_s: time by the
+    clock when the request came, before its conversation was read. codec: decodes its reply. keys:
+    keys of the prompt's rows in the prefix cache; None: rows are not reused. warm_up: compute the
+    prompt's rows alone, for a later request that begins with them. written: reply to speak without
+    a call of the thinker's engine; the talker's prompt was made from `prompt`.
     """
 
-    thinker: ThinkerRequest
-    talker: TalkerRequest | None
-    seed: int
+    prompt: Prompt
+    options: RequestOptions
+    speak: bool
     arrived_s: float
-    first_token_timeout_s: float
-    wait_timeout_s: float
+    codec: TextCodec
     keys: PromptKeys | None = None
-    cache_key: str | None = None
-    owner: str | None = None
     warm_up: bool = False
     written: WrittenReply | None = None
 
@@ -116,7 +92,9 @@ class LiveRequest:
         self, request: Request, text: TokenBuffer, output: Output, wake: Callable[[], None]
     ):
         self.request, self.text, self.output, self._wake = request, text, output, wake
-        self.random = RequestRandom(request.seed)
+        assert request.options.seed is not None
+        self.seed = request.options.seed
+        self.random = RequestRandom(self.seed)
         self.timestamps = Timestamps(progress_s=request.arrived_s)
         self.slot = -1
         self.holders = 0
@@ -183,10 +161,10 @@ class LiveRequest:
         start.
         """
         if self.timestamps.first_token_s is None:
-            return self.request.arrived_s + self.request.first_token_timeout_s
+            return self.request.arrived_s + self.request.options.first_token_timeout_s
         calls = [start_s for start_s in self.called_s.values() if start_s is not None]
         since_s = max(self.timestamps.progress_s, waiting_since_s)
-        return min([since_s, *calls]) + self.request.wait_timeout_s
+        return min([since_s, *calls]) + self.request.options.wait_timeout_s
 
     def late(self) -> LateError:
         """Return the error for a missed deadline: where the request is, and what to do."""
@@ -202,9 +180,9 @@ class LiveRequest:
             where = f"at {len(self.token_ids)} tokens and {len(self.codes)} frames, in {stuck}"
             hint = "Raise wait_timeout_s, or find what stalls it: bench/ttfb_rtf.py --timeline."
         if self.timestamps.first_token_s is None:
-            waited = f"no first token after {self.request.first_token_timeout_s} s"
+            waited = f"no first token after {self.request.options.first_token_timeout_s} s"
         else:
-            waited = f"nothing new for {self.request.wait_timeout_s} s"
+            waited = f"nothing new for {self.request.options.wait_timeout_s} s"
         return LateError(f"{waited}; {where}. {hint}")
 
 

@@ -215,7 +215,7 @@ class Stage(ABC, Generic[AnyTask]):
                     continue
                 # Without a request the wait has no limit. With one it has: another stage may
                 # never return from a call for it, and then its deadline has to be noticed here.
-                waits = [task.live.request.wait_timeout_s for task in self._tasks]
+                waits = [task.live.request.options.wait_timeout_s for task in self._tasks]
                 if work is not None:
                     waits.append(work)
                 self.changed.wait(min(waits, default=None))

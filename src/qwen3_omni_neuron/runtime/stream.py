@@ -46,7 +46,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         self._live, self.queue_position = pipeline.submit(request)
         self._pipeline, self._owner = pipeline, owner
         self._clock = pipeline.clock
-        self._text = TextStream(request.thinker.decode_text)
+        self._text = TextStream(request.codec.decode)
         self._texts: list[str] = []
         self._chunks: list[AudioChunk] = []
         self._parts = [self._live]  # requests whose events were taken, the current one last
@@ -190,7 +190,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
         self._first_sample = sum(len(chunk.samples) for chunk in self._chunks)
         request = self._live.request
         before = "" if request.written is None else request.written.before
-        self._text = TextStream(request.thinker.decode_text, before)
+        self._text = TextStream(request.codec.decode, before)
         self._submit_next()
         return True
 
@@ -314,7 +314,7 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             thinker_finish_reason=self._live.thinker_finish,
             talker_finish_reason="length" if cut else self._live.talker_finish,
             timings=self._timings(len(audio) / SAMPLE_RATE),
-            seed=parts[0].request.seed,
+            seed=parts[0].seed,
         )
 
     def _timings(self, audio_s: float) -> Timings:
@@ -332,12 +332,12 @@ class SpeechStream(Iterator[Event], AsyncIterator[Event]):
             total_s=self._clock.now() - arrived_s,
             audio_s=audio_s,
             rtf=None if last is None else (last - arrived_s) / audio_s,
-            prompt_tokens=0 if live.request.written else len(live.request.thinker.prompt),
+            prompt_tokens=0 if live.request.written else len(live.request.prompt),
             reused_tokens=live.reused_rows,
             text_tokens=sum(len(part.token_ids) for part in parts),
             frames=sum(len(part.codes) for part in parts),
-            prompt_audio_tokens=live.request.thinker.prompt.audio_tokens,
-            prompt_image_tokens=live.request.thinker.prompt.image_tokens,
+            prompt_audio_tokens=live.request.prompt.audio_tokens,
+            prompt_image_tokens=live.request.prompt.image_tokens,
         )
 
 

@@ -12,10 +12,10 @@ from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
-from qwen3_omni_neuron.model.config import TalkerConfig
+from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
-from qwen3_omni_neuron.runtime.request import LiveRequest, TalkerRequest
+from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
 MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the talker waits
@@ -33,28 +33,33 @@ class Phase(Enum):
 class TalkerTask(Task):
     """A request in the talker stage.
 
-    limit: largest number of codec tokens, the one that ends speech included. start: number of the
-    prompt's user rows that its slot held before. row: token id of the text row that the next call
-    appends, None until it has been taken from the buffer.
+    prompt: the talker's part of the prompt. limit: largest number of codec tokens, the one that
+    ends speech included. start: number of the prompt's user rows that its slot held before. row:
+    token id of the text row that the next call appends, None until it has been taken from the
+    buffer.
     """
 
-    def __init__(
-        self, live: LiveRequest, wanted: TalkerRequest, config: TalkerConfig, allowed: Ids
-    ):
+    def __init__(self, live: LiveRequest, config: OmniConfig, allowed: Ids):
         super().__init__(live)
-        self.wanted = wanted
+        assert config.talker is not None
+        options = live.request.options
+        self.prompt, self.speaker_id = live.request.prompt.talker, options.speaker_id(config)
         self.phase = Phase.EXTEND if live.request.warm_up else Phase.PREPARE
-        self.limit = wanted.max_new_tokens
+        self.limit = options.talker_max_new_tokens
         self.start = 0
         self.row: int | None = None
-        self._groups = config.code_groups
+        self._groups = config.talker.code_groups
+        self._predictor = options.predictor_sampling()
         self.sampler = Sampler(
-            wanted.sampling, config.text.vocab_size, live.random.talker, allowed=allowed
+            options.talker_sampling(),
+            config.talker.text.vocab_size,
+            live.random.talker,
+            allowed=allowed,
         )
 
     def predictor_sampling(self) -> PredictorSampling:
         """Draw the random numbers for codes 1 to 15 of one frame."""
-        params = self.wanted.predictor_sampling
+        params = self._predictor
         uniforms = self.live.random.talker(self._groups - 1) if params.do_sample else None
         return PredictorSampling(uniforms, params.top_k, params.top_p)
 
@@ -115,7 +120,7 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _together(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the first of the tasks, which the next work includes: see runtime.priority."""
-        return tasks[: self._right_of_way.together([len(t.wanted.prompt.token_ids) for t in tasks])]
+        return tasks[: self._right_of_way.together([len(t.prompt.token_ids) for t in tasks])]
 
     def _select_warm_up(self) -> Work | None:
         """Return the extension of a warm-up that the thinker has completed, in a pause."""
@@ -124,7 +129,7 @@ class TalkerStage(Stage[TalkerTask]):
         if task is None:
             return None
         # A talker row takes no longer than a thinker row, whose time is known.
-        expected_s = self._right_of_way.expected_s(len(task.wanted.prompt.token_ids))
+        expected_s = self._right_of_way.expected_s(len(task.prompt.token_ids))
         pause = self._right_of_way.may_warm(expected_s, self._clock.now())
         return partial(self._warm_up, task) if pause else None
 
@@ -140,7 +145,7 @@ class TalkerStage(Stage[TalkerTask]):
             assert keys is not None
             self._bring(task)
             if task.start < len(keys.talker):
-                self._engine.extend(task.slot, task.wanted.prompt, task.start, self._accepted(task))
+                self._engine.extend(task.slot, task.prompt, task.start, self._accepted(task))
             self._hold(task)
         return [None] * len(tasks)
 
@@ -152,7 +157,7 @@ class TalkerStage(Stage[TalkerTask]):
         if new:
             prepared = [task for task, _ in self._each(new, self._prepare)]
             for task in prepared:
-                rows = len(task.wanted.prompt)
+                rows = len(task.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
                 task.phase = Phase.PREFILL
             with self._lock:  # the thinker may have written a token meanwhile
@@ -169,9 +174,8 @@ class TalkerStage(Stage[TalkerTask]):
 
     def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
         for task in tasks:
-            wanted = task.wanted
             self._bring(task)
-            self._engine.prepare(task.slot, wanted.prompt, wanted.speaker_id, task.start)
+            self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
         return [None] * len(tasks)
 
     def _bring(self, task: TalkerTask) -> None:
@@ -179,7 +183,7 @@ class TalkerStage(Stage[TalkerTask]):
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
-            held = self._held.bring(task.slot, keys, request.cache_key, len(keys), copy)
+            held = self._held.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
             task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
@@ -187,7 +191,7 @@ class TalkerStage(Stage[TalkerTask]):
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker
-            self._held.put(task.slot, Rows(keys, len(keys), request.cache_key, NO_ACCEPTED))
+            self._held.put(task.slot, Rows(keys, len(keys), request.options.cache_key, NO_ACCEPTED))
 
     def _accepted(self, task: TalkerTask) -> Tensor:
         """Return the thinker's hidden states at the media of the rows from the task's start on."""

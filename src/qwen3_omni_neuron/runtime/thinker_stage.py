@@ -12,12 +12,14 @@ from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
+from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
 from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
 from qwen3_omni_neuron.runtime.priority import RightOfWay
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
+from qwen3_omni_neuron.runtime.stop_strings import StopStrings
 from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
@@ -28,17 +30,30 @@ class ThinkerTask(Task):
     """A request in the thinker stage.
 
     last: the token that the next step appends, None before the prefill. limit: largest number of
-    text tokens. begun: whether its prefill has begun. next_since_s: when its prompt became the next
-    one to prefill, infinity before.
+    text tokens. eos_ids: tokens that end the text. begun: whether its prefill has begun.
+    next_since_s: when its prompt became the next one to prefill, infinity before.
     """
 
-    def __init__(self, live: LiveRequest, vocab_size: int, context_length: int):
+    def __init__(
+        self,
+        live: LiveRequest,
+        config: OmniConfig,
+        defaults: GenerationDefaults,
+        context_length: int,
+    ):
         super().__init__(live)
-        wanted = live.request.thinker
-        self.limit = min(wanted.max_new_tokens, context_length - len(wanted.prompt))
-        uniforms, history = live.random.thinker, wanted.prompt.token_ids
-        self.sampler = Sampler(wanted.sampling, vocab_size, uniforms, history)
-        self.stop = None if wanted.stop_strings is None else wanted.stop_strings()
+        prompt, options, codec = live.request.prompt, live.request.options, live.request.codec
+        self.limit = min(options.thinker_max_new_tokens, context_length - len(prompt))
+        self.eos_ids = options.eos_ids(config)
+        self.sampler = Sampler(
+            options.thinker_sampling(defaults),
+            config.thinker.text.vocab_size,
+            live.random.thinker,
+            prompt.token_ids,
+        )
+        self.stop: StopStrings | None = None
+        if options.stop:
+            self.stop = StopStrings(options.stop, codec.decode, codec.encode_words)
         self.last: int | None = None
         self.begun = False
         self.next_since_s = math.inf
@@ -51,7 +66,7 @@ class ThinkerTask(Task):
         """
         request = self.live.request
         least = 0 if request.warm_up else 1
-        return max(least, len(request.thinker.prompt) - self.live.prefilled_rows)
+        return max(least, len(request.prompt) - self.live.prefilled_rows)
 
     @property
     def may_be_cut(self) -> bool:
@@ -59,7 +74,7 @@ class ThinkerTask(Task):
 
         An image that is encoded in the thinker's calls would be encoded again for each part.
         """
-        prompt = self.live.request.thinker.prompt
+        prompt = self.live.request.prompt
         return self.live.encoded is not None or not (prompt.images or prompt.videos)
 
     @property
@@ -136,7 +151,7 @@ class ThinkerStage(Stage[ThinkerTask]):
             for task, (logits, accepted) in self._call_engine((one,), self._prefill):
                 if task.live.request.warm_up:
                     self._warmed_up(task, accepted)
-                elif task.live.prefilled_rows == len(task.live.request.thinker.prompt):
+                elif task.live.prefilled_rows == len(task.live.request.prompt):
                     self._write(task, self._draw_ids([task.sampler], [logits])[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
@@ -164,14 +179,15 @@ class ThinkerStage(Stage[ThinkerTask]):
         the hidden states of all media rows that the slot now holds.
         """
         request = task.live.request
-        prompt, keys, slot = request.thinker.prompt, request.keys, task.slot
+        prompt, keys, slot = request.prompt, request.keys, task.slot
         if keys is None:
             task.live.prefilled_rows = len(prompt)
             return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
         # The last row is never reused, because the first token is drawn from its logits.
         most = rows if request.warm_up else max(0, rows - 1)
-        held = self.held.bring(slot, keys.thinker, request.cache_key, most, self._engine.copy)
+        cache_key = request.options.cache_key
+        held = self.held.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
         start = held.count
         if not task.begun:
             task.begun, task.live.reused_rows = True, start
@@ -189,7 +205,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         task.live.prefilled_rows = rows
         if len(held.accepted):
             accepted = torch.cat((held.accepted, accepted))
-        self.held.put(slot, Rows(keys.thinker, rows, request.cache_key, accepted))
+        self.held.put(slot, Rows(keys.thinker, rows, cache_key, accepted))
         return logits, accepted
 
     def _prefilled(
@@ -236,7 +252,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 live.accepted = accepted
                 live.timestamps.first_token_s = live.timestamps.progress_s
             live.token_ids.append(token_id)
-            spoken, end_ids = [token_id], live.request.thinker.eos_ids
+            spoken, end_ids = [token_id], task.eos_ids
             if token_id in end_ids:
                 live.thinker_finish = "stop"
                 spoken = [] if task.stop is None else task.stop.flush()

@@ -20,7 +20,7 @@ KEPT_S = 10.0  # how long a slot is kept for an owner after its last request cam
 def fewest_slots_first(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> list[AnyTask]:
     """Sort a stage's waiting tasks by their owners' number of slots. tasks: all of the stage."""
     slots = _slots(task.live for task in tasks)
-    return sorted(waiting, key=lambda task: slots[task.live.request.owner])
+    return sorted(waiting, key=lambda task: slots[task.live.request.options.owner])
 
 
 class Turns:
@@ -51,7 +51,7 @@ class Turns:
         """
         slots, first = _slots(running), dict[Owner, LiveRequest]()
         for live in waiting:
-            first.setdefault(live.request.owner, live)
+            first.setdefault(live.request.options.owner, live)
         others = {
             owner
             for owner, (came_s, _) in self._seen.items()
@@ -60,7 +60,7 @@ class Turns:
         may = [live for owner, live in first.items() if free > 1 or not slots[owner] or not others]
 
         def turn(live: LiveRequest) -> tuple[int, float]:
-            owner = live.request.owner
+            owner = live.request.options.owner
             ended_s = self._seen.get(owner, (now, -math.inf))[1]
             return slots[owner], max(live.request.arrived_s, ended_s)
 
@@ -75,4 +75,4 @@ class Turns:
 
 def _slots(lives: Iterable[LiveRequest]) -> "Counter[Owner]":
     """Return how many slots each owner has, without those of warm-ups."""
-    return Counter(live.request.owner for live in lives if not live.request.warm_up)
+    return Counter(live.request.options.owner for live in lives if not live.request.warm_up)
