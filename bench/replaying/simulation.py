@@ -39,7 +39,7 @@ GREEDY = RequestOptions(
     first_token_timeout_s=NEVER_S,
     wait_timeout_s=NEVER_S,
 )
-LONGEST_WARM_UP_S = 30.0
+LONGEST_AHEAD_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def replay_after_speech(
 ) -> list[float]:
     """Ask each request when its speech ends, with its first rows computed while it arrived.
 
-    held_rows: rows of each prompt that a warm-up computed; 0 for none. others: number of clients
+    held_rows: rows of each prompt that were prefilled ahead; 0 for none. others: number of clients
     that ask cold requests of the same lengths meanwhile, each after hearing its last reply. Returns
     the seconds from the end of each request's speech to its first sample.
     """
@@ -120,12 +120,14 @@ def replay_after_speech(
         for number, lengths in enumerate(load):
             clock.sleep(lengths.audio_s)
             if held_rows:
-                warm_up = pipeline.warm_up(clients.request(number, lengths, behaviour, held_rows))
+                ahead = pipeline.prefill_ahead(
+                    clients.request(number, lengths, behaviour, held_rows)
+                )
                 # The speech lasts until the rows are computed, if these are late.
-                until_s = clock.now() + LONGEST_WARM_UP_S
-                while not warm_up.ended and clock.now() < until_s:
+                until_s = clock.now() + LONGEST_AHEAD_S
+                while not ahead.ended and clock.now() < until_s:
                     clock.sleep(0.1)
-                warm_up.end(LONGEST_WARM_UP_S)
+                pipeline.cancel(ahead, LONGEST_AHEAD_S)
             reply = clients.ask(number, lengths, behaviour, keyed=True)
             ttfb_s = reply.result.timings.ttfb_s
             assert ttfb_s is not None, "every reply of a load speaks"
@@ -158,7 +160,7 @@ def _pipeline(
         _EncodingThinker(device, clock, script, sizes),
         TimedTalker(clock, Times(), script, sizes),
         TimedVocoder(clock, Times(), script, sizes),
-        shares_cores=cores.shared and behaviour.right_of_way,
+        shares_cores=cores.shared and behaviour.policy,
     )
     return Pipeline(engines, RELEASED, 0, clock)
 

@@ -30,8 +30,8 @@ from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tool
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
 from qwen3_omni_neuron.runtime.buffers import Item
-from qwen3_omni_neuron.runtime.pipeline import Pipeline, WarmUp
-from qwen3_omni_neuron.runtime.request import Request
+from qwen3_omni_neuron.runtime.pipeline import Pipeline
+from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
@@ -214,8 +214,8 @@ class Session:
         self._stream: Callable[[], ReplyStream | None] = lambda: None
         # Windows of _clip, and its peak, at the last prefill ahead; None: nothing was prefilled,
         # not even the rows before the clip.
-        self._warmed: tuple[int, float] | None = None
-        self._warming: list[WarmUp] = []
+        self._ahead_of: tuple[int, float] | None = None
+        self._ahead: list[LiveRequest] = []  # prefills ahead that may still run
         self._closed = False
         self.system = system
         for index, message in enumerate(messages):
@@ -303,7 +303,7 @@ class Session:
         """Drop the content that was appended since the last turn ended."""
         with self._lock:
             self._check_open()
-            self._turn = self._clip = self._warmed = None
+            self._turn = self._clip = self._ahead_of = None
 
     def prepare(self, speak: bool = True) -> None:
         """Prefill the user's turn ahead, as if it ended here, in pauses of the model.
@@ -321,7 +321,7 @@ class Session:
                 prompt = self._prompt(self._read(), tools=options.tools)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
-            self._warm_up(prompt, options, speak and model.speaks)
+            self._prefill_ahead(prompt, options, speak and model.speaks)
 
     def append(self, content: str | Sequence[Mapping[str, Any]]) -> None:
         """Append content to the user's turn: text, or items as in messages.
@@ -351,11 +351,11 @@ class Session:
             clip = self._clip or self._load.growing_clip(sampling_rate, "append_audio")
             clip.push(samples, sampling_rate)
             if self._clip is None and clip.begun:
-                self._clip, self._warmed = clip, None
+                self._clip, self._ahead_of = clip, None
                 self._turn = self._turn or Turn("user")
                 self._turn.add([clip], [{"type": "audio"}], [AudioItem(clip)])
             if self._clip is not None:
-                self._warm(clip)
+                self._prefill_clip_ahead(clip)
 
     def respond(
         self,
@@ -399,7 +399,7 @@ class Session:
             request = self._model.request(
                 self._prompt(read, tools=parsed.tools), parsed, speak, arrived_s
             )
-            self._end_warming(parsed.first_token_timeout_s)
+            self._end_ahead(parsed.first_token_timeout_s)
             reply = Reply(speak, mean_pace([e for e in self._history if isinstance(e, Reply)]))
             stream = ReplyStream(self._model.pipeline, request, self._model.owner, reply)
             if turns is None and self._turn is not None:
@@ -442,7 +442,7 @@ class Session:
         with self._lock:
             self._closed = True
             stream = self._stream()
-            self._end_warming(0.0)
+            self._end_ahead(0.0)
         if stream is not None:
             stream.close()
 
@@ -558,38 +558,38 @@ class Session:
             self._model.most_tokens,
         )
 
-    def _warm(self, clip: GrowingClip) -> None:
+    def _prefill_clip_ahead(self, clip: GrowingClip) -> None:
         """Prefill the final rows ahead.
 
         Repeated when there is a new window of speech, or a new peak may have changed a window.
         """
         model, windows = self._model, self._model.conversation.whole_windows(clip)
         state = windows, clip.peak if windows else 0.0
-        if not model.pipeline.reuses or state == self._warmed or self._streaming():
+        if not model.pipeline.reuses or state == self._ahead_of or self._streaming():
             return
-        self._warmed = state
+        self._ahead_of = state
         options = self._options
         try:
             prompt = self._prompt(self._read(), True, options.tools)
         except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
-        self._warm_up(prompt, options, speak)
+        self._prefill_ahead(prompt, options, speak)
 
-    def _warm_up(self, prompt: Prompt, options: RequestOptions, speak: bool) -> None:
+    def _prefill_ahead(self, prompt: Prompt, options: RequestOptions, speak: bool) -> None:
         model = self._model
         if len(prompt) > model.most_tokens:
             return
         request = model.request(prompt, options, speak, model.pipeline.clock.now())
-        for earlier in self._warming:
-            if earlier.waits:  # the new one has its rows, too
-                earlier.end(0.0)
-        self._warming = [warm_up for warm_up in self._warming if not warm_up.ended]
-        self._warming.append(model.pipeline.warm_up(request))
+        for earlier in self._ahead:
+            if earlier.slot < 0:  # it has not begun, and the new one has its rows, too
+                model.pipeline.cancel(earlier)
+        self._ahead = [earlier for earlier in self._ahead if not earlier.ended]
+        self._ahead.append(model.pipeline.prefill_ahead(request))
 
-    def _end_warming(self, timeout_s: float) -> None:
-        while self._warming:
-            self._warming.pop().end(timeout_s)
+    def _end_ahead(self, timeout_s: float) -> None:
+        while self._ahead:
+            self._model.pipeline.cancel(self._ahead.pop(), timeout_s)
 
 
 def _join(before: Turn, turn: Turn) -> bool:

@@ -14,7 +14,7 @@ from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder, Engines
 from qwen3_omni_neuron.prompt.prompt import Prompt
-from qwen3_omni_neuron.runtime import encoder_stage, priority
+from qwen3_omni_neuron.runtime import encoder_stage, policy
 from testing.media_cases import audio, image, text, user
 from testing.recorded_calls import ungated, watching
 
@@ -130,7 +130,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
     checkpoint: Path, inline: SpeechResult, monkeypatch: pytest.MonkeyPatch, apart: bool
 ) -> None:
     """Between two pieces others go on; a picture that no stage encodes is never cut."""
-    monkeypatch.setattr(priority, "PIECE_S", 1e-9)
+    monkeypatch.setattr(policy, "PREFILL_CHUNK_S", 1e-9)
     calls = ungated()
 
     def wrap(engines: Engines) -> Engines:
@@ -149,7 +149,7 @@ def test_a_long_prompt_in_pieces_is_the_whole_to_the_bit(
     pieces = calls.rows("thinker.prefill")
     assert (len(pieces) > 2) == apart
     assert sum(pieces) >= inline.timings.prompt_tokens - 8  # but what the two share
-    assert max(pieces) <= priority.LEAST_PIECE_ROWS or not apart
+    assert max(pieces) <= policy.LEAST_CHUNK_ROWS or not apart
 
 
 def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
@@ -164,7 +164,7 @@ def test_rows_that_were_dropped_while_others_were_encoded_are_encoded_again(
         gated.entered.clear()
         stream = omni.stream(LONG, **LIMITS)
         assert gated.entered.wait(30)
-        held = omni._pipeline._thinker.held
+        held = omni._pipeline._thinker.cache
         for slot in range(2):
             held.put(slot, None)
         gated.gate.set()

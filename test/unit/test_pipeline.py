@@ -18,10 +18,10 @@ from qwen3_omni_neuron.errors import (
     OptionError,
 )
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
+from qwen3_omni_neuron.runtime.fairness import KEPT_S
 from qwen3_omni_neuron.runtime.request import WrittenReply, frame_pace
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, Pace
 from qwen3_omni_neuron.runtime.stream import SpeechStream
-from qwen3_omni_neuron.runtime.turns import KEPT_S
 from testing.simulation import EOS, Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -825,7 +825,7 @@ def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_other
         simulation.start(TOKENS)
     if stage != "vocoder":
         with pytest.raises(EngineDiedError, match=said):
-            simulation.pipeline.warm_up(simulation.request(TOKENS))
+            simulation.pipeline.prefill_ahead(simulation.request(TOKENS))
     if stage == "thinker":
         with pytest.raises(EngineDiedError, match=said):
             list(written)

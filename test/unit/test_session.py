@@ -134,16 +134,16 @@ def test_a_longer_clip_changes_the_end_of_those_before(omni: Qwen3Omni, longer: 
         assert longer < 200 or alone.shape != clips[0].shape or not torch.equal(alone, clips[0])
 
 
-def capture_warm(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
-    warmed: list[Prompt] = []
-    warm_up = omni._pipeline.warm_up
+def capture_ahead(omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch) -> list[Prompt]:
+    prompts: list[Prompt] = []
+    prefill_ahead = omni._pipeline.prefill_ahead
 
     def spy(request: Request) -> Any:
-        warmed.append(request.prompt)
-        return warm_up(request)
+        prompts.append(request.prompt)
+        return prefill_ahead(request)
 
-    monkeypatch.setattr(omni._pipeline, "warm_up", spy)
-    return warmed
+    monkeypatch.setattr(omni._pipeline, "prefill_ahead", spy)
+    return prompts
 
 
 def assert_prefix(early: Prompt, final: Prompt, same_features: bool = True) -> None:
@@ -169,7 +169,7 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
 ) -> None:
     """Whatever came before the speech: system, turns, text, images, videos, longer clips."""
     dice = random.Random(seed)
-    warmed = capture_warm(omni, monkeypatch)
+    prompts = capture_ahead(omni, monkeypatch)
     rate = dice.choice((8000, 16000, 44100))
     speech = noise(dice.uniform(8.1, 26), rate, seed)
     speech[:rate] *= 4  # the loudest moment: no later one changes the features
@@ -192,48 +192,48 @@ def test_a_prompt_of_arriving_speech_is_a_prefix_of_the_final_one(
         session.append(dice.choice(([IMAGE], "What was it?")))
         final = prompt_of(session)
         assert_same_prompt(omni.conversation.prompt(session.messages), final)
-    if warmed[0].token_ids[-1] != omni._config.thinker.audio_token_id:
-        assert_prefix(warmed.pop(0), final)  # what came before the speech
-    assert 1 <= len(warmed) <= windows
-    for prompt in warmed:
+    if prompts[0].token_ids[-1] != omni._config.thinker.audio_token_id:
+        assert_prefix(prompts.pop(0), final)  # what came before the speech
+    assert 1 <= len(prompts) <= windows
+    for prompt in prompts:
         assert prompt.token_ids[-1] == omni._config.thinker.audio_token_id
         assert prompt.audio_mel[-1].shape[1] % 800 == 0
         assert_prefix(prompt, final)
-    assert warmed[-1].audio_mel[-1].shape[1] == 800 * windows
+    assert prompts[-1].audio_mel[-1].shape[1] == 800 * windows
 
 
 def test_a_later_louder_moment_changes_features_and_no_row(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warmed = capture_warm(omni, monkeypatch)
+    prompts = capture_ahead(omni, monkeypatch)
     speech = loudening(17, 16000)
     with omni.session() as session:
         for start in range(0, len(speech), 3200):
             session.append_audio(speech[start : start + 3200], 16000)
         session._end_clip()
         final = prompt_of(session)
-    assert not warmed.pop(0).audio_mel
+    assert not prompts.pop(0).audio_mel
     # Each block of 2 s is louder than the one before: at 8, 10, 12, 14 and 16 s.
-    assert [prompt.audio_mel[0].shape[1] for prompt in warmed] == [800, 800, 800, 800, 1600]
-    for early, late in itertools.pairwise([*warmed, final]):
+    assert [prompt.audio_mel[0].shape[1] for prompt in prompts] == [800, 800, 800, 800, 1600]
+    for early, late in itertools.pairwise([*prompts, final]):
         assert_prefix(early, late, same_features=False)
-    assert not torch.equal(warmed[0].audio_mel[0], final.audio_mel[0][:, :800])
+    assert not torch.equal(prompts[0].audio_mel[0], final.audio_mel[0][:, :800])
 
 
 def test_nothing_is_computed_ahead_of_a_reply_that_is_not_known_yet(
     omni: Qwen3Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    warmed = capture_warm(omni, monkeypatch)
+    prompts = capture_ahead(omni, monkeypatch)
     speech = noise(9, 16000)
     with omni.session(**GREEDY) as session:
         session.append("Hello")
         stream = session.respond()
         session.append_audio(speech, 16000)
-        assert not warmed
+        assert not prompts
         stream.close()
         session.append_audio(speech[:1], 16000)
-        assert len(warmed) == 1
-        assert_prefix(warmed[0], session._prompt(session._read(), growing=True))
+        assert len(prompts) == 1
+        assert_prefix(prompts[0], session._prompt(session._read(), growing=True))
 
 
 def test_a_prompt_before_the_first_window_ends_before_the_clip(omni: Qwen3Omni) -> None:
@@ -688,8 +688,8 @@ def test_what_may_be_the_end_is_computed_ahead(
         session.prepare()  # too short so far
         session.append_audio(clip[200:], 16000)
         session.prepare()
-        *_, warm_up = session._warming
-        while not warm_up.ended:
+        *_, ahead = session._ahead
+        while not ahead.ended:
             threading.Event().wait(0.01)
         timings = last(session.respond()).timings
         assert timings.reused_tokens == timings.prompt_tokens - 1

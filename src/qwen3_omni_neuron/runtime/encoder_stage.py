@@ -10,10 +10,10 @@ from functools import partial
 
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Encoder
-from qwen3_omni_neuron.runtime.held_rows import HeldRows
+from qwen3_omni_neuron.runtime.fairness import fewest_slots_first
+from qwen3_omni_neuron.runtime.prefix_cache import PrefixCache
 from qwen3_omni_neuron.runtime.request import Request
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
-from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
 LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a megapixel
 
@@ -21,21 +21,21 @@ LONG_ROWS = 256  # thinker rows: 20 s of audio, or an image of a quarter of a me
 def takes_long(request: Request) -> bool:
     """Return whether a request's media take so long that this stage encodes them."""
     prompt = request.prompt
-    return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.warm_up
+    return prompt.audio_tokens + prompt.image_tokens > LONG_ROWS and not request.ahead
 
 
 class EncoderStage(Stage[Task]):
     """Worker of the encoders, one prompt at a time.
 
-    held: the rows that the thinker's slots hold, whose media are not encoded again. on_encoded:
+    cache: the rows that the thinker's slots hold, whose media are not encoded again. on_encoded:
     called with the lock held, when a request's media are encoded.
     """
 
     def __init__(
-        self, engine: Encoder, held: HeldRows, shared: Shared, on_encoded: Callable[[], None]
+        self, engine: Encoder, cache: PrefixCache, shared: Shared, on_encoded: Callable[[], None]
     ):
         super().__init__("encoder", shared)
-        self._engine, self._held, self._on_encoded = engine, held, on_encoded
+        self._engine, self._cache, self._on_encoded = engine, cache, on_encoded
 
     def _select(self) -> Work | None:
         waiting = fewest_slots_first(self._tasks, self._tasks)
@@ -58,4 +58,4 @@ class EncoderStage(Stage[Task]):
         """Return the first row of a prompt that the thinker is expected to compute."""
         if request.keys is None:
             return 0
-        return self._held.count(request.keys.thinker, request.options.cache_key)
+        return self._cache.count(request.keys.thinker, request.options.cache_key)

@@ -20,13 +20,13 @@ from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
 from qwen3_omni_neuron.runtime.encoder_stage import EncoderStage, takes_long
-from qwen3_omni_neuron.runtime.priority import RightOfWay
+from qwen3_omni_neuron.runtime.fairness import Fairness
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from qwen3_omni_neuron.runtime.schedule import AdaptiveSchedule, FixedSchedule, Schedule
 from qwen3_omni_neuron.runtime.stage import Clock, Shared, Stage, Task
 from qwen3_omni_neuron.runtime.talker_stage import TalkerStage, TalkerTask
 from qwen3_omni_neuron.runtime.thinker_stage import ThinkerStage, ThinkerTask
-from qwen3_omni_neuron.runtime.turns import Turns
 from qwen3_omni_neuron.runtime.vocoder_stage import VocoderStage, VocoderTask
 from qwen3_omni_neuron.runtime.watch import Watch
 
@@ -35,32 +35,6 @@ logger = logging.getLogger(__name__)
 AWAITED_S = 20.0  # a speaker's next window comes after 8 s, and waits for a pause of the stages
 GREEDY = GenerationDefaults()
 StageTasks = list[tuple[Stage[Any], Task]]  # the tasks of a request, each with its stage
-
-
-class WarmUp:
-    """Computation of a prompt's rows that nobody waits for yet; see Pipeline.warm_up."""
-
-    def __init__(self, live: LiveRequest, clock: Clock):
-        self._live, self._clock = live, clock
-
-    @property
-    def waits(self) -> bool:
-        """True before its first call."""
-        return self._live.slot < 0 and not self._live.ended
-
-    @property
-    def ended(self) -> bool:
-        """True where no more of its rows will be computed."""
-        return self._live.ended
-
-    def end(self, timeout_s: float) -> None:
-        """End it after its engine call in progress, if any, whose rows the slot then holds."""
-        live, clock = self._live, self._clock
-        deadline_s = clock.now() + timeout_s
-        with live.output.changed:
-            live.end()
-            while live.holders and clock.now() < deadline_s:
-                live.output.changed.wait(deadline_s - clock.now())
 
 
 class Pipeline:
@@ -82,9 +56,9 @@ class Pipeline:
     ):
         """Start the stages.
 
-        max_queued: number of requests that may wait for a slot. reuse: whether requests reuse each
-        other's rows, if the engines can: see runtime.held_rows. draw_ids: draws tokens from logits.
-        defaults: the checkpoint's sampling of the text, for requests that have no other.
+        max_queued: number of requests that may wait for a slot. reuse: whether there is a prefix
+        cache, if the engines can have one. draw_ids: draws tokens from logits. defaults: the
+        checkpoint's sampling of the text, for requests that have no other.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
@@ -94,12 +68,11 @@ class Pipeline:
         # in any line of a thread that holds the lock.
         self._lock = threading.RLock()
         self._free_slots = list(range(engines.thinker.slots))  # the least recently used one first
-        # By slot: the time until which its warm-up's request is awaited, and others take it last.
+        # By slot: until when the request of its prefill ahead is awaited, and others take it last.
         self._awaited_until_s = [-math.inf] * engines.thinker.slots
         self._queue: deque[tuple[LiveRequest, StageTasks]] = deque()
-        self._warm_ups: deque[tuple[LiveRequest, StageTasks]] = deque()
         self._running: set[LiveRequest] = set()
-        self._turns = Turns(engines.thinker.slots)
+        self._fairness = Fairness(engines.thinker.slots)
         # By request: the request that gets its slot when it has ended.
         self._successors: WeakKeyDictionary[LiveRequest, tuple[LiveRequest, StageTasks]] = (
             WeakKeyDictionary()
@@ -112,25 +85,25 @@ class Pipeline:
         )
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
-        right_of_way = RightOfWay(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(engines.thinker, draw_ids, shared, right_of_way)
+        policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
+        self._thinker = ThinkerStage(engines.thinker, draw_ids, shared, policy)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
-            self._vocoder = VocoderStage(engines.vocoder, shared, right_of_way, self._wake)
+            self._vocoder = VocoderStage(engines.vocoder, shared, policy, self._wake)
             self._talker = TalkerStage(
                 engines.talker,
                 config.talker,
                 draw_ids,
                 shared,
-                right_of_way,
+                policy,
                 self._on_frame,
             )
             self._stages += [self._talker, self._vocoder]
         self._encoder = None
         if engines.encoder is not None:
             self._encoder = EncoderStage(
-                engines.encoder, self._thinker.held, shared, self._thinker.wake
+                engines.encoder, self._thinker.cache, shared, self._thinker.wake
             )
             self._stages.append(self._encoder)
         for stage in self._stages:
@@ -152,58 +125,60 @@ class Pipeline:
             if after is not None:
                 self._follow(after, live, tasks)
                 return live, 0
-            ahead = sum(not live.ended for live, _ in self._queue)
-            yielding = any(live.request.warm_up and not live.ended for live in self._running)
-            self._turns.came(request.options.owner, self.clock.now())
+            before = self._queued
+            yielding = any(live.request.ahead and not live.ended for live in self._running)
+            self._fairness.came(request.options.owner, self.clock.now())
             self._queue.append((live, tasks))
             self._admit()
             if live.timestamps.admitted_s is not None:
                 return live, 0
-            if not yielding and ahead >= self._max_queued:
+            if not yielding and before >= self._max_queued:
                 self._queue.remove((live, tasks))
                 slots = "the last slot is kept for another owner"
                 if not self._free_slots:
                     slots = f"all {len(self._running)} slots are in use"
                 raise BusyError(
-                    f"{slots}, and {ahead} requests wait for one. Finish or close a stream first, "
+                    f"{slots}, and {before} requests wait for one. Finish or close a stream first, "
                     "or load with a larger max_concurrency or max_queued."
                 )
-            logger.debug("a request is queued behind %d others", ahead)
-            return live, ahead + 1
+            logger.debug("a request is queued behind %d others", before)
+            return live, before + 1
 
-    def warm_up(self, request: Request) -> WarmUp:
-        """Compute the rows of a request's prompt in a pause of the stages, and nothing after them.
+    def prefill_ahead(self, request: Request) -> LiveRequest:
+        """Compute the rows of a request's prompt, for a later request that will begin with them.
 
-        They are for a request that will begin with them. The work waits for a free slot, and for
-        pauses in which nobody has to wait for it (see runtime.priority); it ends where a request
-        needs the slot. For AWAITED_S, other requests take its slot last. Raises ClosedError and
-        EngineDiedError, as `submit`.
+        It is a chunked prefill of lowest priority: it waits for a slot that no request needs, and
+        for pauses in which nobody waits for a call of the engines (see runtime.policy). It ends
+        where a request needs the slot, and by `cancel`. For AWAITED_S, other requests take its
+        slot last. Raises ClosedError and EngineDiedError, as `submit`.
         """
         never_s = threading.TIMEOUT_MAX
         options = replace(request.options, first_token_timeout_s=never_s, wait_timeout_s=never_s)
-        request = replace(request, options=options, warm_up=True)
-        live, tasks = self._make_tasks(request)
+        live, tasks = self._make_tasks(replace(request, options=options, ahead=True))
         with self._lock:
             self._check_stages(tasks)
-            # Warm-ups that a later one has replaced are removed here, with their prompts' media.
-            self._warm_ups = deque(entry for entry in self._warm_ups if not entry[0].ended)
-            self._warm_ups.append((live, tasks))
+            self._queue.append((live, tasks))
             self._admit()
-        return WarmUp(live, self.clock)
+        return live
 
-    def cancel(self, live: LiveRequest) -> None:
-        """End a request without an error. Each stage drops it at its next step."""
-        with self._lock:
+    def cancel(self, live: LiveRequest, timeout_s: float = 0.0) -> None:
+        """End a request without an error. Each stage drops it at its next step.
+
+        timeout_s: longest wait for the stages to drop it; its slot then holds the rows that its
+        last call has computed.
+        """
+        deadline_s = self.clock.now() + timeout_s
+        with live.output.changed:
             live.end()
+            while live.holders and self.clock.now() < deadline_s:
+                live.output.changed.wait(deadline_s - self.clock.now())
 
     def status(self) -> Status:
         """Return how many requests run and wait, each engine's work, and a stage's fault."""
         # No lock here: the stages hold it at every step, and a server asks before each request.
-        # The copy is one operation of the interpreter, during which no other thread runs.
-        queued = sum(not live.ended for live, _ in list(self._queue))
         stages = {stage.name: stage.time for stage in self._stages}
         fault = next((str(stage.fault) for stage in self._stages if stage.fault is not None), None)
-        return Status(len(self._running), queued, stages, fault)
+        return Status(len(self._running), self._queued, stages, fault)
 
     def close(self, join_timeout_s: float | None = None) -> None:
         """End all requests with a ClosedError, then the threads and the engines.
@@ -214,10 +189,8 @@ class Pipeline:
         with self._lock:
             self._closed = True
             error = ClosedError("the model was closed while the request ran.")
-            waiting = [live for live, _ in (*self._queue, *self._warm_ups)]
-            for live in [*self._running, *waiting]:
+            for live in [*self._running, *(live for live, _ in self._queue)]:
                 live.end(error)
-            self._warm_ups.clear()
             for stage in self._stages:
                 stage.close()
         if self._watch.is_current or any(stage.is_current for stage in self._stages):
@@ -235,6 +208,13 @@ class Pipeline:
                 engine.close()
         for stage in self._stages:
             stage.join(join_timeout_s)
+
+    @property
+    def _queued(self) -> int:
+        """Number of requests that wait for a slot, without those to prefill ahead."""
+        # The copy is one operation of the interpreter, during which no other thread runs.
+        waiting = [live for live, _ in list(self._queue)]
+        return sum(not live.ended and not live.request.ahead for live in waiting)
 
     def _looks(self) -> list[Callable[[], None]]:
         """Return a poll for each stage whose engine can die; it then fails the stage."""
@@ -282,34 +262,35 @@ class Pipeline:
             assert self._engines.vocoder is not None
             talker = TalkerTask(live, self._config, self._talker.allowed)
             tasks.append((self._talker, talker))
-            if not request.warm_up:
+            if not request.ahead:
                 schedule = _schedule(request.options, self._engines.vocoder)
                 tasks.append((self._vocoder, VocoderTask(live, schedule)))
         return live, tasks
 
     def _admit(self) -> None:
-        """Give free slots to requests of the queue in turn, and to one warm-up at a time.
+        """Give free slots to requests of the queue in turn, then to one prefill ahead at a time.
 
         The lock is held.
         """
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
-        while self._queue and self._free_slots:
-            waiting, now = [live for live, _ in self._queue], self.clock.now()
-            chosen = self._turns.next(waiting, self._running, len(self._free_slots), now)
-            if chosen is None:
-                break
-            entry = self._queue[waiting.index(chosen)]
+        while self._free_slots and (live := self._next()) is not None:
+            entry = next(entry for entry in self._queue if entry[0] is live)
             self._queue.remove(entry)
             self._start(*entry)
-        running = [live for live in self._running if live.request.warm_up]
-        if self._queue:
-            for live in running:
-                live.end()
-        while self._warm_ups and self._free_slots and not running:
-            live, tasks = self._warm_ups.popleft()
-            if not live.ended:
-                self._start(live, tasks)
-                running.append(live)
+        if any(not live.request.ahead for live, _ in self._queue):
+            for live in self._running:
+                if live.request.ahead:
+                    live.end()
+
+    def _next(self) -> LiveRequest | None:
+        """Return the request for the next free slot, None where none may run. The lock is held."""
+        waiting = [live for live, _ in self._queue if not live.request.ahead]
+        if waiting:
+            now, free = self.clock.now(), len(self._free_slots)
+            return self._fairness.next(waiting, self._running, free, now)
+        if any(live.request.ahead for live in self._running):
+            return None
+        return self._queue[0][0] if self._queue else None
 
     def _follow(self, after: LiveRequest, live: LiveRequest, tasks: StageTasks) -> None:
         """Give a request the slot of another one when that ends. The lock is held."""
@@ -324,12 +305,12 @@ class Pipeline:
         request, now = live.request, self.clock.now()
         slot = self._free_slots[-1]
         if request.keys is not None:
-            keys, held = request.keys.thinker, self._thinker.held
+            keys, cache = request.keys.thinker, self._thinker.cache
             free = sorted(self._free_slots, key=lambda slot: self._awaited_until_s[slot] > now)
-            slot, live.reused_rows = held.choose(free, keys, request.options.cache_key)
+            slot, live.reused_rows = cache.choose(free, keys, request.options.cache_key)
             live.prefilled_rows = live.reused_rows
         self._free_slots.remove(slot)
-        self._awaited_until_s[slot] = now + AWAITED_S if request.warm_up else -math.inf
+        self._awaited_until_s[slot] = now + AWAITED_S if request.ahead else -math.inf
         self._start_in(slot, live, tasks)
 
     def _start_in(self, slot: int, live: LiveRequest, tasks: StageTasks) -> None:
@@ -347,7 +328,7 @@ class Pipeline:
         if live.holders == 0:
             live.end()
             self._running.discard(live)
-            self._turns.ended(live.request.options.owner, self.clock.now())
+            self._fairness.ended(live.request.options.owner, self.clock.now())
             live.output.changed.notify_all()
             successor, tasks = self._successors.pop(live, (None, []))
             if successor is not None and live.error is not None:
@@ -360,7 +341,7 @@ class Pipeline:
 
     def _on_fault(self, stage: Stage[Any]) -> None:
         """End the waiting requests that need a stage that has failed. The lock is held."""
-        for live, tasks in (*self._queue, *self._warm_ups, *self._successors.values()):
+        for live, tasks in (*self._queue, *self._successors.values()):
             if any(needed is stage for needed, _ in tasks):
                 live.end(stage.fault)
 

@@ -52,9 +52,9 @@ class Request:
 
     options: with a seed. speak: False where the caller wants text alone. arrived_s: time by the
     clock when the request came, before its conversation was read. codec: decodes its reply. keys:
-    keys of the prompt's rows in the prefix cache; None: rows are not reused. warm_up: compute the
-    prompt's rows alone, for a later request that begins with them. written: reply to speak without
-    a call of the thinker's engine; the talker's prompt was made from `prompt`.
+    keys of the prompt's rows in the prefix cache; None: rows are not reused. ahead: see
+    `Pipeline.prefill_ahead`. written: reply to speak without a call of the thinker's engine; the
+    talker's prompt was made from `prompt`.
     """
 
     prompt: Prompt
@@ -63,7 +63,7 @@ class Request:
     arrived_s: float
     codec: TextCodec
     keys: PromptKeys | None = None
-    warm_up: bool = False
+    ahead: bool = False
     written: WrittenReply | None = None
 
 

@@ -13,8 +13,8 @@ from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
 from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
-from qwen3_omni_neuron.runtime.held_rows import NO_ACCEPTED, HeldRows, Rows
-from qwen3_omni_neuron.runtime.priority import RightOfWay
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
+from qwen3_omni_neuron.runtime.prefix_cache import NO_ACCEPTED, CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import LiveRequest
 from qwen3_omni_neuron.runtime.stage import Result, Shared, Stage, Task, Work
 
@@ -24,7 +24,6 @@ MAX_WAITING_FRAMES = 128  # frames not yet decoded by the vocoder, before the ta
 class Phase(Enum):
     """Next call of the talker for a request."""
 
-    EXTEND = auto()  # compute a warm-up's rows, once the thinker has computed them
     PREPARE = auto()  # compute the prompt's rows that are known before the thinker answers
     PREFILL = auto()  # compute the rest of the prompt, once there is a first text token
     STEP = auto()  # append one text row, for one more frame
@@ -44,7 +43,7 @@ class TalkerTask(Task):
         assert config.talker is not None
         options = live.request.options
         self.prompt, self.speaker_id = live.request.prompt.talker, options.speaker_id(config)
-        self.phase = Phase.EXTEND if live.request.warm_up else Phase.PREPARE
+        self.phase = Phase.PREPARE
         self.limit = options.talker_max_new_tokens
         self.start = 0
         self.row: int | None = None
@@ -81,14 +80,14 @@ class TalkerStage(Stage[TalkerTask]):
         config: TalkerConfig,
         draw_ids: DrawIds,
         shared: Shared,
-        right_of_way: RightOfWay,
+        policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
     ):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._draw_ids, self._right_of_way = draw_ids, right_of_way
-        self._held = HeldRows(engine.slots)
+        self._draw_ids, self._policy = draw_ids, policy
+        self._cache = PrefixCache(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
     def _select(self) -> Work | float | None:
@@ -99,15 +98,26 @@ class TalkerStage(Stage[TalkerTask]):
                 task.row = task.live.text.take()
         stepping = [task for task in stepping if task.row is not None]
         lives = [task.live for task in stepping]
-        held_s = self._right_of_way.held_speech_s(lives, self._clock.now())
+        held_s = self._policy.held_speech_s(lives, self._clock.now())
         stepping = [task for task in stepping if task.live not in held_s]
-        new = self._together(self._in_phase(Phase.PREPARE))
+        new = self._in_phase(Phase.PREPARE)
+        ahead = [task for task in new if task.live.request.ahead]
+        new = self._together([task for task in new if not task.live.request.ahead])
         if not (first or stepping or new):
-            return self._select_warm_up() or min(held_s.values(), default=None)
+            new = self._next_ahead(ahead)
+            if not new:
+                return min(held_s.values(), default=None)
         return partial(self._work, first, stepping, new)
 
     def _in_phase(self, phase: Phase) -> list[TalkerTask]:
         return [task for task in self._tasks if task.phase is phase]
+
+    def _next_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
+        """Return the prompt to prefill ahead that the thinker has completed, in a pause."""
+        ready = [task for task in tasks if task.live.accepted is not None][:1]
+        # A talker row takes no longer than a thinker row, whose time is known.
+        rows = sum(len(task.prompt.token_ids) for task in ready)
+        return ready if self._policy.is_pause(rows, self._clock.now()) else []
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the prepared tasks whose first text token is there. The lock is held."""
@@ -119,35 +129,8 @@ class TalkerStage(Stage[TalkerTask]):
         return [task for task in tasks if task.row is not None]
 
     def _together(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
-        """Return the first of the tasks, which the next work includes: see runtime.priority."""
-        return tasks[: self._right_of_way.together([len(t.prompt.token_ids) for t in tasks])]
-
-    def _select_warm_up(self) -> Work | None:
-        """Return the extension of a warm-up that the thinker has completed, in a pause."""
-        tasks = (task for task in self._tasks if task.phase is Phase.EXTEND)
-        task = next((task for task in tasks if task.live.accepted is not None), None)
-        if task is None:
-            return None
-        # A talker row takes no longer than a thinker row, whose time is known.
-        expected_s = self._right_of_way.expected_s(len(task.prompt.token_ids))
-        pause = self._right_of_way.may_warm(expected_s, self._clock.now())
-        return partial(self._warm_up, task) if pause else None
-
-    def _warm_up(self, task: TalkerTask) -> None:
-        extended = self._call_engine((task,), self._extend)
-        with self._lock:
-            if extended and task in self._tasks:
-                self._release(task)
-
-    def _extend(self, tasks: Sequence[TalkerTask]) -> list[None]:
-        for task in tasks:
-            keys = task.live.request.keys
-            assert keys is not None
-            self._bring(task)
-            if task.start < len(keys.talker):
-                self._engine.extend(task.slot, task.prompt, task.start, self._accepted(task))
-            self._hold(task)
-        return [None] * len(tasks)
+        """Return the first of the tasks, which the next work includes: see runtime.policy."""
+        return tasks[: self._policy.together([len(t.prompt.token_ids) for t in tasks])]
 
     def _work(
         self, first: list[TalkerTask], stepping: list[TalkerTask], new: list[TalkerTask]
@@ -155,7 +138,7 @@ class TalkerStage(Stage[TalkerTask]):
         """Make the next frames, a request's first one before all others."""
         self._speak(self._each(first, self._prefill))
         if new:
-            prepared = [task for task, _ in self._each(new, self._prepare)]
+            prepared = self._without_ahead([task for task, _ in self._each(new, self._prepare)])
             for task in prepared:
                 rows = len(task.prompt)
                 task.limit = min(task.limit, self._engine.context_length - rows + 1)
@@ -175,15 +158,28 @@ class TalkerStage(Stage[TalkerTask]):
     def _prepare(self, tasks: Sequence[TalkerTask]) -> list[None]:
         for task in tasks:
             self._bring(task)
-            self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
+            if not task.live.request.ahead:
+                self._engine.prepare(task.slot, task.prompt, task.speaker_id, task.start)
+                continue
+            if task.start < len(task.prompt.token_ids):
+                self._engine.extend(task.slot, task.prompt, task.start, self._accepted(task))
+            self._hold(task)
         return [None] * len(tasks)
+
+    def _without_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
+        """End the tasks that are prefilled ahead. Returns the others."""
+        with self._lock:
+            for task in tasks:
+                if task.live.request.ahead and task in self._tasks:
+                    self._release(task)
+        return [task for task in tasks if not task.live.request.ahead]
 
     def _bring(self, task: TalkerTask) -> None:
         """Reuse the user rows that any slot holds, before the others are computed."""
         request = task.live.request
         if request.keys is not None:
             keys, copy = request.keys.talker, self._engine.copy
-            held = self._held.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
+            held = self._cache.bring(task.slot, keys, request.options.cache_key, len(keys), copy)
             task.start = held.count
 
     def _hold(self, task: TalkerTask) -> None:
@@ -191,7 +187,9 @@ class TalkerStage(Stage[TalkerTask]):
         request = task.live.request
         if request.keys is not None:
             keys = request.keys.talker
-            self._held.put(task.slot, Rows(keys, len(keys), request.options.cache_key, NO_ACCEPTED))
+            self._cache.put(
+                task.slot, CachedRows(keys, len(keys), request.options.cache_key, NO_ACCEPTED)
+            )
 
     def _accepted(self, task: TalkerTask) -> Tensor:
         """Return the thinker's hidden states at the media of the rows from the task's start on."""

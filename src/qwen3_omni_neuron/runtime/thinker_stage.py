@@ -15,15 +15,14 @@ from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
-from qwen3_omni_neuron.runtime.held_rows import HeldRows, Rows
-from qwen3_omni_neuron.runtime.priority import RightOfWay
+from qwen3_omni_neuron.runtime.fairness import fewest_slots_first
+from qwen3_omni_neuron.runtime.policy import AHEAD_ROWS, SchedulingPolicy
+from qwen3_omni_neuron.runtime.prefix_cache import CachedRows, PrefixCache
 from qwen3_omni_neuron.runtime.request import MOST_WRITTEN, LiveRequest
 from qwen3_omni_neuron.runtime.stage import Shared, Stage, Task, Work
 from qwen3_omni_neuron.runtime.stop_strings import StopStrings
-from qwen3_omni_neuron.runtime.turns import fewest_slots_first
 
 MOST_TOKENS_ANEW = 256  # bytes of the longest text token
-WARM_UP_ROWS = 128  # most rows of a warm-up's call; a window of speech has 104
 
 
 class ThinkerTask(Task):
@@ -62,10 +61,10 @@ class ThinkerTask(Task):
     def rows(self) -> int:
         """Expected number of the prompt's rows that are still to be computed.
 
-        At least 1, since the last row's logits give the first token; a warm-up may have 0.
+        At least 1, since the last row's logits give the first token; a prefill ahead may have 0.
         """
         request = self.live.request
-        least = 0 if request.warm_up else 1
+        least = 0 if request.ahead else 1
         return max(least, len(request.prompt) - self.live.prefilled_rows)
 
     @property
@@ -92,20 +91,20 @@ class ThinkerTask(Task):
 class ThinkerStage(Stage[ThinkerTask]):
     """Worker of the thinker. Between two steps it prefills one new request, or a few short ones.
 
-    A long prompt is prefilled in pieces, unless there is no other request (see `RightOfWay.piece`).
-    held: record of the prompt and reply rows in each slot.
+    A long prompt has a chunked prefill, unless there is no other request. cache: prefix cache, with
+    the rows of prompts and replies.
     """
 
     def __init__(
-        self, engine: Thinker, draw_ids: DrawIds, shared: Shared, right_of_way: RightOfWay
+        self, engine: Thinker, draw_ids: DrawIds, shared: Shared, policy: SchedulingPolicy
     ):
         super().__init__("thinker", shared)
-        self._engine, self._draw_ids, self._right_of_way = engine, draw_ids, right_of_way
+        self._engine, self._draw_ids, self._policy = engine, draw_ids, policy
         self._holds = False  # whether the last selection held a request back
-        self.held = HeldRows(engine.slots)
+        self.cache = PrefixCache(engine.slots)
 
     def on_frame(self) -> None:
-        """Wake this stage where it waits for a new frame (runtime.priority). The lock is held."""
+        """Wake this stage where it waits for a new frame (runtime.policy). The lock is held."""
         if self._holds:
             self.changed.notify_all()
 
@@ -113,13 +112,13 @@ class ThinkerStage(Stage[ThinkerTask]):
         now, holds = self._clock.now(), []
         new = self._next_prompts(now)
         if new:
-            rows, since_s = sum(map(self._piece, new)), new[0].next_since_s
-            hold_s = self._right_of_way.prefill_hold_s(new[0].live, rows, since_s, now)
+            rows, since_s = sum(map(self._chunk_rows, new)), new[0].next_since_s
+            hold_s = self._policy.prefill_hold_s(new[0].live, rows, since_s, now)
             if hold_s:
                 new = []
                 holds.append(hold_s)
         ready = [task for task in self._tasks if task.last is not None and task.has_space]
-        held_s = self._right_of_way.held_steps_s([task.live for task in ready], now)
+        held_s = self._policy.held_steps_s([task.live for task in ready], now)
         writing = [task for task in ready if task.live not in held_s]
         holds += held_s.values()
         self._holds = bool(holds)
@@ -128,41 +127,44 @@ class ThinkerStage(Stage[ThinkerTask]):
         return partial(self._work, new, writing)
 
     def _next_prompts(self, now: float) -> list[ThinkerTask]:
-        """Return the tasks whose prompts are prefilled next; a warm-up only in a pause."""
+        """Return the tasks whose prompts are prefilled next; ahead only in a pause."""
         waiting = [task for task in self._tasks if task.last is None and not task.live.encoding]
-        prompts = [task for task in waiting if not task.live.request.warm_up]
+        prompts = [task for task in waiting if not task.live.request.ahead]
         if prompts:
             prompts = fewest_slots_first(prompts, self._tasks)
-            prompts = prompts[: self._right_of_way.together([self._piece(p) for p in prompts])]
-        elif waiting:
-            expected_s = self._right_of_way.expected_s(min(waiting[0].rows, WARM_UP_ROWS))
-            prompts = waiting[:1] if self._right_of_way.may_warm(expected_s, now) else []
+            prompts = prompts[: self._policy.together([self._chunk_rows(p) for p in prompts])]
+        elif waiting and self._policy.is_pause(self._chunk_rows(waiting[0]), now):
+            prompts = waiting[:1]
         for task in prompts:
             task.next_since_s = min(task.next_since_s, now)
         return prompts
 
-    def _piece(self, task: ThinkerTask) -> int:
+    def _chunk_rows(self, task: ThinkerTask) -> int:
         """Return how many rows of a prompt the next call computes."""
+        if task.live.request.ahead:
+            return min(task.rows, AHEAD_ROWS)
         cut = len(self._tasks) > 1 and task.live.request.keys is not None and task.may_be_cut
-        return self._right_of_way.piece(task.rows) if cut else task.rows
+        return self._policy.chunk_rows(task.rows) if cut else task.rows
 
     def _work(self, new: list[ThinkerTask], writing: list[ThinkerTask]) -> None:
         for one in new:
             for task, (logits, accepted) in self._call_engine((one,), self._prefill):
-                if task.live.request.warm_up:
-                    self._warmed_up(task, accepted)
-                elif task.live.prefilled_rows == len(task.live.request.prompt):
+                if task.live.prefilled_rows < len(task.live.request.prompt):
+                    continue
+                if task.live.request.ahead:
+                    self._end_ahead(task, accepted)
+                else:
                     self._write(task, self._draw_ids([task.sampler], [logits])[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
-                held_s = self._right_of_way.held_steps_s(lives, self._clock.now())
+                held_s = self._policy.held_steps_s(lives, self._clock.now())
                 writing = [task for task in writing if task.live not in held_s]
         if writing:
             start_s = self._clock.now()
             stepped = self._call_engine(writing, self._step)
             with self._lock:
-                self._right_of_way.stepped(self._clock.now() - start_s)
+                self._policy.stepped(self._clock.now() - start_s)
             if stepped:
                 samplers = [task.sampler for task, _ in stepped]
                 token_ids = self._draw_ids(samplers, [logits for _, logits in stepped])
@@ -173,10 +175,10 @@ class ThinkerStage(Stage[ThinkerTask]):
         return [self._prefill_rest(task) for task in tasks]
 
     def _prefill_rest(self, task: ThinkerTask) -> tuple[Tensor, Tensor]:
-        """Prefill rows of a prompt that no slot holds: all of them, or the next piece.
+        """Prefill rows of a prompt that no slot holds: all of them, or the next chunk.
 
-        A warm-up's piece has at most WARM_UP_ROWS. Returns what Thinker.prefill returns, but with
-        the hidden states of all media rows that the slot now holds.
+        Returns what Thinker.prefill returns, but with the hidden states of all media rows that the
+        slot now holds.
         """
         request = task.live.request
         prompt, keys, slot = request.prompt, request.keys, task.slot
@@ -185,15 +187,15 @@ class ThinkerStage(Stage[ThinkerTask]):
             return self._prefilled(slot, prompt, 0, task.live.encoded)
         rows = len(prompt)
         # The last row is never reused, because the first token is drawn from its logits.
-        most = rows if request.warm_up else max(0, rows - 1)
+        most = rows if request.ahead else max(0, rows - 1)
         cache_key = request.options.cache_key
-        held = self.held.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
+        held = self.cache.bring(slot, keys.thinker, cache_key, most, self._engine.copy)
         start = held.count
         if not task.begun:
             task.begun, task.live.reused_rows = True, start
         task.live.prefilled_rows = start
-        rows = min(rows, start + (WARM_UP_ROWS if request.warm_up else self._piece(task)))
-        if request.warm_up and start == rows:
+        rows = min(rows, start + self._chunk_rows(task))
+        if request.ahead and start == rows:
             return torch.empty(0), held.accepted
         if rows < len(prompt):
             token_ids, positions = prompt.token_ids[:rows], prompt.positions[:, :rows]
@@ -205,7 +207,7 @@ class ThinkerStage(Stage[ThinkerTask]):
         task.live.prefilled_rows = rows
         if len(held.accepted):
             accepted = torch.cat((held.accepted, accepted))
-        self.held.put(slot, Rows(keys.thinker, rows, cache_key, accepted))
+        self.cache.put(slot, CachedRows(keys.thinker, rows, cache_key, accepted))
         return logits, accepted
 
     def _prefilled(
@@ -215,23 +217,21 @@ class ThinkerStage(Stage[ThinkerTask]):
         start_s = self._clock.now()
         found = self._engine.prefill(slot, prompt, start, encoded)
         with self._lock:
-            self._right_of_way.prefilled(len(prompt) - start, self._clock.now() - start_s)
+            self._policy.prefilled(len(prompt) - start, self._clock.now() - start_s)
         return found
 
     def _release(self, task: ThinkerTask) -> None:
         """Drop a request. Its slot holds the reply but for the last token. The lock is held."""
-        held, appended = self.held[task.slot], task.live.token_ids[:-1]
+        held, appended = self.cache[task.slot], task.live.token_ids[:-1]
         if held is not None and task.last is not None and appended:
             keys = held.keys.followed_by(appended)
-            self.held.put(task.slot, Rows(keys, len(keys), held.cache_key, held.accepted))
+            self.cache.put(task.slot, CachedRows(keys, len(keys), held.cache_key, held.accepted))
         super()._release(task)
 
-    def _warmed_up(self, task: ThinkerTask, accepted: Tensor) -> None:
-        """Pass a complete warm-up's hidden states at media positions to the talker."""
-        held = self.held[task.slot]
-        task.live.reused_rows = task.live.prefilled_rows = held.count if held else 0
+    def _end_ahead(self, task: ThinkerTask, accepted: Tensor) -> None:
+        """Pass the hidden states at media positions of a prompt prefilled ahead to the talker."""
         with self._lock:
-            if not task.live.ended and not task.rows:
+            if not task.live.ended:
                 task.live.accepted = accepted
                 task.live.text.close()  # wakes the talker's stage
                 self._release(task)

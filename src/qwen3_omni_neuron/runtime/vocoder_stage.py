@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.buckets import bucket_of
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk
-from qwen3_omni_neuron.runtime.priority import RightOfWay
+from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
 from qwen3_omni_neuron.runtime.request import (
     RECENT_FRAMES,
     LiveRequest,
@@ -41,12 +41,12 @@ class VocoderStage(Stage[VocoderTask]):
         self,
         engine: Vocoder,
         shared: Shared,
-        right_of_way: RightOfWay,
+        policy: SchedulingPolicy,
         on_space: Callable[[], None],
     ):
         """on_space: wakes the stages that wait for this one; called with the lock held."""
         super().__init__("vocoder", shared)
-        self._engine, self._right_of_way, self._on_space = engine, right_of_way, on_space
+        self._engine, self._policy, self._on_space = engine, policy, on_space
         self._working = False  # guarded by the lock
         # Durations of the last call, and of the shortest call by size: see runtime.schedule.Pace.
         self._last_call_s, self._delay_s = 0.0, 0.0
@@ -75,7 +75,7 @@ class VocoderStage(Stage[VocoderTask]):
 
     def _select(self) -> Work | float | None:
         lives = [task.live for task in self._tasks if task.live.waiting_frames]
-        held_s = self._right_of_way.held_speech_s(lives, self._clock.now())
+        held_s = self._policy.held_speech_s(lives, self._clock.now())
         groups: dict[tuple[bool, int], list[VocoderTask]] = {}
         for task in list(self._tasks):
             if task.live.speech_ended and not task.live.waiting_frames:
@@ -84,7 +84,7 @@ class VocoderStage(Stage[VocoderTask]):
             task.chunk = 0 if task.live in held_s else self._due_frames(task)
             if task.live.chunk_due and not task.chunk:
                 task.live.chunk_due = False
-                self._on_space()  # the thinker waits for this chunk: see runtime.priority
+                self._on_space()  # the thinker waits for this chunk: see runtime.policy
             if task.chunk:
                 # Tasks of one compiled size are one call; the engine pads them to it.
                 bucket = bucket_of(task.chunk, self._engine.chunk_frames, "frames")

@@ -1,4 +1,4 @@
-"""Right of way: the first sample before text, listeners before prompts, all before warm-ups."""
+"""Scheduling policy: first samples before text, listeners before prompts, prefill ahead last."""
 
 import itertools
 import math
@@ -15,12 +15,12 @@ from bench.replaying.load import make_load
 from bench.replaying.profiles import StageProfile
 from qwen3_omni_neuron.events import SAMPLE_RATE
 from qwen3_omni_neuron.runtime.buffers import Output, TokenBuffer
-from qwen3_omni_neuron.runtime.priority import (
+from qwen3_omni_neuron.runtime.policy import (
     MARGIN,
     SHORT_FRAMES,
     SHORT_S,
     TOGETHER_S,
-    RightOfWay,
+    SchedulingPolicy,
 )
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
 from testing.prompts import prompt_of
@@ -51,7 +51,7 @@ def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
     assert shared["ttfb_mean_s"] < 0.720
     assert shared["ttfb_p50_s"] == pytest.approx(0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30)
     assert shared["underruns"] == 0, "the second chunk, too, comes in time"
-    without = case(port, replace(OURS, right_of_way=False), "shared", 1, load)
+    without = case(port, replace(OURS, policy=False), "shared", 1, load)
     assert without["ttfb_mean_s"] > 0.745
 
 
@@ -166,8 +166,8 @@ def starter() -> LiveRequest:
     return live
 
 
-def right_of_way(shares_cores: bool, *running: LiveRequest) -> RightOfWay:
-    made = RightOfWay(shares_cores, FRAME_S, running)
+def policy(shares_cores: bool, *running: LiveRequest) -> SchedulingPolicy:
+    made = SchedulingPolicy(shares_cores, FRAME_S, running)
     made.prefilled(ROWS, PREFILL_S)
     made.stepped(THINKER_STEP_S)
     return made
@@ -195,7 +195,7 @@ GAIN = FRAME_S / 0.03 - 1  # seconds of audio in a second
 def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
     running: list[LiveRequest], waits: bool
 ) -> None:
-    rules = right_of_way(True, *running)
+    rules = policy(True, *running)
     assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
 
 
@@ -212,14 +212,14 @@ def test_a_prompt_waits_on_shared_cores_for_whom_can_be_served_first(
 def test_a_prompt_waits_for_tokens_where_the_thinker_has_its_own_cores(
     live: LiveRequest, waits: bool
 ) -> None:
-    rules = right_of_way(False, live)
+    rules = policy(False, live)
     assert (rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) > 0) == waits
     live.text.close()
     assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0, "all of its text is there"
 
 
 def test_a_prompt_waits_no_longer_than_it_takes_and_is_not_late() -> None:
-    rules = right_of_way(True, starter())
+    rules = policy(True, starter())
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.0) == pytest.approx(PREFILL_S)
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.3) == pytest.approx(PREFILL_S - 0.3)
     assert rules.prefill_hold_s(make_live(), ROWS, 1.0, 1.4) == 0
@@ -231,7 +231,7 @@ def test_a_prompt_waits_no_longer_than_it_takes_and_is_not_late() -> None:
 
 
 def test_a_prefill_is_expected_to_take_what_those_of_its_length_took() -> None:
-    rules = RightOfWay(True, FRAME_S, ())
+    rules = SchedulingPolicy(True, FRAME_S, ())
     assert rules.expected_s(1000) == 0
     assert rules.prefill_hold_s(make_live(), ROWS, 0.0, 0.0) == 0
     rules.prefilled(1000, 2.0)
@@ -333,13 +333,13 @@ def test_a_listener_whose_audio_lasts_waits_for_a_starter(
     other: LiveRequest | None, held_s: float | None
 ) -> None:
     running = [LASTS] + ([other] if other else [])
-    held = right_of_way(True, *running).held_speech_s(running, 0.0)
+    held = policy(True, *running).held_speech_s(running, 0.0)
     assert held == ({} if held_s is None else {LASTS: pytest.approx(held_s)})
-    assert right_of_way(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
+    assert policy(False, *running).held_speech_s(running, 0.0) == {}, "cores of its own"
 
 
 def test_a_listener_whose_frames_take_long_keeps_more_audio() -> None:
-    rules = right_of_way(True, SLOW, starter())
+    rules = policy(True, SLOW, starter())
     assert rules.held_speech_s([SLOW], 0.0) == {SLOW: pytest.approx(SLOW_S)}
 
 
@@ -347,15 +347,15 @@ def test_a_listener_does_not_wait_where_it_is_short_or_the_starter_does_not_read
     first = starter()
     for lasts_s in (-0.001, 0.0009):
         short = listener(1.0 - LASTS_S + lasts_s, frame_s=0.005)
-        assert right_of_way(True, short, first).held_speech_s([short], 0.0) == {}
-    rules = right_of_way(True, LASTS, first)
+        assert policy(True, short, first).held_speech_s([short], 0.0) == {}
+    rules = policy(True, LASTS, first)
     assert rules.held_speech_s([LASTS], 0.0)
     while first.output.has_space_for_token:
         first.output.put(0)
     assert rules.held_speech_s([LASTS], 0.0) == {}
     silent = listener(1e7)
     silent.timestamps.progress_s = 0.0
-    held = right_of_way(True, silent, starter()).held_speech_s([silent], 1.0)
+    held = policy(True, silent, starter()).held_speech_s([silent], 1.0)
     assert held[silent] == pytest.approx(1e6 / 2 - 1.0), "it is not made late"
 
 
@@ -447,25 +447,25 @@ def test_a_listeners_last_chunk_comes_before_it_is_dry(simulate: Simulate) -> No
 )
 def test_a_piece_is_prefilled_where_nobody_waits(live: LiveRequest | None, may: bool) -> None:
     running = [listener(10.0)] + ([live] if live else [])
-    assert right_of_way(True, *running).may_warm(PREFILL_S, 0.0) == may
+    assert policy(True, *running).is_pause(ROWS, 0.0) == may
 
 
 def test_a_piece_waits_for_text_that_is_not_spoken() -> None:
     writing, silent = make_live(talks=False), listener(10.0)
     writing.timestamps.first_token_s = 0.0
-    rules = right_of_way(True, writing)
-    assert not rules.may_warm(PREFILL_S, 0.0)
+    rules = policy(True, writing)
+    assert not rules.is_pause(ROWS, 0.0)
     writing.text.close()
-    assert rules.may_warm(PREFILL_S, 0.0)
+    assert rules.is_pause(ROWS, 0.0)
     silent.speech_ended = True
-    rules = right_of_way(True, silent)
-    assert not rules.may_warm(PREFILL_S, 0.0), "the talker stopped, and the text goes on"
+    rules = policy(True, silent)
+    assert not rules.is_pause(ROWS, 0.0), "the talker stopped, and the text goes on"
     silent.text.close()
-    assert rules.may_warm(PREFILL_S, 0.0)
+    assert rules.is_pause(ROWS, 0.0)
     silent.speech_ended, silent.plays_until_s = False, 0.0
-    assert not rules.may_warm(PREFILL_S, 0.0)
+    assert not rules.is_pause(ROWS, 0.0)
     silent.end()
-    assert rules.may_warm(PREFILL_S, 0.0)
+    assert rules.is_pause(ROWS, 0.0)
 
 
 def test_audio_is_played_from_the_first_sample_on(simulate: Simulate) -> None:

@@ -2,8 +2,8 @@
 
 A slot keeps the rows of its last request, also after that has ended. A prompt that begins with the
 same rows is computed from the first row that differs: a client that sends its whole history each
-time, a session, and many requests with one system prompt all benefit. Rows that another slot holds,
-busy or free, are copied.
+time, a session, and many requests with one system prompt all benefit. Rows that
+another slot holds, busy or free, are copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ COPY_ROWS = 16  # computing fewer rows takes about as long as copying them
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
-    """Rows of one prompt, or of its beginning.
+class CachedRows:
+    """Rows of one prompt, or of its beginning, in one slot.
 
     keys: row keys of the whole prompt. count: number of its first rows that are held. cache_key:
     requests share rows only if their cache_key is the same. accepted: the thinker's accept-layer
@@ -38,7 +38,7 @@ class Rows:
         return min(self.count, self.keys.shared(keys)) if self.cache_key == cache_key else 0
 
 
-class HeldRows:
+class PrefixCache:
     """Rows that each slot of one engine holds.
 
     Only the thread of the engine's stage changes them. Any thread may `choose` and `count`, without
@@ -46,12 +46,12 @@ class HeldRows:
     """
 
     def __init__(self, slots: int):
-        self._rows: list[Rows | None] = [None] * slots
+        self._rows: list[CachedRows | None] = [None] * slots
 
-    def __getitem__(self, slot: int) -> Rows | None:
+    def __getitem__(self, slot: int) -> CachedRows | None:
         return self._rows[slot]
 
-    def put(self, slot: int, rows: Rows | None) -> None:
+    def put(self, slot: int, rows: CachedRows | None) -> None:
         """Set the record of the rows that a slot holds now; None: no rows."""
         self._rows[slot] = rows
 
@@ -80,7 +80,7 @@ class HeldRows:
         cache_key: str | None,
         most: int,
         copy: Callable[[int, int, int], None],
-    ) -> Rows:
+    ) -> CachedRows:
         """Make a slot hold as many of a prompt's first rows as any slot does, and no others.
 
         Where another slot has at least COPY_ROWS more, its rows are copied. most: largest number of
@@ -94,7 +94,7 @@ class HeldRows:
         accepted = NO_ACCEPTED if held is None else held.accepted
         if len(accepted):
             accepted = accepted[: keys.media_rows(count)]
-        rows = Rows(keys, count, cache_key, accepted)
+        rows = CachedRows(keys, count, cache_key, accepted)
         if source != slot:
             self.put(slot, None)  # until the copy has succeeded
             copy(source, slot, count)

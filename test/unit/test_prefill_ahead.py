@@ -12,8 +12,9 @@ import pytest
 from bench.replaying.simulation import take_reply
 from qwen3_omni_neuron.errors import BusyError, ClosedError
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.runtime.held_rows import COPY_ROWS
-from qwen3_omni_neuron.runtime.pipeline import AWAITED_S, WarmUp
+from qwen3_omni_neuron.runtime.pipeline import AWAITED_S
+from qwen3_omni_neuron.runtime.prefix_cache import COPY_ROWS
+from qwen3_omni_neuron.runtime.request import LiveRequest
 from testing.simulation import Simulation, finish
 from testing.timed_engines import Sizes, Times
 
@@ -41,18 +42,18 @@ def spoken(config: OmniConfig) -> Callable[..., list[int]]:
     return lambda *ids: [config.im_start_id, config.user_id, *ids]
 
 
-def warm_up(simulation: Simulation, tokens: Sequence[int], speak: bool = True) -> WarmUp:
-    return simulation.pipeline.warm_up(simulation.request(tokens, speak=speak))
+def prefill_ahead(simulation: Simulation, tokens: Sequence[int], speak: bool = True) -> LiveRequest:
+    return simulation.pipeline.prefill_ahead(simulation.request(tokens, speak=speak))
 
 
 def sizes_of(simulation: Simulation, name: str) -> list[int]:
     return [call.size for call in simulation.called(name)]
 
 
-def test_a_request_computes_what_was_not_warmed_up(simulate: Simulate, spoken: Any) -> None:
+def test_a_request_computes_what_was_not_prefilled_ahead(simulate: Simulate, spoken: Any) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
-    warm_up(simulation, tokens[:30])
+    prefill_ahead(simulation, tokens[:30])
     simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [30]
     assert sizes_of(simulation, "talker.extend") == [30]
@@ -66,45 +67,49 @@ def test_a_request_computes_what_was_not_warmed_up(simulate: Simulate, spoken: A
     assert result.timings.ttft_s == pytest.approx(0.12)
 
 
-def test_nothing_is_computed_twice_for_warm_ups_in_a_row(simulate: Simulate, spoken: Any) -> None:
+def test_nothing_is_computed_twice_for_prefills_ahead_in_a_row(
+    simulate: Simulate, spoken: Any
+) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
     for rows in (10, 10, 25, 42):
-        warm_up(simulation, tokens[:rows])
+        prefill_ahead(simulation, tokens[:rows])
         simulation.clock.sleep(1.0)
     assert sizes_of(simulation, "thinker.prefill") == [10, 15, 17]
     assert sizes_of(simulation, "talker.extend") == [10, 15, 17]
     assert not simulation.called("thinker.copy")
 
 
-def test_a_warm_up_without_speech_leaves_the_talker_alone(simulate: Simulate, spoken: Any) -> None:
+def test_a_prefill_ahead_without_speech_leaves_the_talker_alone(
+    simulate: Simulate, spoken: Any
+) -> None:
     simulation = simulate()
-    warm_up(simulation, spoken(1, 2, 3), speak=False)
+    prefill_ahead(simulation, spoken(1, 2, 3), speak=False)
     simulation.clock.sleep(1.0)
     assert not simulation.called("talker.extend")
     assert not simulation.called("talker.prepare")
     simulation.assert_idle()
 
 
-def test_a_warm_up_waits_while_somebody_waits_for_a_first_sample(
+def test_a_prefill_ahead_waits_while_somebody_waits_for_a_first_sample(
     simulate: Simulate, spoken: Any
 ) -> None:
     simulation = simulate()
     stream = simulation.start(spoken(*range(50)))
-    warm_up(simulation, spoken(*range(200, 230)))
+    prefill_ahead(simulation, spoken(*range(200, 230)))
     result = finish(stream)
     first = simulation.called("vocoder.start")[0].at_s
     simulation.clock.sleep(5.0)
-    warm = next(call for call in simulation.called("thinker.prefill") if call.size == 32)
-    assert warm.at_s > first
+    ahead = next(call for call in simulation.called("thinker.prefill") if call.size == 32)
+    assert ahead.at_s > first
     simulation.assert_right(result, spoken(*range(50)), 20)
 
 
-def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:
-    """The warm-up's call ends; what it computed stays with the slot for the request."""
+def test_a_request_takes_the_slot_of_a_prefill_ahead(simulate: Simulate, spoken: Any) -> None:
+    """The prefill's call ends; what it computed stays with the slot for the request."""
     simulation = simulate(sizes=Sizes(slots=1))
     tokens = spoken(*range(100, 140))
-    warm_up(simulation, tokens[:30])
+    prefill_ahead(simulation, tokens[:30])
     simulation.clock.sleep(0.1)
     assert not simulation.pipeline._free_slots
     result = finish(simulation.start(tokens))
@@ -114,10 +119,10 @@ def test_a_request_takes_the_slot_of_a_warm_up(simulate: Simulate, spoken: Any) 
     simulation.assert_idle()
 
 
-def test_a_warm_up_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
-    """A slot that a warm-up will leave counts as free, where no request may wait for one."""
+def test_a_prefill_ahead_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
+    """A slot that a prefill ahead will leave counts as free, where no request may wait for one."""
     simulation = simulate(sizes=Sizes(slots=1), max_queued=0)
-    warm_up(simulation, spoken(*range(100, 140)))
+    prefill_ahead(simulation, spoken(*range(100, 140)))
     simulation.clock.sleep(0.1)
     stream = simulation.start(spoken(1, 2, 3))
     with pytest.raises(BusyError):
@@ -126,28 +131,28 @@ def test_a_warm_up_makes_nobody_busy(simulate: Simulate, spoken: Any) -> None:
     simulation.assert_idle()
 
 
-def test_warm_ups_that_were_replaced_are_not_kept(simulate: Simulate, spoken: Any) -> None:
+def test_prefill_aheads_that_were_replaced_are_not_kept(simulate: Simulate, spoken: Any) -> None:
     """A session that talks on while no slot is free replaces its own."""
     simulation = simulate(sizes=Sizes(slots=1))
     stream = simulation.start(spoken(*range(50)))
     for rows in range(1, 20):
-        warm_up(simulation, spoken(*range(rows))).end(timeout_s=0.0)
-    assert len(simulation.pipeline._warm_ups) <= 1
+        simulation.pipeline.cancel(prefill_ahead(simulation, spoken(*range(rows))))
+    assert len(simulation.pipeline._queue) <= 1
     stream.close()
 
 
-def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(
+def test_ending_a_prefill_ahead_waits_for_its_call_and_drops_the_rest(
     simulate: Simulate, spoken: Any
 ) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
-    running = warm_up(simulation, tokens[:30])
+    running = prefill_ahead(simulation, tokens[:30])
     simulation.clock.sleep(0.1)
-    waiting = warm_up(simulation, tokens)
+    waiting = prefill_ahead(simulation, tokens)
     start_s = simulation.clock.now()
-    waiting.end(timeout_s=10.0)
+    simulation.pipeline.cancel(waiting, 10.0)
     assert simulation.clock.now() == start_s
-    running.end(timeout_s=10.0)
+    simulation.pipeline.cancel(running, 10.0)
     assert simulation.clock.now() == pytest.approx(0.3)
     simulation.clock.sleep(5.0)
     assert sizes_of(simulation, "thinker.prefill") == [30]
@@ -155,16 +160,20 @@ def test_ending_a_warm_up_waits_for_its_call_and_drops_the_rest(
     simulation.assert_idle()
 
 
-def test_ending_a_warm_up_does_not_wait_longer_than_said(simulate: Simulate, spoken: Any) -> None:
+def test_ending_a_prefill_ahead_does_not_wait_longer_than_said(
+    simulate: Simulate, spoken: Any
+) -> None:
     simulation = simulate()
-    running = warm_up(simulation, spoken(*range(100, 140)))
+    running = prefill_ahead(simulation, spoken(*range(100, 140)))
     simulation.clock.sleep(0.1)
-    running.end(timeout_s=0.05)
+    simulation.pipeline.cancel(running, 0.05)
     assert simulation.clock.now() == pytest.approx(0.15)
 
 
 @pytest.mark.parametrize("failing", ["thinker.prefill", "talker.extend"])
-def test_a_warm_up_that_fails_harms_nobody(simulate: Simulate, spoken: Any, failing: str) -> None:
+def test_a_prefill_ahead_that_fails_harms_nobody(
+    simulate: Simulate, spoken: Any, failing: str
+) -> None:
     simulation = simulate()
     tokens = spoken(*range(100, 140))
 
@@ -173,23 +182,23 @@ def test_a_warm_up_that_fails_harms_nobody(simulate: Simulate, spoken: Any, fail
             raise RuntimeError("the engine failed")
 
     simulation.on_call = fail  # type: ignore[method-assign]
-    warm_up(simulation, tokens[:30])
+    prefill_ahead(simulation, tokens[:30])
     simulation.clock.sleep(1.0)
     simulation.assert_idle()
     simulation.on_call = lambda name, slots: None  # type: ignore[method-assign]
     simulation.assert_right(finish(simulation.start(tokens)), tokens, 20)
 
 
-def test_a_closed_pipeline_takes_no_warm_up_and_drops_those_that_wait(
+def test_a_closed_pipeline_takes_no_prefill_ahead_and_drops_those_that_wait(
     simulate: Simulate, spoken: Any
 ) -> None:
     simulation = simulate()
     stream = simulation.start(spoken(*range(50)))
-    waiting = warm_up(simulation, spoken(7))
+    waiting = prefill_ahead(simulation, spoken(7))
     simulation.pipeline.close()
-    waiting.end(timeout_s=1.0)
+    simulation.pipeline.cancel(waiting, 1.0)
     with pytest.raises(ClosedError):
-        warm_up(simulation, spoken(7))
+        prefill_ahead(simulation, spoken(7))
     with pytest.raises(ClosedError):
         next(stream)
 
@@ -218,33 +227,35 @@ def test_a_slot_whose_owner_may_come_back_is_not_taken_for_a_few_shared_rows(
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
 
 
-def test_others_take_the_slot_of_a_warm_up_last_and_for_a_while_only(
+def test_others_take_the_slot_of_a_prefill_ahead_last_and_for_a_while_only(
     simulate: Simulate, spoken: Any
 ) -> None:
     simulation = simulate(sizes=Sizes(slots=2))
     mine = spoken(*range(100, 160))
-    warm_up(simulation, mine)
+    prefill_ahead(simulation, mine)
     simulation.clock.sleep(2.0)
     for n in range(4):
         finish(simulation.start(spoken(*range(n, n + 30))))
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens == len(mine)
-    warm_up(simulation, mine)
+    prefill_ahead(simulation, mine)
     simulation.clock.sleep(2.0)
     both = [simulation.start(spoken(*range(n, n + 30))) for n in (50, 60)]
     assert all(stream.queue_position == 0 for stream in both)
     for stream in both:
         finish(stream)
-    warm_up(simulation, mine)
+    prefill_ahead(simulation, mine)
     simulation.clock.sleep(AWAITED_S + 2.0)
     for n in range(2):
         finish(simulation.start(spoken(*range(n, n + 30))))
     assert finish(simulation.start([*mine, 3])).timings.reused_tokens < COPY_ROWS
 
 
-def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, spoken: Any) -> None:
+def test_a_request_goes_before_the_next_piece_of_a_prefill_ahead(
+    simulate: Simulate, spoken: Any
+) -> None:
     simulation = simulate()
     tokens = spoken(*(100 + n % 200 for n in range(298)))
-    warm_up(simulation, tokens)
+    prefill_ahead(simulation, tokens)
     simulation.clock.sleep(0.1)  # within the first piece
     question = spoken(*range(50, 60))
     result = finish(simulation.start(question))
@@ -260,12 +271,12 @@ def test_a_request_goes_before_the_next_piece_of_a_warm_up(simulate: Simulate, s
     assert finish(simulation.start([*tokens, 7])).timings.reused_tokens == 300
 
 
-def test_a_warm_up_runs_beside_a_listener_who_never_runs_dry(
+def test_a_prefill_ahead_runs_beside_a_listener_who_never_runs_dry(
     simulate: Simulate, spoken: Any
 ) -> None:
     simulation = simulate(replace(PER_ROW, thinker_prefill_s=lambda rows: rows * 0.002))
     stream = simulation.start(spoken(*range(50)), 60)
-    warm_up(simulation, spoken(*(100 + n % 200 for n in range(298))))
+    prefill_ahead(simulation, spoken(*(100 + n % 200 for n in range(298))))
     reply = take_reply(stream, 0.0, simulation.clock)
     assert reply.underruns == 0
     pieces = [call.at_s for call in simulation.called("thinker.prefill")[1:]]

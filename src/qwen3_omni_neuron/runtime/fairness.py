@@ -1,4 +1,4 @@
-"""Turns of the requests of several owners: for slots, and for the thinker's prefill.
+"""Fairness between the requests of several owners: turns for slots, and for the thinker's prefill.
 
 The owner of a request is named by the caller (option `owner`), such as a server's API key. However
 many requests one owner sends, another owner's request waits for one of them at most. Requests of
@@ -23,7 +23,7 @@ def fewest_slots_first(waiting: Iterable[AnyTask], tasks: Iterable[Task]) -> lis
     return sorted(waiting, key=lambda task: slots[task.live.request.options.owner])
 
 
-class Turns:
+class Fairness:
     """Decides who gets the next slot. It remembers as many owners as there are slots."""
 
     def __init__(self, slots: int):
@@ -74,5 +74,5 @@ class Turns:
 
 
 def _slots(lives: Iterable[LiveRequest]) -> "Counter[Owner]":
-    """Return how many slots each owner has, without those of warm-ups."""
-    return Counter(live.request.options.owner for live in lives if not live.request.warm_up)
+    """Return how many slots each owner has, without those that prefill ahead."""
+    return Counter(live.request.options.owner for live in lives if not live.request.ahead)

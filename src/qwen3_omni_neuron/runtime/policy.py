@@ -1,8 +1,8 @@
-"""Right of way: which request's work waits for another's, so that no listener has to wait.
+"""Scheduling policy: which request's work waits for another's, so that no listener has to wait.
 
-The stages ask `RightOfWay` before each call. A *starter* is a speaking request whose text has begun
-and whose first chunk is not decoded; a *listener* is one whose first chunk is decoded, until its
-speech is over. Audio *lasts* until a player that started at the first sample has played it. A
+The stages ask `SchedulingPolicy` before each call. A *starter* is a speaking request whose text has
+begun and whose first chunk is not decoded; a *listener* is one whose first chunk is decoded, until
+its speech is over. Audio *lasts* until a player that started at the first sample has played it. A
 listener is *short* where its audio lasts less than SHORT_S, and less than SHORT_FRAMES of its
 frames take.
 
@@ -31,11 +31,11 @@ frames take.
    expected to take at most TOGETHER_S in all are computed one after the other, without a step
    between them: eight small ones that come at once then start as one batch.
 
-3. **Speech that is still arriving is prefilled only where nobody waits** (`RightOfWay.may_warm`):
-   no request waits for its first token or its first chunk, none writes text without speech,
-   and every listener's audio lasts MARGIN times the expected time of the piece and of a frame.
+3. **Prefill ahead runs only where nobody waits**, such as that of speech that is still arriving:
+   no request waits for its first token or its first chunk, none writes text without speech, and
+   every listener's audio lasts MARGIN times the expected time of these rows and of a frame.
    Example: 104 rows take 54 ms and a frame 14, and two listeners have 2 s and 70 ms of audio.
-   70 ms are less than 1.25 * (54 + 14) = 85: the piece waits for the second one's next chunk.
+   70 ms are less than 1.25 * (54 + 14) = 85: it waits for the second one's next chunk.
 
 4. **A listener whose audio lasts waits for a starter's first chunk**, where stages share cores: its
    next frames and chunk are not computed until it would be short when that chunk has come. It waits
@@ -58,12 +58,13 @@ from qwen3_omni_neuron.runtime.request import LiveRequest, frame_pace
 MARGIN = 1.25  # factor on the expected time of a prefill
 SHORT_S, SHORT_FRAMES = 0.25, 16  # audio below which no text runs ahead
 TOGETHER_S = 0.02  # time of prompts computed without a step between: a quarter of a frame
-PIECE_S = 0.1  # time of a piece of a long prompt's prefill, after which others go on
-LEAST_PIECE_ROWS = 128
+PREFILL_CHUNK_S = 0.1  # time of one call of a chunked prefill, after which others go on
+LEAST_CHUNK_ROWS = 128
+AHEAD_ROWS = 128  # most rows of a call that prefills ahead; a window of speech has 104
 LEAST_HOLD_S = 1e-3  # shorter holds are left out: a wait is not that exact, and costs a wake-up
 
 
-class RightOfWay:
+class SchedulingPolicy:
     """The rules of the module's docstring, for the requests that run.
 
     shares_cores: whether the stages' calls share cores. frame_audio_s: audio of one frame. running:
@@ -92,9 +93,9 @@ class RightOfWay:
         nearest = min(self._row_s, key=lambda known: (abs(known - digits), known))
         return rows * self._row_s[nearest]
 
-    def piece(self, rows: int) -> int:
-        """Return how many of a prompt's rows one call computes: see `PIECE_S`."""
-        while rows > LEAST_PIECE_ROWS and self.expected_s(rows) > PIECE_S:
+    def chunk_rows(self, rows: int) -> int:
+        """Return how many of a prompt's rows one call computes: see `PREFILL_CHUNK_S`."""
+        while rows > LEAST_CHUNK_ROWS and self.expected_s(rows) > PREFILL_CHUNK_S:
             rows = -(-rows // 2)
         return rows
 
@@ -158,9 +159,10 @@ class RightOfWay:
         )
         return left_s if waits else 0.0
 
-    def may_warm(self, expected_s: float, now: float) -> bool:
-        """Return whether a piece of a warm-up's prompt may be prefilled: rule 3."""
-        running = [live for live in self._running if not live.ended and not live.request.warm_up]
+    def is_pause(self, rows: int, now: float) -> bool:
+        """Return whether so many rows may be prefilled ahead: rule 3."""
+        expected_s = self.expected_s(rows)
+        running = [live for live in self._running if not live.ended and not live.request.ahead]
         if any(live.timestamps.first_token_s is None or _starts(live) for live in running):
             return False
         if any(_writes_alone(live) for live in running):
@@ -172,7 +174,7 @@ class RightOfWay:
         if live.timestamps.first_token_s is not None:
             return _starts(live) and live.output.has_space_for_token
         called_s, request = live.called_s["thinker"], live.request
-        if live.ended or not request.speak or request.warm_up:
+        if live.ended or not request.speak or request.ahead:
             return False
         begins_s = now if called_s is None else called_s
         rows = len(request.prompt) - live.prefilled_rows
