@@ -33,7 +33,7 @@ from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
 PROFILES = Path(__file__).parent / "profiles"
 PUBLISHED_TTFB_S = 1.759  # port #167's own measurement of PORT
 PORT = Behaviour(
-    "port's", (25,), (25,), 5, inline_frames=25, context_frames=5, driver=True, policy=False
+    "port's", (25,), (25,), 5, inline_frames=25, context_frames=5, driver=True, knows_cores=False
 )
 OURS = Behaviour("ours, adaptive")
 

@@ -160,7 +160,7 @@ def _pipeline(
         _EncodingThinker(device, clock, script, sizes),
         TimedTalker(clock, Times(), script, sizes),
         TimedVocoder(clock, Times(), script, sizes),
-        shares_cores=cores.shared and behaviour.policy,
+        shares_cores=cores.shared and behaviour.knows_cores,
     )
     return Pipeline(engines, RELEASED, 0, clock)
 

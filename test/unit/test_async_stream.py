@@ -155,14 +155,14 @@ def test_a_task_that_is_cancelled_in_a_later_piece_ends_them_all(omni: Qwen3Omni
     async def cancelled() -> None:
         stream = omni.stream_speech(LONG, talker_max_new_tokens=40)
         reading = asyncio.create_task(events_of(stream))
-        while len(stream._parts) < 2:
+        while len(stream._events._lives) < 2:
             await asyncio.sleep(0.001)
-        parts = len(stream._parts)
+        parts = len(stream._events._lives)
         reading.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reading
-        assert len(stream._parts) == parts
-        assert stream._next is not None and stream._next.ended
+        assert len(stream._events._lives) == parts
+        assert stream._events._next is not None and stream._events._next.ended
 
     asyncio.run(cancelled())
     assert slots_are_free(omni)

@@ -51,7 +51,7 @@ def test_the_first_sample_is_as_early_on_shared_cores_as_on_cores_of_its_own(
     assert shared["ttfb_mean_s"] < 0.720
     assert shared["ttfb_p50_s"] == pytest.approx(0.668 + 0.027 + 0.009 + 0.003 + 0.119 / 30)
     assert shared["underruns"] == 0, "the second chunk, too, comes in time"
-    without = case(port, replace(OURS, policy=False), "shared", 1, load)
+    without = case(port, replace(OURS, knows_cores=False), "shared", 1, load)
     assert without["ttfb_mean_s"] > 0.745
 
 
