@@ -21,7 +21,7 @@ from qwen3_omni_neuron.errors import (
     format_value,
 )
 from qwen3_omni_neuron.events import Finished, ModelInfo, SpeechResult, Status
-from qwen3_omni_neuron.loading import PLACEMENTS, find_target, host_draws, load_engines, plan_of
+from qwen3_omni_neuron.loading import PLACEMENTS, find_target, host_sampler, load_engines, plan_of
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import (
@@ -73,7 +73,7 @@ class Qwen3Omni:
         self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
-            engines, config, max_queued, reuse=reuse, draw_ids=host_draws(), defaults=defaults
+            engines, config, max_queued, reuse=reuse, sample_ids=host_sampler(), defaults=defaults
         )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)

@@ -23,7 +23,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
-    from qwen3_omni_neuron.engines.sampling import DrawIds
+    from qwen3_omni_neuron.engines.sampling import SampleIds
 
 PLACEMENTS = ("shared", "split")
 READY_TIMEOUT_S = 3600.0  # reading 70 GB of weights from a slow disk
@@ -191,14 +191,14 @@ def _start_processes(
     )
 
 
-def host_draws() -> "DrawIds":
-    """Return the function that draws tokens on this host, for the logits of any target.
+def host_sampler() -> "SampleIds":
+    """Return the function that samples tokens on this host, for the logits of any target.
 
     It uses the compiled library, or numpy without it.
     """
     from qwen3_omni_neuron.cpu.native.draws import NativeDraws
     from qwen3_omni_neuron.cpu.native.installed import find_library
-    from qwen3_omni_neuron.engines.sampling import draw_ids
+    from qwen3_omni_neuron.engines.sampling import sample_ids
 
     library = find_library()
-    return draw_ids if library is None else NativeDraws(library)
+    return sample_ids if library is None else NativeDraws(library)

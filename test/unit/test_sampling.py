@@ -19,17 +19,17 @@ from qwen3_omni_neuron.cpu.native.draws import NativeDraws
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.engines.sampling import (
     UNIFORMS_AT_ONCE,
-    DrawIds,
     Floats,
     Ids,
     RequestRandom,
+    SampleIds,
     Sampler,
     SamplingParams,
     Uniforms,
     allowed_ids,
-    draw_ids,
     kept,
     processed,
+    sample_ids,
 )
 from qwen3_omni_neuron.model.code_predictor import kept_probabilities, sample_top, top_p_limits
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -40,10 +40,10 @@ CASES = [(50, 1.0), (50, 0.8), (5, 0.5), (1, 1.0), (0, 0.9), (0, 1.0), (7, 0.01)
 
 
 @pytest.fixture(params=["numpy", "C"])
-def draws(request: pytest.FixtureRequest) -> DrawIds:
+def draws(request: pytest.FixtureRequest) -> SampleIds:
     """Both functions that draw: numpy's, and that of the compiled library."""
     if request.param == "numpy":
-        return draw_ids
+        return sample_ids
     library = find_library()
     if library is None:
         pytest.skip("no C compiler, so nothing in C")
@@ -62,7 +62,7 @@ def in_graph(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
 
 
 def ours(logits: torch.Tensor, top_k: int, top_p: float, ids: Ids | None = None) -> torch.Tensor:
-    """Probabilities [1, VOCAB] that draw_ids draws with; ids: those of the logits."""
+    """Probabilities [1, VOCAB] that sample_ids draws with; ids: those of the logits."""
     places, probabilities = kept(logits.numpy(), top_k, np.array([top_p], dtype=np.float32))
     found = torch.zeros(1, VOCAB)
     found[0, places[0] if ids is None else ids[places[0]]] = torch.from_numpy(probabilities[0])
@@ -130,7 +130,7 @@ def test_frequencies_follow_the_probabilities(top_k: int, top_p: float) -> None:
     assert result.pvalue > 0.001
 
 
-def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: DrawIds) -> None:
+def test_a_sampler_draws_with_temperature_top_k_and_top_p(draws: SampleIds) -> None:
     logits = random_logits(4)
     sampler = Sampler(SamplingParams(True, 0.5, 12, 0.9), VOCAB, RequestRandom(11).thinker)
     count = 4000
@@ -168,7 +168,7 @@ class Always(Uniforms):
 
 @pytest.mark.parametrize(("uniform", "rank"), [(0.0, 0), (1 - 2**-24, -1)])
 def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
-    uniform: float, rank: int, draws: DrawIds
+    uniform: float, rank: int, draws: SampleIds
 ) -> None:
     """Beside the models, too; what top-p drops is never drawn."""
     logits = random_logits(3)
@@ -178,7 +178,7 @@ def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_kept(
     assert draws([sampler], [logits]) == [int(likeliest_first[:held][rank])]
 
 
-def test_without_top_p_the_least_likely_can_be_drawn(draws: DrawIds) -> None:
+def test_without_top_p_the_least_likely_can_be_drawn(draws: SampleIds) -> None:
     """Also where the likelier ones add up to 1, as far as float32 can tell."""
     logits = torch.full((1, VOCAB), -20.0)
     logits[0, 7] = 0.0
@@ -186,20 +186,20 @@ def test_without_top_p_the_least_likely_can_be_drawn(draws: DrawIds) -> None:
     assert draws([sampler], [logits]) != [7]
 
 
-def test_greedy_takes_the_likeliest_after_penalty_and_suppression(draws: DrawIds) -> None:
+def test_greedy_takes_the_likeliest_after_penalty_and_suppression(draws: SampleIds) -> None:
     logits = torch.tensor([[5.0, 4.9, 4.8, -1.0]])
     params = SamplingParams(False, repetition_penalty=1.05)
     sampler = Sampler(params, 4, RequestRandom(0).talker, allowed=allowed_ids(4, [2]))
     assert [draws([sampler], [logits])[0] for _ in range(3)] == [0, 1, 0]
 
 
-def test_token_0_is_a_token_like_any_other(draws: DrawIds) -> None:
+def test_token_0_is_a_token_like_any_other(draws: SampleIds) -> None:
     logits = torch.tensor([[9.0, 1.0]])
     sampler = Sampler(SamplingParams(False, repetition_penalty=20.0), 2, RequestRandom(0).thinker)
     assert [draws([sampler], [logits])[0] for _ in range(2)] == [0, 1]
 
 
-def test_sequences_drawn_together_draw_what_each_draws_alone(draws: DrawIds) -> None:
+def test_sequences_drawn_together_draw_what_each_draws_alone(draws: SampleIds) -> None:
     """Greedy and sampled, of several temperatures, limits and penalties, with their histories."""
     kinds = [
         SamplingParams(True, 0.9, 50, 1.0, 1.05),

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import PartSpec, part_spec, to_device_type
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
-from qwen3_omni_neuron.neuron.torchneuron.runtime import join_nobody
+from qwen3_omni_neuron.neuron.torchneuron.runtime import make_fake_group
 from testing.graph_cases import TINY_PLAN
 from testing.torchneuron import backend
 from testing.torchneuron.process import standing_in
@@ -59,7 +59,7 @@ def test_every_graph_is_imported_and_lowered(
 @pytest.fixture(scope="module")
 def two_ranks() -> Iterator[None]:
     """A group of two ranks, of which the first is here."""
-    join_nobody(2)
+    make_fake_group(2)
     yield
     distributed.destroy_process_group()
 

@@ -24,7 +24,7 @@ from qwen3_omni_neuron.neuron.torchneuron.build import build_engines
 from qwen3_omni_neuron.neuron.torchneuron.cache import NEFF_FOLDER
 from qwen3_omni_neuron.neuron.torchneuron.compile import compile_graph
 from qwen3_omni_neuron.neuron.torchneuron.environment import CACHE_FOLDER
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Seat, join_nobody
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, make_fake_group
 from qwen3_omni_neuron.neuron.torchneuron.target import TORCHNEURON
 from qwen3_omni_neuron.prompt.template import Conversation
 from testing.specs import compiled_here
@@ -64,7 +64,7 @@ class StandIn:
         default=("NEURON_RT_VISIBLE_CORES", "NEURON_LOGICAL_NC_CONFIG", "LOCAL_RANK")
     )
 
-    def start(self, seat: Seat) -> torch.device:
+    def start(self, membership: Membership) -> torch.device:
         if self.seen is not None:
             values = " ".join(os.environ.get(name, "none") for name in self.names)
             (self.seen / str(os.getpid())).write_text(values, encoding="utf-8")
@@ -73,12 +73,12 @@ class StandIn:
             del os.environ[CACHE_FOLDER]
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         signal.signal(HANG, hang_for_ever)
-        seat.join("gloo")
+        membership.join("gloo")
         return CPU
 
     def start_compiling(self, ranks: int) -> torch.device:
         self._register()
-        join_nobody(ranks)
+        make_fake_group(ranks)
         return CPU
 
     def _register(self) -> None:

@@ -22,8 +22,8 @@ from qwen3_omni_neuron.engines.inputs import batch_of
 
 Floats = NDArray[np.float32]
 Ids = NDArray[np.int64]
-DrawIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
-"""`draw_ids`, or a function that computes the same."""
+SampleIds = Callable[[Sequence["Sampler"], Sequence[Tensor]], list[int]]
+"""`sample_ids`, or a function that computes the same."""
 UNIFORMS_AT_ONCE = 256  # random numbers, enough for 16 frames
 
 
@@ -87,7 +87,7 @@ class Sampler:
     allowed: the ids that may be drawn, ascending, or None for all of `vocab_size`. history: ids
     that the sequence contains from the start, all of them allowed.
     penalties: float32, one for each allowed id, 1 where the sequence does not contain it. None
-    where repetition is not penalized. prepared: data that a `DrawIds` caches for it.
+    where repetition is not penalized. prepared: data that a `SampleIds` caches for it.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class Sampler:
                 self.penalties[indices] = params.repetition_penalty
 
 
-def draw_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-    """Draw the next id of each of several sequences, in one operation where possible.
+def sample_ids(samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
+    """Sample the next id of each of several sequences, in one operation where possible.
 
     samplers: all have the same allowed ids. logits: [1, vocab] of each. The id of a sequence does
     not depend on the other sequences.
@@ -176,7 +176,7 @@ def _rows_by_top_k(samplers: Sequence[Sampler]) -> dict[int | None, list[int]]:
 
 
 def _sample(samplers: Sequence[Sampler], scores: Floats, top_k: int) -> Ids:
-    """Draw one index [sequences] into the scores of each sequence."""
+    """Sample one index [sequences] into the scores of each sequence."""
     inputs = [(s.params.temperature, s.params.top_p, s.uniforms(1)[0]) for s in samplers]
     temperature, top_p, uniform = np.array(inputs, dtype=np.float32).T
     indices, probabilities = kept(scores / temperature[:, None], top_k, top_p)

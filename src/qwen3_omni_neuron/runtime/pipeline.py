@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from qwen3_omni_neuron.engines.protocols import Engines, Fault, Vocoder
-from qwen3_omni_neuron.engines.sampling import DrawIds, draw_ids
+from qwen3_omni_neuron.engines.sampling import SampleIds, sample_ids
 from qwen3_omni_neuron.errors import BusyError, ClosedError, EngineDiedError
 from qwen3_omni_neuron.events import SAMPLE_RATE, Status
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
@@ -51,13 +51,13 @@ class Pipeline:
         max_queued: int,
         clock: Clock | None = None,
         reuse: bool = True,
-        draw_ids: DrawIds = draw_ids,
+        sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. reuse: whether there is a prefix
-        cache, if the engines can have one. draw_ids: draws tokens from logits. defaults: the
+        cache, if the engines can have one. sample_ids: samples tokens from logits. defaults: the
         checkpoint's sampling of the text, for requests that have no other.
         """
         self.clock, self.code_groups = clock or Clock(), config.code_groups
@@ -86,7 +86,7 @@ class Pipeline:
         vocoder = engines.vocoder
         frame_audio_s = vocoder.frame_samples / SAMPLE_RATE if vocoder else 0.0
         policy = SchedulingPolicy(engines.shares_cores, frame_audio_s, self._running)
-        self._thinker = ThinkerStage(engines.thinker, draw_ids, shared, policy)
+        self._thinker = ThinkerStage(engines.thinker, sample_ids, shared, policy)
         self._stages: list[Stage[Any]] = [self._thinker]
         if engines.talker is not None and engines.vocoder is not None:
             assert config.talker is not None
@@ -94,7 +94,7 @@ class Pipeline:
             self._talker = TalkerStage(
                 engines.talker,
                 config.talker,
-                draw_ids,
+                sample_ids,
                 shared,
                 policy,
                 self._on_frame,

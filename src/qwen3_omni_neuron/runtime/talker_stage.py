@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.protocols import PredictorSampling, Talker
-from qwen3_omni_neuron.engines.sampling import DrawIds, Ids, Sampler, allowed_ids
+from qwen3_omni_neuron.engines.sampling import Ids, SampleIds, Sampler, allowed_ids
 from qwen3_omni_neuron.events import FinishReason
 from qwen3_omni_neuron.model.config import OmniConfig, TalkerConfig
 from qwen3_omni_neuron.runtime.policy import SchedulingPolicy
@@ -78,7 +78,7 @@ class TalkerStage(Stage[TalkerTask]):
         self,
         engine: Talker,
         config: TalkerConfig,
-        draw_ids: DrawIds,
+        sample_ids: SampleIds,
         shared: Shared,
         policy: SchedulingPolicy,
         on_frame: Callable[[LiveRequest], None],
@@ -86,7 +86,7 @@ class TalkerStage(Stage[TalkerTask]):
         """on_frame: called with the lock held, when a request has a new frame, or its last."""
         super().__init__("talker", shared)
         self._engine, self._config, self._on_frame = engine, config, on_frame
-        self._draw_ids, self._policy = draw_ids, policy
+        self._sample_ids, self._policy = sample_ids, policy
         self._cache = PrefixCache(engine.slots)
         self.allowed = allowed_ids(config.text.vocab_size, config.suppressed_ids)
 
@@ -218,7 +218,7 @@ class TalkerStage(Stage[TalkerTask]):
         if not speaking:
             return
         samplers = [task.sampler for task, _ in speaking]
-        drawn = self._draw_ids(samplers, [logits for _, logits in speaking])
+        drawn = self._sample_ids(samplers, [logits for _, logits in speaking])
         for (task, _), code in zip(speaking, drawn, strict=True):
             task.phase, task.row = Phase.STEP, None
             ended = code == self._config.codec_eos_id

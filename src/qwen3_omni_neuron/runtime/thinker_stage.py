@@ -11,7 +11,7 @@ from torch import Tensor
 from qwen3_omni_neuron.engines.inputs import rows_of
 from qwen3_omni_neuron.engines.media import PromptMedia
 from qwen3_omni_neuron.engines.protocols import Thinker
-from qwen3_omni_neuron.engines.sampling import DrawIds, Sampler
+from qwen3_omni_neuron.engines.sampling import SampleIds, Sampler
 from qwen3_omni_neuron.model.config import GenerationDefaults, OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.runtime.buffers import TextEnd
@@ -96,10 +96,10 @@ class ThinkerStage(Stage[ThinkerTask]):
     """
 
     def __init__(
-        self, engine: Thinker, draw_ids: DrawIds, shared: Shared, policy: SchedulingPolicy
+        self, engine: Thinker, sample_ids: SampleIds, shared: Shared, policy: SchedulingPolicy
     ):
         super().__init__("thinker", shared)
-        self._engine, self._draw_ids, self._policy = engine, draw_ids, policy
+        self._engine, self._sample_ids, self._policy = engine, sample_ids, policy
         self._holds = False  # whether the last selection held a request back
         self.cache = PrefixCache(engine.slots)
 
@@ -154,7 +154,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 if task.live.request.ahead:
                     self._end_ahead(task, accepted)
                 else:
-                    self._write(task, self._draw_ids([task.sampler], [logits])[0], accepted)
+                    self._write(task, self._sample_ids([task.sampler], [logits])[0], accepted)
         if new:
             with self._lock:  # the requests may have become starters
                 lives = [task.live for task in writing]
@@ -167,7 +167,7 @@ class ThinkerStage(Stage[ThinkerTask]):
                 self._policy.stepped(self._clock.now() - start_s)
             if stepped:
                 samplers = [task.sampler for task, _ in stepped]
-                token_ids = self._draw_ids(samplers, [logits for _, logits in stepped])
+                token_ids = self._sample_ids(samplers, [logits for _, logits in stepped])
                 for (task, _), token_id in zip(stepped, token_ids, strict=True):
                     self._write(task, token_id)
 

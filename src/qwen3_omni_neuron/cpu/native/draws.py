@@ -28,7 +28,7 @@ CONSTANTS = {"GREEDY": GREEDY}
 
 
 class NativeDraws:
-    """`engines.sampling.draw_ids` in C: one call draws the ids of all sequences.
+    """`engines.sampling.sample_ids` in C: one call draws the ids of all sequences.
 
     An id differs from numpy's only where a draw and a boundary, or two logits at the edge of top-k,
     are as close as a rounding error of float32. A call with few logits holds Python's interpreter
@@ -42,7 +42,7 @@ class NativeDraws:
         self._run_holding = holding.draw_rows
 
     def __call__(self, samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
-        """Draw the next id of each sequence; see engines.sampling.draw_ids."""
+        """Draw the next id of each sequence; see engines.sampling.sample_ids."""
         count, vocab = len(samplers), samplers[0].vocab_size
         rows = [row if row.dtype is torch.float32 else row.float() for row in logits]
         how = [ctypes.addressof(s.prepared or _prepare(s)) for s in samplers]

@@ -30,7 +30,7 @@ class NeuronAudio:
         rows = torch.empty(tokens, c.output_size, dtype=self._dtype)
         end = 0
         for batch in window_batches(clips, c, sizes[-1], first=first, stop=stop):
-            size = batch_of(len(batch.mel), sizes)
+            size = batch_bucket(len(batch.mel), sizes)
             (encoded,) = self._part.call(
                 self._labels[size],
                 pad_rows(batch.mel.to(self._dtype), size),
@@ -97,7 +97,7 @@ class NeuronProjection:
         return rows
 
 
-def batch_of(rows: int, sizes: Sequence[int]) -> int:
+def batch_bucket(rows: int, sizes: Sequence[int]) -> int:
     """Return the smallest of the ascending `sizes` that holds `rows`, or else the largest."""
     return next((size for size in sizes if size >= rows), sizes[-1])
 
@@ -109,7 +109,7 @@ def batches(rows: int, sizes: Sequence[int]) -> Iterator[tuple[slice, int]]:
     """
     start = 0
     while start < rows:
-        size = batch_of(rows - start, sizes)
+        size = batch_bucket(rows - start, sizes)
         stop = min(start + size, rows)
         yield slice(start, stop), size
         start = stop

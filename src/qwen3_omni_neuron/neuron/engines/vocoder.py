@@ -12,7 +12,7 @@ from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
 from qwen3_omni_neuron.engines.protocols import Fault
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.model.config import Code2WavConfig
-from qwen3_omni_neuron.neuron.engines.encoders import batch_of, pad_rows
+from qwen3_omni_neuron.neuron.engines.encoders import batch_bucket, pad_rows
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.part import LoadedPart, graphs_by_size
 
@@ -88,7 +88,7 @@ class NeuronVocoder:
             raise ValueError(f"one chunk for each of several slots, got {len(codes)} for {slots}.")
         assert all(0 <= slot < self.slots for slot in slots), slots
         chunks = pad_chunks(codes, self.chunk_frames)
-        frames, size = chunks.shape[2], batch_of(len(slots), self._batches)
+        frames, size = chunks.shape[2], batch_bucket(len(slots), self._batches)
         (samples,) = self._part.call(
             graphs[size, frames].label,
             pad_rows(chunks, size).contiguous(),

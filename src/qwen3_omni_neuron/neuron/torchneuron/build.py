@@ -26,7 +26,7 @@ from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.engines.vocoder import NeuronVocoder
 from qwen3_omni_neuron.neuron.part import LoadedPart, part_spec
 from qwen3_omni_neuron.neuron.torchneuron.rank import Rank, rank_progress, rank_settings
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat, TorchNeuron
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Runtime, TorchNeuron
 
 logger = logging.getLogger(__name__)
 
@@ -82,15 +82,15 @@ class ModelRanks:
         cores = os.environ.get("NEURON_RT_VISIBLE_CORES")
         factories, environments, progress = [], [], []
         for rank in range(tp):
-            seat = Seat(rank, tp, Path(self._work.name) / "store")
+            membership = Membership(rank, tp, Path(self._work.name) / "store")
             work = Path(self._work.name) / f"rank{rank}"
             work.mkdir()
             progress.append(rank_progress(work))
-            factories.append(partial(Rank, spec, runtime, seat, work))
+            factories.append(partial(Rank, spec, runtime, membership, work))
             environments.append(
                 {
                     **rank_settings(work),
-                    **seat.environment(cores),
+                    **membership.environment(cores),
                     "NEURON_LOGICAL_NC_CONFIG": str(spec.plan.lnc),
                 }
             )

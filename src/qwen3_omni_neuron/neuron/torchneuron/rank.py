@@ -18,7 +18,7 @@ from qwen3_omni_neuron.neuron.torchneuron.environment import (
 )
 from qwen3_omni_neuron.neuron.torchneuron.graph import Compilations
 from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
-from qwen3_omni_neuron.neuron.torchneuron.runtime import Runtime, Seat
+from qwen3_omni_neuron.neuron.torchneuron.runtime import Membership, Runtime
 
 
 def rank_progress(work: Path) -> Progress:
@@ -38,16 +38,16 @@ class Rank:
     graph's inputs are on the device; during a step the rank may wait for the other ranks.
     """
 
-    def __init__(self, spec: EngineSpec, runtime: Runtime, seat: Seat, work: Path):
+    def __init__(self, spec: EngineSpec, runtime: Runtime, membership: Membership, work: Path):
         """Begin to use the device. Raises OptionError, NotInstalledError."""
         assert spec.compiled is not None, "there is a tree to load from"
-        self._spec, self._tree, self._seat = spec, spec.compiled, seat
+        self._spec, self._tree, self._membership = spec, spec.compiled, membership
         variables = rank_settings(work)
         set_before_import(variables)
         neffs = Path(variables[CACHE_FOLDER])
         neffs.mkdir(parents=True)
         self._cache = NeffCache(neffs)
-        self._device = runtime.start(seat)
+        self._device = runtime.start(membership)
         self._parts: dict[str, PartGraphs] = {}
         self.compilations = Compilations()
         self._progress = rank_progress(work)
@@ -66,7 +66,7 @@ class Rank:
             self._device,
             self.compilations,
             folder / name,
-            self._seat.rank,
+            self._membership.rank,
         )
 
     def settle(self, name: str) -> None:
@@ -85,7 +85,7 @@ class Rank:
         Returns the outputs, at rank 0 only, and the labels of graphs that were compiled too late.
         """
         outputs = self._parts[name].run(label, inputs, self._progress.step)
-        return outputs if self._seat.rank == 0 else (), self.compilations.late
+        return outputs if self._membership.rank == 0 else (), self.compilations.late
 
     def unload(self, name: str) -> None:
         """Release a part."""

@@ -22,8 +22,8 @@ from qwen3_omni_neuron.neuron.versions import (
 
 
 @dataclass(frozen=True)
-class Seat:
-    """A rank's number, the number of ranks, and the file through which the ranks connect."""
+class Membership:
+    """Membership of a process in the group of ranks: its number, theirs, and their store's file."""
 
     rank: int
     ranks: int
@@ -58,7 +58,7 @@ class Seat:
 class Runtime(Protocol):
     """Access to a device. Tests replace it, and nothing else. It can be sent to a process."""
 
-    def start(self, seat: Seat) -> torch.device:
+    def start(self, membership: Membership) -> torch.device:
         """Take the rank's core in this process, which has the settings. Returns the device."""
         ...
 
@@ -70,26 +70,26 @@ class Runtime(Protocol):
 class TorchNeuron:
     """The runtime of a machine with TorchNeuron."""
 
-    def start(self, seat: Seat) -> torch.device:
+    def start(self, membership: Membership) -> torch.device:
         """Join the ranks over Neuron's collectives, and take the core; see Runtime.start."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
-        seat.join("neuron")
+        membership.join("neuron")
         # With several ranks a process sees one core, whose number is that of the rank.
-        torch.neuron.set_device(seat.rank)  # type: ignore[attr-defined]
-        return torch.device("neuron", seat.rank)
+        torch.neuron.set_device(membership.rank)  # type: ignore[attr-defined]
+        return torch.device("neuron", membership.rank)
 
     def start_compiling(self, ranks: int) -> torch.device:
         """Make a stand-in group, and return the device; see Runtime.start_compiling."""
         require_torchneuron()
         import torch_neuronx  # noqa: F401, registers device and backend
 
-        join_nobody(ranks)
+        make_fake_group(ranks)
         return torch.device("neuron", 0)
 
 
-def join_nobody(ranks: int) -> None:
+def make_fake_group(ranks: int) -> None:
     """Make a default group for `ranks` ranks, of which only rank 0 exists, to compile with.
 
     Its collectives can be captured, and do nothing. All ranks have the same graphs.
