@@ -1,7 +1,6 @@
 """One response: converts a reply's events to OpenAI's events, in their order."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,11 +10,11 @@ from typing import Any, Literal, TypeVar
 from starlette.types import Send
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
+from qwen3_omni_neuron.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
 from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
 from qwen3_omni_neuron.serving.realtime.events import (
@@ -30,30 +29,6 @@ from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
 Result = TypeVar("Result")
-
-
-class Playback:
-    """Estimate, by the server's clock, of a client's playback of a reply as it arrives."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic):
-        self._now = now
-        self._until_s = 0.0
-        self.sent_s = 0.0
-
-    def sent(self, seconds: float) -> None:
-        """Add seconds of sound that was just sent."""
-        self._until_s = max(self._until_s, self._now()) + seconds
-        self.sent_s += seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds of sound still to be played."""
-        return max(0.0, self._until_s - self._now())
-
-    @property
-    def heard_s(self) -> float:
-        """Seconds of sound played so far."""
-        return max(0.0, self.sent_s - self.left_s)
 
 
 @dataclass(frozen=True)
@@ -120,7 +95,6 @@ class Response:
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
         self._resampler = Resampler(SAMPLE_RATE, asked.codec.rate)
-        self._player = Player()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -239,10 +213,9 @@ class Response:
             delta = encoded_sound(samples, self._asked.codec)
             await self._send_of("output_audio.delta", out, delta=delta)
         seconds = len(chunk.samples) / SAMPLE_RATE
-        self.playback.sent(seconds)
+        self.playback.arrived(seconds)
         if out.entry is not None:
             out.entry.audio_s += seconds
-        self._player.arrived(chunk)
 
     async def _open_message(self) -> "_Output":
         entry = self.message if not self._output else None
@@ -336,7 +309,7 @@ class Response:
                 details = {"type": "incomplete", "reason": "max_output_tokens"}
             made["usage"] = _usage(result)
             cached = result.timings.reused_tokens
-            self._line.service.metrics.finished(result, self._player, cached)
+            self._line.service.metrics.finished(result, self.playback, cached)
         if details is not None:
             made |= {"status": details["type"], "status_details": details}
         self._note(result, made["status"], error)
