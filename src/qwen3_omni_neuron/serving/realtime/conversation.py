@@ -40,8 +40,7 @@ class Entry:
     """Item of the conversation.
 
     shown: the item as clients see it, without content if it is a reply. spoken: a reply's content
-    is sound. audio_s: seconds of sound that the client was sent. text: text of a reply whose turn
-    is no `Reply`. size: bytes that it counts for.
+    is sound. audio_s: seconds of sound that the client was sent. size: bytes that it counts for.
     """
 
     id: str
@@ -50,8 +49,12 @@ class Entry:
     size: int = ITEM_BYTES
     spoken: bool = False
     audio_s: float = 0.0
-    text: str = ""
     status: str = "completed"
+
+    @property
+    def text(self) -> str:
+        """Text of a reply. Its turn is no `Reply` once another text has replaced its own."""
+        return self.turn.text if isinstance(self.turn, Reply) else self.turn.given
 
     @property
     def is_reply(self) -> bool:
@@ -67,10 +70,9 @@ class Entry:
         return made
 
     def _content(self) -> Json:
-        text = self.turn.text if isinstance(self.turn, Reply) else self.text
         if self.spoken:
-            return {"type": "output_audio", "transcript": text}
-        return {"type": "output_text", "text": text}
+            return {"type": "output_audio", "transcript": self.text}
+        return {"type": "output_text", "text": self.text}
 
 
 @dataclass
@@ -100,7 +102,7 @@ class Draft:
 
 @dataclass
 class Conversation:
-    """Items of a session's turns, for one thread at a time.
+    """Items of a session's turns, for one thread at a time. A turn's id is that of its item.
 
     account: bytes that the session holds. buffered: bytes of the user's unfinished turn.
     """
@@ -110,7 +112,6 @@ class Conversation:
     id: str = field(default_factory=lambda: new_id("conv_"))
     buffered: int = 0
     _items: dict[str, Entry] = field(default_factory=dict)
-    _by_turn: dict[int, Entry] = field(default_factory=dict)
 
     def hear(self, samples: Samples) -> None:
         """Append sound to the user's turn. Raises ApiError if the session holds too much."""
@@ -297,7 +298,7 @@ class Conversation:
         """Remove an item of which clients were not told."""
         self.session.remove(entry.turn)
         self.account.release(entry.size)
-        del self._items[entry.id], self._by_turn[id(entry.turn)]
+        del self._items[entry.id]
 
     def samples_of(self, entry: Entry) -> Samples:
         """Return the sound of a committed item."""
@@ -308,30 +309,23 @@ class Conversation:
     def _entry(self, draft: Draft) -> Entry:
         return Entry(draft.id, draft.shown, self.session.read(draft.message), draft.size)
 
-    def _turn_of(self, role: str, text: str) -> Turn:
-        return self.session.read({"role": role, "content": text})
-
     def _replace_text(self, entry: Entry, text: str, heard_s: float | None) -> None:
         """Replace a reply by this text, cut to the fraction that was heard; None: all of it."""
         share = 1.0 if heard_s is None or not entry.audio_s else heard_s / entry.audio_s
-        entry.text = text[: round(share * len(text))]
-        turn = self._turn_of("assistant", entry.text)
+        heard = text[: round(share * len(text))]
+        turn = self.session.read({"role": "assistant", "content": heard})
+        turn.id = entry.id
         self.session.insert(turn, entry.turn)
         self.session.remove(entry.turn)
-        del self._by_turn[id(entry.turn)]
         entry.turn = turn
-        self._by_turn[id(turn)] = entry
 
     def _added(self, entry: Entry) -> str | None:
         """Add an item whose turn is in the history. Returns the previous item's id."""
-        self._items[entry.id] = self._by_turn[id(entry.turn)] = entry
-        before = None
-        for turn in self.session.turns:
-            if turn is entry.turn:
-                return before
-            known = self._by_turn.get(id(turn))
-            before = known.id if known else before
-        return before
+        self._items[entry.id] = entry
+        entry.turn.id = entry.id
+        turns = self.session.turns
+        at = turns.index(entry.turn)
+        return turns[at - 1].id if at else None
 
     def _found(self, item_id: str, param: str) -> Entry:
         entry = self._items.get(item_id)
