@@ -20,7 +20,7 @@ from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime import vad
-from qwen3_omni_neuron.serving.realtime.conversation import Conversation
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.turnstile import Turnstile
@@ -676,7 +676,7 @@ def test_a_message_that_is_truncated_while_calls_follow(
         assert item.content[0].transcript == ("Let me" if ended else "Let me look. ")
 
 
-@pytest.mark.parametrize("failing", [(Conversation, "settle"), (Metrics, "finished")])
+@pytest.mark.parametrize("failing", [(ConversationItems, "settle"), (Metrics, "finished")])
 def test_a_failure_at_a_responses_end_is_told_and_logged(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,

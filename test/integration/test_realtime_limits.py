@@ -24,7 +24,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
-from qwen3_omni_neuron.serving.realtime.response import Response
+from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.session_config import Voices, first_config, updated
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.sound import pcm16
 
+TURN_RATE = 16000  # sample rate of the sound in turns
 MOST_SOUND_BYTES = 15 << 20  # limit of one event
 Samples = NDArray[np.float32]
 _EMPTY = np.zeros(0, np.float32)

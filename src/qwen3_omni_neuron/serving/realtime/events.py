@@ -275,8 +275,3 @@ def server_event(kind: str, **fields: Any) -> str:
     """
     event = {"type": kind, "event_id": new_id("event_"), **fields}
     return json.dumps(event, separators=(",", ":"))
-
-
-def error_of(error: ApiError, event_id: str | None) -> Json:
-    """Return the fields of an error event. event_id: id of the event that caused the error."""
-    return {"error": {**error.body["error"], "event_id": event_id}}
