@@ -132,4 +132,4 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
 def encoded_sound(samples: Samples, codec: Codec) -> str:
     """Encode samples at the codec's rate in base64."""
     # A resampled value may slightly exceed full scale.
-    return pybase64.b64encode(codec.encode(samples.clip(-1, 1))).decode("ascii")
+    return pybase64.b64encode_as_string(codec.encode(samples.clip(-1, 1)))

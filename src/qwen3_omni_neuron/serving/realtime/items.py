@@ -27,7 +27,7 @@ from qwen3_omni_neuron.serving.realtime.drafts import (
     read_item,
     text_bytes,
 )
-from qwen3_omni_neuron.serving.realtime.events import CallItem, Item, Json, Reference
+from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, Json, Reference
 from qwen3_omni_neuron.serving.reply_text import Call
 from qwen3_omni_neuron.session import Reply, Session, Turn
 
@@ -314,6 +314,6 @@ def _in_progress(item_id: str) -> ApiError:
     return ApiError(400, message, "item_in_progress", "item_id")
 
 
-def _in_base64(samples: Any, codec: Codec) -> str:
+def _in_base64(samples: Any, codec: Codec) -> Base64:
     sound = Resampler(TURN_RATE, codec.rate).push(np.asarray(samples, np.float32), last=True)
-    return encoded_sound(sound, codec)
+    return Base64(encoded_sound(sound, codec))
