@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any, get_args
 
 import numpy as np
+import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 from openai.resources.realtime.realtime import RealtimeConnection
@@ -15,6 +16,7 @@ from pydantic import BaseModel
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from testing.http_server import url_of
+from testing.media_cases import QUESTION_WAV
 
 _KINDS: tuple[type[BaseModel], ...] = get_args(get_args(RealtimeServerEvent)[0])
 EVENTS = {get_args(kind.model_fields["type"].annotation)[0]: kind for kind in _KINDS}
@@ -23,6 +25,13 @@ PIECE = 1600  # samples of one append: 100 ms
 PCM_16K = {"type": "audio/pcm", "rate": 16000}
 BEFORE = ("response.output_item.added", "conversation.item.added", "response.content_part.added")
 AFTER = ("response.content_part.done", "conversation.item.done", "response.output_item.done")
+PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
+SPOKEN = [  # kinds of events of a spoken response
+    *("response.created", "rate_limits.updated", *BEFORE),
+    *("response.output_audio_transcript.delta", "response.output_audio.delta"),
+    *("response.output_audio.done", "response.output_audio_transcript.done", *AFTER),
+    "response.done",
+]
 
 
 class Caller:
@@ -107,3 +116,21 @@ def sound_of(events: Sequence[Any]) -> bytes:
     """Return the bytes of a response's sound."""
     parts = [e.delta for e in events if e.type == "response.output_audio.delta"]
     return b"".join(base64.b64decode(part) for part in parts)
+
+
+def text_of(events: Sequence[Any]) -> str:
+    """Return the text of a response's first item."""
+    content = events[-1].response.output[0].content[0]
+    return content.transcript if content.type == "output_audio" else content.text
+
+
+def said(samples: NDArray[np.float32]) -> dict[str, Any]:
+    """Return a user's message of samples at 16 kHz, as they are once sent in 16 bits."""
+    heard = np.frombuffer(pcm16(samples), "<i2")
+    item = {"type": "audio", "audio": heard, "sampling_rate": PCM_16K["rate"]}
+    return {"role": "user", "content": [item]}
+
+
+def question() -> NDArray[np.float32]:
+    """Return the samples of "what is six plus two", at 16 kHz."""
+    return soundfile.read(QUESTION_WAV.with_name("sum.wav"), dtype="float32")[0]

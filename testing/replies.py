@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
+from qwen3_omni_neuron.events import Finished
 from testing.oracle import Reference, ReferenceResult
 
 GREEDY: dict[str, Any] = {
@@ -13,6 +14,13 @@ GREEDY: dict[str, Any] = {
     "talker_do_sample": False,
     "predictor_do_sample": False,
 }
+
+
+def last(stream: Any) -> SpeechResult:
+    """Return the result of a stream, read to its end."""
+    *_, event = stream
+    assert isinstance(event, Finished)
+    return event.result
 
 
 def assert_same(ours: SpeechResult, theirs: ReferenceResult, reference: Reference) -> None:

@@ -11,13 +11,14 @@ A reply that a token limit cut is as long as the limit, not as the model would h
 on the length is summed up apart from that of complete replies.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+
+from qwen3_omni_neuron.runtime.playback import Playback
 
 PERCENTILES = (50, 90, 95, 99)
 # A limit can't change what comes before it.
@@ -108,12 +109,8 @@ def request_metrics(events: RequestEvents) -> RequestMetrics:
 
 def playing(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:
     """Return the span in which a player that starts at the first sample plays each chunk."""
-    spans, until_s = [], -math.inf
-    for chunk in chunks:
-        start_s = max(until_s, chunk.at_s)
-        until_s = start_s + chunk.samples / sample_rate
-        spans.append((start_s, until_s))
-    return spans
+    player = Playback()
+    return [player.arrived(chunk.samples / sample_rate, chunk.at_s) for chunk in chunks]
 
 
 def silences(chunks: Sequence[ChunkArrival], sample_rate: float) -> list[tuple[float, float]]:

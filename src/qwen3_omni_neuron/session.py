@@ -67,10 +67,13 @@ class Reply:
     of the speech in earlier replies. ended: no event follows. complete: the caller got its last
     event, and not only those before a barge-in or an error. heard_s: seconds that the listener
     heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
-    by itself, else 0.
+    by itself, else 0. id: name that the caller may give it.
     """
 
+    role = "assistant"
+
     def __init__(self, spoken: bool, bytes_per_s: float):
+        self.id: str | None = None
         self.spoken, self._bytes_per_s = spoken, bytes_per_s
         self.ended = self.complete = False
         self.audio_s = 0.0
@@ -88,8 +91,6 @@ class Reply:
             self.ended = self.complete = True
             if event.result.talker_finish_reason == "stop" and self.audio_s:
                 self.spoken_bytes = len(event.result.text.encode())
-
-    role = "assistant"
 
     @property
     def text(self) -> str:
@@ -147,7 +148,7 @@ class Turn:
 
     given, checked: content, a string or a list of items; `given` holds a growing clip itself.
     calls: an assistant's calls of tools. said: True for the text of a reply, in which names of
-    special tokens are words that the model wrote.
+    special tokens are words that the model wrote. id: name that the caller may give it.
     """
 
     role: str
@@ -156,6 +157,7 @@ class Turn:
     media: list[Media] = field(default_factory=list)
     calls: list[Any] = field(default_factory=list)
     said: bool = False
+    id: str | None = None
 
     def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
         """Append content to the present content."""

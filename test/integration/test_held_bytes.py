@@ -21,13 +21,12 @@ from qwen3_omni_neuron.serving.protocol import STEP_BYTES
 from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import client_of, serving, wait_until
-from testing.realtime import PCM_16K, Caller, calling
+from testing.realtime import PUSH_TO_TALK, Caller, calling
 
 MODEL = "qwen3-omni"
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
-PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
 KEYS = ("one-key", "another-key")
 SIDE = 256  # pixels of an image that is small as a file
 

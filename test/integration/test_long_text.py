@@ -15,7 +15,7 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.prompt.tokenizer import AT_ONCE, Tokenizer
 from qwen3_omni_neuron.serving import logs, speech
-from qwen3_omni_neuron.serving.realtime import events, response
+from qwen3_omni_neuron.serving.realtime import connection, events
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from testing.http_server import serving, url_of, wait_until
@@ -224,7 +224,7 @@ def test_large_events_are_read_and_written_in_the_sessions_thread(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[tuple[str, int, str]] = []
-    write, read = response.server_event, events.read_event
+    write, read = connection.server_event, events.read_event
 
     def written(kind: str, **fields: Any) -> str:
         text = write(kind, **fields)
@@ -235,7 +235,7 @@ def test_large_events_are_read_and_written_in_the_sessions_thread(
         made.append(("read", len(text), threading.current_thread().name.split("_")[0]))
         return read(text)
 
-    monkeypatch.setattr(response, "server_event", written)
+    monkeypatch.setattr(connection, "server_event", written)
     monkeypatch.setattr(events, "read_event", parsed)
     sound = base64.b64encode(bytes(4_000_000)).decode()
     instructions = "a" + " " * 500_000  # which are measured as what is left of them without blanks

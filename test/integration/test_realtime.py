@@ -1,66 +1,51 @@
-"""/v1/realtime, by OpenAI's own client over a socket: turns, items, responses, and their events."""
+"""/v1/realtime, by OpenAI's own client over a socket: items, responses, and their events."""
 
 import asyncio
 import base64
 import io
 import json
-import random
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
-import soxr
-from numpy.typing import NDArray
 
-from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
 from qwen3_omni_neuron.serving.metrics import Metrics
-from qwen3_omni_neuron.serving.realtime import vad
-from qwen3_omni_neuron.serving.realtime.conversation import Conversation
+from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.turnstile import Turnstile
 from qwen3_omni_neuron.session import Reply, Session
-from testing import recorded_session
-from testing.http_server import same_sound, serving, wait_until
-from testing.imports import ROOT
-from testing.media_cases import QUESTION_WAV, noise_image
-from testing.realtime import AFTER, BEFORE, PCM_16K, Caller, calling, kinds, sound_of
+from testing.http_server import same_sound, wait_until
+from testing.media_cases import noise_image
+from testing.realtime import (
+    AFTER,
+    BEFORE,
+    PUSH_TO_TALK,
+    SPOKEN,
+    Caller,
+    calling,
+    kinds,
+    question,
+    said,
+    sound_of,
+    text_of,
+)
 from testing.scripted_model import ScriptedStream
-from train.speech import MEASURING, pink_noise, spoken_clip
 
 RATE = 16000
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
 # No token ends the text.
 LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
 LONG |= {"talker_max_new_tokens": 4000}
-PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
-SPOKEN = [
-    *("response.created", "rate_limits.updated", *BEFORE),
-    *("response.output_audio_transcript.delta", "response.output_audio.delta"),
-    *("response.output_audio.done", "response.output_audio_transcript.done", *AFTER),
-    "response.done",
-]
 WRITTEN = [
     *("response.created", "rate_limits.updated", *BEFORE, "response.output_text.delta"),
     *("response.output_text.done", *AFTER, "response.done"),
 ]
-
-
-@pytest.fixture(scope="module")
-def speaking() -> Iterator[Qwen3Omni]:
-    with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni:
-        yield omni
-
-
-@pytest.fixture(scope="module")
-def speaker(speaking: Qwen3Omni) -> Iterator[Server]:
-    with serving(speaking) as running:
-        yield running
 
 
 @pytest.fixture
@@ -76,67 +61,6 @@ def _nothing_is_left(omni: Qwen3Omni) -> Iterator[None]:
     """Every test leaves all slots free."""
     yield
     wait_until(lambda: not omni.status().running and not omni.status().queued)
-
-
-def said(samples: NDArray[np.float32]) -> dict[str, Any]:
-    """Return a user's message of what 16-bit samples became."""
-    heard = np.frombuffer(pcm16(samples), "<i2")
-    return {
-        "role": "user",
-        "content": [{"type": "audio", "audio": heard, "sampling_rate": RATE}],
-    }
-
-
-def text_of(events: Sequence[Any]) -> str:
-    content = events[-1].response.output[0].content[0]
-    return content.transcript if content.type == "output_audio" else content.text
-
-
-def question() -> NDArray[np.float32]:
-    return soundfile.read(QUESTION_WAV.with_name("sum.wav"), dtype="float32")[0]
-
-
-def test_a_spoken_question_is_answered_as_the_api_does(
-    speaking: Qwen3Omni, speaker: Server
-) -> None:
-    """Text, samples and usage, and OpenAI's order of events."""
-    samples = question()
-    with calling(speaker) as caller:
-        session = caller.update(audio=PUSH_TO_TALK, seed=5)
-        assert session.audio.input.turn_detection is None
-        caller.say(samples)
-        caller.send("input_audio_buffer.commit")
-        committed = caller.until("conversation.item.done")
-        events = caller.answer()
-    wanted = ["input_audio_buffer.committed", "conversation.item.added", "conversation.item.done"]
-    assert kinds(committed) == wanted
-    assert kinds(events) == SPOKEN
-    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
-    result = speaking.generate_audio([said(samples)], **options)
-    assert text_of(events) == result.text == "eight"
-    same_sound(sound_of(events), result.audio)
-    deltas = [e.delta for e in events if e.type == "response.output_audio_transcript.delta"]
-    assert "".join(deltas) == result.text
-    response = events[-1].response
-    assert response.status == "completed"
-    assert response.usage.input_tokens == result.timings.prompt_tokens
-    assert response.usage.output_tokens == result.timings.text_tokens + result.timings.frames
-    assert response.usage.input_token_details.audio_tokens == result.timings.prompt_audio_tokens
-    items = [e for e in events if e.type == "conversation.item.added"]
-    assert items[0].previous_item_id == committed[0].item_id
-    assert len({event.event_id for event in caller.heard}) == len(caller.heard)
-
-
-def test_the_recorded_session_is_what_is_sent_today(speaker: Server) -> None:
-    """Order of events, and each one's fields with their types."""
-    text = (ROOT / recorded_session.DOCUMENT).read_text(encoding="utf-8")
-    recorded = recorded_session.read(text)
-    made = recorded_session.shown(recorded_session.record(speaker))
-    assert [(side, event["type"]) for side, event in recorded] == [
-        (side, event["type"]) for side, event in made
-    ]
-    for (_, event), (_, today) in zip(recorded, made, strict=True):
-        assert recorded_session.form(event) == recorded_session.form(today)
 
 
 def test_a_written_reply(omni: Qwen3Omni, caller: Caller) -> None:
@@ -279,151 +203,6 @@ def test_sound_in_an_item_and_back(omni: Qwen3Omni, caller: Caller) -> None:
     assert text_of(events) == result.text
 
 
-@pytest.mark.parametrize("kind", ["audio/pcmu", "audio/pcma", "audio/pcm"])
-def test_formats_of_telephony_and_24_khz(speaking: Qwen3Omni, speaker: Server, kind: str) -> None:
-    """The question is heard, and the answer as loud and long as it is."""
-    rate = 24000 if kind == "audio/pcm" else 8000
-    samples = soxr.resample(question(), RATE, rate)
-    coded = {"audio/pcmu": "ULAW", "audio/pcma": "ALAW", "audio/pcm": "PCM_16"}[kind]
-    file = io.BytesIO()
-    soundfile.write(file, samples, rate, format="RAW", subtype=coded)
-    data = file.getvalue()
-    form_of: Any = {"samplerate": rate, "channels": 1, "format": "RAW", "subtype": coded}
-    given, _ = soundfile.read(io.BytesIO(data), dtype="float32", **form_of)
-    item = {"type": "audio", "audio": given, "sampling_rate": rate}
-    options: Any = {"seed": 5, "speaker": speaking.info.speakers[0], "literal_text": True}
-    result = speaking.generate_audio([{"role": "user", "content": [item]}], **options)
-    with calling(speaker) as caller:
-        form = {"format": {"type": kind}}
-        caller.update(audio={"input": {**form, "turn_detection": None}, "output": form}, seed=5)
-        for start in range(0, len(data), 1000):
-            part = base64.b64encode(data[start : start + 1000]).decode()
-            caller.send("input_audio_buffer.append", audio=part)
-        caller.send("input_audio_buffer.commit")
-        events = caller.until("conversation.item.done") and caller.answer()
-    assert text_of(events) == result.text
-    back, _ = soundfile.read(io.BytesIO(sound_of(events)), dtype="float32", **form_of)
-    wanted = soxr.resample(result.audio, 24000, rate)
-    assert abs(len(back) - len(wanted)) <= 1
-    size = min(len(back), len(wanted))
-    error = np.sqrt(np.mean((back[:size] - wanted[:size]) ** 2))
-    assert error < 0.03 * np.sqrt(np.mean(wanted**2))
-
-
-def test_turns_that_the_server_finds(speaking: Qwen3Omni, speaker: Server) -> None:
-    """Two questions in noise: each is one turn, committed and answered by itself."""
-    dice = random.Random(4)
-    noise = 0.002 * pink_noise(RATE, dice)
-    with calling(speaker) as caller:
-        caller.update(audio={"input": {"format": PCM_16K}}, seed=5, talker_max_new_tokens=60)
-        for words in ("what is two plus four", "say red"):
-            turn = len(caller.heard)
-            caller.say(np.concatenate((noise, spoken_clip(words, MEASURING, dice), noise)))
-            events = caller.until("response.done")
-            found = [e for e in events if e.type != "conversation.item.truncated"]
-            assert kinds(found)[:3] == [
-                "input_audio_buffer.speech_started",
-                "input_audio_buffer.speech_stopped",
-                "input_audio_buffer.committed",
-            ]
-            assert kinds(found)[5:] == SPOKEN
-            started, stopped, committed = found[:3]
-            assert started.item_id == stopped.item_id == committed.item_id
-            assert started.audio_start_ms < stopped.audio_end_ms
-            assert turn < len(caller.heard)
-            caller.send("conversation.item.retrieve", item_id=committed.item_id)
-            item = caller.until("conversation.item.retrieved")[-1].item
-            heard = base64.b64decode(item.content[0].audio)
-            # Of the silence that ended the turn 200 of 500 ms are in it.
-            ms = len(heard) // 32
-            assert stopped.audio_end_ms - started.audio_start_ms - ms in range(290, 333)
-    asked = [said(np.frombuffer(heard, "<i2") / np.float32(32767))]
-    assert text_of(events) in ("red", "six", speaking.generate_text(asked, seed=5).text)
-
-
-def test_semantic_vad_ends_turns_by_silence(server: Server) -> None:
-    """Its eagerness says how long; it is shown as it was given."""
-    with calling(server) as caller:
-        stopped = []
-        for eagerness in ("low", "auto", "high"):
-            detection = {"type": "semantic_vad", "eagerness": eagerness, "create_response": False}
-            session = caller.update(
-                audio={"input": {"format": PCM_16K, "turn_detection": detection}}
-            )
-            assert session.audio.input.turn_detection.to_dict() == {
-                **detection,
-                "interrupt_response": True,
-            }
-            caller.say(np.concatenate((question(), np.zeros(3 * RATE // 2, np.float32))))
-            began, ended = caller.until("conversation.item.done")[:2]
-            stopped.append(ended.audio_end_ms - began.audio_start_ms)
-        assert stopped[0] - stopped[1] == pytest.approx(500, abs=70)
-        assert stopped[1] - stopped[2] == pytest.approx(200, abs=70)
-
-
-def test_the_wait_for_silence_is_not_spent_waiting(omni: Qwen3Omni, server: Server) -> None:
-    """All rows of the prompt but the last are there before the turn has ended."""
-    with calling(server) as caller:
-        caller.update(audio={"input": {"format": PCM_16K}}, instructions="Be brief.", **SHORT)
-        caller.say(np.concatenate((question(), np.zeros(RATE // 3, np.float32))))
-        caller.send("conversation.item.retrieve", item_id="none")  # answered after what was said
-        caller.until("error")
-        wait_until(lambda: not omni.status().running)
-        caller.say(np.zeros(RATE, np.float32))
-        usage = caller.until("response.done")[-1].response.usage
-        assert usage.input_token_details.cached_tokens == usage.input_tokens - 1
-
-
-@pytest.mark.usefixtures("slow_steps")
-def test_speech_interrupts_an_answer(server: Server) -> None:
-    """It is cancelled, and its item cut to what can have been heard."""
-    with calling(server) as caller:
-        caller.update(audio={"input": {"format": PCM_16K}}, **{**SHORT, **LONG})
-        caller.write("Hello")
-        caller.send("response.create")
-        sent = caller.until("response.output_audio.delta")
-        for _ in range(3):
-            sent += caller.until("response.output_audio.delta")
-        noise = 0.001 * pink_noise(RATE // 2, random.Random(1))
-        caller.say(np.concatenate((noise, question())))
-        events = caller.until("conversation.item.truncated")
-        started = next(i for i, e in enumerate(events) if "speech_started" in e.type)
-        # Nothing of it is sent any more.
-        assert "response.output_audio.delta" not in kinds(events[started:])
-        done = next(e for e in events if e.type == "response.done")
-        assert done.response.status == "cancelled"
-        assert done.response.status_details.reason == "turn_detected"
-        assert done.response.output[0].status == "incomplete"
-        item = done.response.output[0]
-        seconds = len(sound_of([*sent, *events])) / 48000
-        cut = events[-1]
-        assert cut.item_id == item.id
-        assert 0 <= cut.audio_end_ms < 1000 * seconds
-        caller.send("conversation.item.retrieve", item_id=item.id)
-        left = caller.until("conversation.item.retrieved")[-1].item.content[0].transcript
-        assert item.content[0].transcript.startswith(left)
-        assert len(left) < len(item.content[0].transcript)
-
-
-def test_speech_that_may_not_interrupt_does_not(server: Server) -> None:
-    with calling(server) as caller:
-        detection = {"type": "server_vad", "interrupt_response": False, "create_response": False}
-        sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
-        options = {**SHORT, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 90}
-        caller.update(audio=sound, **{**options, "thinker_eos_token_id": 10**6})
-        caller.write("Hello")
-        caller.send("response.create")
-        caller.until("response.output_audio.delta")
-        noise = 0.001 * pink_noise(RATE, random.Random(1))
-        caller.say(np.concatenate((question(), noise)))
-        events = caller.until("response.done")
-        if "input_audio_buffer.committed" not in kinds(events):
-            events += caller.until("input_audio_buffer.committed")
-        assert "input_audio_buffer.speech_stopped" in kinds(events)
-        done = next(e for e in events if e.type == "response.done")
-        assert done.response.status == "incomplete"
-
-
 def test_what_was_heard_by_the_client(omni: Qwen3Omni, caller: Caller) -> None:
     """Truncation cuts the history; beyond the end it is an error."""
     caller.update(**{**SHORT, "thinker_max_new_tokens": 12, "talker_max_new_tokens": 30})
@@ -486,43 +265,6 @@ def test_a_client_cancels(caller: Caller) -> None:
     assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
     caller.update(**SHORT, thinker_eos_token_id=None)
     assert caller.answer()[-1].response.output
-
-
-def test_silence_after_a_reply_becomes_a_turn(server: Server) -> None:
-    with calling(server) as caller:
-        detection = {"type": "server_vad", "idle_timeout_ms": 1000}
-        sound = {"input": {"format": PCM_16K, "turn_detection": detection}}
-        caller.update(audio=sound, **{**SHORT, "talker_max_new_tokens": 2})
-        caller.say(np.zeros(3 * RATE, np.float32))  # nothing was answered yet
-        caller.write("Hello")
-        caller.answer()
-        caller.say(np.zeros(2 * RATE, np.float32))
-        events = caller.until("response.done")
-        assert kinds(events)[:2] == [
-            "input_audio_buffer.timeout_triggered",
-            "input_audio_buffer.committed",
-        ]
-        assert events[0].audio_end_ms - events[0].audio_start_ms in range(990, 1040)
-        assert events[0].audio_start_ms >= 2900
-        assert "input_audio_buffer.speech_started" not in kinds(caller.heard)
-
-
-def test_transcripts_of_what_was_said(speaking: Qwen3Omni, speaker: Server) -> None:
-    samples = question()
-    with calling(speaker) as caller:
-        sound = {"format": PCM_16K, "turn_detection": None, "transcription": {"model": "any"}}
-        caller.update(audio={"input": sound}, seed=5)
-        caller.say(samples)
-        caller.send("input_audio_buffer.commit")
-        kind = "conversation.item.input_audio_transcription"
-        events = caller.until(f"{kind}.completed")
-        transcript = events[-1].transcript
-        assert transcript
-        assert "".join(e.delta for e in events if e.type == f"{kind}.delta") == transcript
-        assert events[-1].usage.seconds == pytest.approx(len(samples) / RATE)
-        caller.send("conversation.item.retrieve", item_id=events[-1].item_id)
-        item = caller.until("conversation.item.retrieved")[-1].item
-        assert item.content[0].transcript == transcript
 
 
 TOOL = {"type": "function", "name": "look_up", "parameters": {"type": "object"}}
@@ -676,7 +418,7 @@ def test_a_message_that_is_truncated_while_calls_follow(
         assert item.content[0].transcript == ("Let me" if ended else "Let me look. ")
 
 
-@pytest.mark.parametrize("failing", [(Conversation, "settle"), (Metrics, "finished")])
+@pytest.mark.parametrize("failing", [(ConversationItems, "settle"), (Metrics, "finished")])
 def test_a_failure_at_a_responses_end_is_told_and_logged(
     server: Server,
     monkeypatch: pytest.MonkeyPatch,
@@ -733,20 +475,6 @@ def test_a_reply_that_fails_is_a_response_that_says_so(
         assert late[-1].response.output[0].status == "incomplete"
         assert text_of(late) == "One two"
         assert caller.answer()[-1].response.status != "failed"
-
-
-def test_server_vad_without_its_packages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vad, "is_installed", lambda: False)
-    with calling(server) as caller:
-        assert caller.heard[0].session.audio.input.turn_detection is None
-        detection = {"type": "server_vad"}
-        caller.send(
-            "session.update",
-            session={"type": "realtime", "audio": {"input": {"turn_detection": detection}}},
-        )
-        error = caller.until("error")[-1].error
-        assert "pip install 'qwen3-omni-neuron[realtime]'" in error.message
-        assert error.param == "session.audio.input.turn_detection"
 
 
 def test_most_tokens_of_a_session_until_it_has_others(caller: Caller) -> None:

@@ -24,7 +24,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
-from qwen3_omni_neuron.serving.realtime.response import Response
+from qwen3_omni_neuron.serving.realtime.response_stream import Response
 from qwen3_omni_neuron.serving.realtime.session_config import Voices, first_config, updated
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
@@ -32,13 +32,12 @@ from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.session import Session, Turn
 from testing.http_server import serving, url_of, wait_until
-from testing.realtime import PCM_16K, Caller, calling
+from testing.realtime import PCM_16K, PUSH_TO_TALK, Caller, calling
 
 MODEL = "qwen3-omni"
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
 LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
 LONG |= {"talker_max_new_tokens": 4000, "seed": 3}
-PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
 KEYS = ("one-key", "another-key")
 
 

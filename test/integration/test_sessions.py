@@ -28,7 +28,7 @@ from testing.media_cases import (
     write_deeper_checkpoint,
 )
 from testing.oracle import Reference
-from testing.replies import GREEDY, assert_same
+from testing.replies import GREEDY, assert_same, last
 from train.judge import Judge
 from train.speech import MEASURING, spoken_clip
 
@@ -43,12 +43,6 @@ def deeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Qwen3Omni
     folder = write_deeper_checkpoint(tmp_path_factory.mktemp("deeper"))
     with Qwen3Omni.load(folder, dtype="float32", max_concurrency=2) as omni:
         yield omni, Reference(folder)
-
-
-def last(stream: Any) -> SpeechResult:
-    *_, event = stream
-    assert isinstance(event, Finished)
-    return event.result
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,13 @@ from qwen3_omni_neuron.serving.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.json_bounds import MOST_DEPTH, MOST_ESCAPES, MOST_VALUES, check_json
 from qwen3_omni_neuron.serving.realtime import events
-from qwen3_omni_neuron.serving.realtime.events import EventError, is_large, read_event
+from qwen3_omni_neuron.serving.realtime.events import (
+    Base64,
+    EventError,
+    is_large,
+    read_event,
+    server_event,
+)
 from qwen3_omni_neuron.serving.realtime.session_config import (
     Voices,
     first_config,
@@ -218,6 +224,18 @@ def test_a_tools_parameters_are_not_copied_for_each_response() -> None:
 )
 def test_an_event_is_large_by_its_text_and_its_values(fields: Any, large: bool) -> None:
     assert is_large(fields) == large
+
+
+def test_base64_is_written_as_any_other_text() -> None:
+    def item(text: Any) -> dict[str, Any]:
+        parts = [{"audio": text(sound), "transcript": said} for sound, said in content]
+        return {"content": parts, "last": None}
+
+    content = [("AAAA", "a \ud800"), ("", '"base64_"'), ("/+8=", "\n")]
+    written = json.loads(server_event("kind", item=item(Base64)))
+    assert written == {"type": "kind", "event_id": written["event_id"], "item": item(str)}
+    assert list(written) == ["type", "event_id", "item"]
+    assert is_large({"item": item(lambda _: Base64("A" * (1 << 20)))})
 
 
 def test_bodies_are_checked_whatever_their_size() -> None:

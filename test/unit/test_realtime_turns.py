@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.realtime.turns import (
     KEPT_SILENCE_MS,
-    Outcome,
     Paused,
     Speech,
     Started,
     Stopped,
     TimedOut,
     TurnDetector,
+    TurnEvent,
     TurnSettings,
 )
 from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, SileroVad
@@ -39,9 +39,9 @@ def sound(*parts: tuple[float, float]) -> NDArray[np.float32]:
 
 def detected(
     samples: NDArray[np.float32], settings: TurnSettings, sizes: Sequence[int] = (10**9,)
-) -> tuple[list[Outcome], NDArray[np.float32]]:
+) -> tuple[list[TurnEvent], NDArray[np.float32]]:
     """Return what a detector finds in sound in pieces, and the sound of its turns."""
-    detector, found, at, number = TurnDetector(settings, loudness), list[Outcome](), 0, 0
+    detector, found, at, number = TurnDetector(settings, loudness), list[TurnEvent](), 0, 0
     while at < len(samples):
         size = sizes[number % len(sizes)]
         found += detector.push(samples[at : at + size])

@@ -22,14 +22,13 @@ from starlette.types import Message, Receive, Scope, Send
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import LOOK_S, IdleMemory
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.events import AudioChunk, StageTime, Status
+from qwen3_omni_neuron.events import StageTime, Status
 from qwen3_omni_neuron.serving import model as model_module
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys, Rates, read_keys
 from qwen3_omni_neuron.serving.logs import JsonFormatter
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.model import ServedModel
 from qwen3_omni_neuron.serving.replies import MOST_CHARACTERS, SpokenReplies
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Reasoning, ReplyText
@@ -174,16 +173,6 @@ def test_sounds_are_what_they_say() -> None:
         loudest = np.abs(np.fft.rfft(read[:rate])).argmax()  # in Hz, of one second
         assert abs(loudest - 24000 / 9 / (2 * np.pi)) < 3
     assert encode_sound(samples[:0], 24000, "wav") == wav_header(24000, 0)
-
-
-def test_a_player_waits_where_speech_is_late() -> None:
-    def chunk(seconds: float) -> AudioChunk:
-        return AudioChunk(np.zeros(round(24000 * seconds), np.float32), 0, 1)
-
-    player = Player()
-    for at_s, seconds in ((10.0, 1.0), (10.5, 1.0), (12.25, 1.0), (13.0, 0.5)):
-        player.arrived(chunk(seconds), at_s)
-    assert (player.underruns, player.silent_s) == (1, 0.25)
 
 
 def test_memory_of_an_idle_server_goes_back_once_there_is_more_to_spare() -> None:

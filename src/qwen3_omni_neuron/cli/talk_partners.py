@@ -236,14 +236,14 @@ class ModelPartner:
             return
         from qwen3_omni_neuron.serving.realtime.turns import Paused, Speech, Started, Stopped
 
-        for outcome in self._detector.push(samples):
-            if isinstance(outcome, Speech):
-                self._session.append_audio(outcome.samples, HEARD_RATE)
-            elif isinstance(outcome, Started):
+        for event in self._detector.push(samples):
+            if isinstance(event, Speech):
+                self._session.append_audio(event.samples, HEARD_RATE)
+            elif isinstance(event, Started):
                 self.interrupt()
-            elif isinstance(outcome, Paused):
+            elif isinstance(event, Paused):
                 self._session.prepare(self._speaks)
-            elif isinstance(outcome, Stopped):
+            elif isinstance(event, Stopped):
                 self._talk.end_turn(self)
 
     def answer(self) -> None:

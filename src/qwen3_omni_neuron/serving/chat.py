@@ -21,6 +21,7 @@ from qwen3_omni_neuron.events import (
     TextDelta,
     Timings,
 )
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.chat_request import (
@@ -35,7 +36,6 @@ from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
@@ -168,7 +168,7 @@ class ChatReply:
         self._heard = False
         frame = to_json(self._frame([])).removesuffix(b"[]}")
         self._before_delta = b"data: " + frame + b'[{"index":0,"delta":'
-        self._player = Player()
+        self._playback = Playback()
 
     def close(self) -> None:
         """Cancel the request."""
@@ -180,7 +180,7 @@ class ChatReply:
             async for event in stream:
                 self._take(event)
                 if isinstance(event, AudioChunk):
-                    self._player.arrived(event)
+                    self._playback.arrived(len(event.samples) / SAMPLE_RATE)
         self._finish()
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -207,7 +207,7 @@ class ChatReply:
                 # After the yield: the chunk is with the client, or in its connection's buffer. A
                 # chunk that comes with the end is sent with the end, just below.
                 if chunk is not None:
-                    self._player.arrived(chunk)
+                    self._playback.arrived(len(chunk.samples) / SAMPLE_RATE)
         if self._speaks and not self._vllm_omni:
             pieces.append(self._piece({"audio": {"expires_at": self._expires_at}}))
         self._finish()
@@ -290,7 +290,7 @@ class ChatReply:
         if self._speaks:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
         self._context.finished(result, text if self._service.settings.log_content else None)
-        self._service.metrics.finished(result, self._player, cached_tokens(result.timings))
+        self._service.metrics.finished(result, self._playback, cached_tokens(result.timings))
         self._context.place.leave()
 
     def _finish_reason(self) -> str:

@@ -1,38 +1,17 @@
 """Metrics of the server for Prometheus."""
 
-import time
-
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from qwen3_omni_neuron import __version__
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult
+from qwen3_omni_neuron.events import SpeechResult
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving.model import ServedModel
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _FACTORS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.5, 2, 5)
 _PREFIX = "qwen3_omni_"
-
-
-class Player:
-    """Model of a client that plays speech as it arrives, from the first sample on.
-
-    underruns: how often it had nothing to play; silent_s: total seconds without sound to play.
-    """
-
-    def __init__(self) -> None:
-        self._until_s: float | None = None
-        self.underruns, self.silent_s = 0, 0.0
-
-    def arrived(self, chunk: AudioChunk, now_s: float | None = None) -> None:
-        """Count a chunk that has just been sent."""
-        now_s = time.perf_counter() if now_s is None else now_s
-        if self._until_s is not None and now_s > self._until_s:
-            self.underruns += 1
-            self.silent_s += now_s - self._until_s
-        start_s = now_s if self._until_s is None else max(now_s, self._until_s)
-        self._until_s = start_s + len(chunk.samples) / SAMPLE_RATE
 
 
 class Metrics:
@@ -67,7 +46,7 @@ class Metrics:
         self._finished = counter("replies", "Replies by the reason that text ended", "reason")
         registry.register(_ModelFigures(model))
 
-    def finished(self, result: SpeechResult, player: Player, cached_tokens: int) -> None:
+    def finished(self, result: SpeechResult, playback: Playback, cached_tokens: int) -> None:
         """Count a complete reply."""
         timings = result.timings
         self._finished.labels(result.thinker_finish_reason).inc()
@@ -78,8 +57,8 @@ class Metrics:
             self._ttfb.observe(timings.ttfb_s)
         if timings.rtf is not None:
             self._rtf.observe(timings.rtf)
-        self._underruns.inc(player.underruns)
-        self._silent.inc(player.silent_s)
+        self._underruns.inc(playback.underruns)
+        self._silent.inc(playback.silent_s)
         self._tokens.labels("prompt").inc(timings.prompt_tokens)
         self._tokens.labels("reused").inc(cached_tokens)
         self._tokens.labels("text").inc(timings.text_tokens)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import (
     LARGEST_SEED,
@@ -31,7 +32,6 @@ from qwen3_omni_neuron.serving.event_stream import (
     json_event,
     with_first,
 )
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
@@ -165,7 +165,7 @@ class SpokenText:
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the sound as it is made, or in one piece at the end."""
-        player, result = Player(), None
+        playback, result = Playback(), None
         with self._stream as stream:
             async for event in stream:
                 if isinstance(event, AudioChunk):
@@ -175,14 +175,14 @@ class SpokenText:
                     if piece:
                         yield piece
                     # After the yield: the chunk is with the client, or in its connection's buffer.
-                    player.arrived(event)
+                    playback.arrived(len(event.samples) / SAMPLE_RATE)
                 elif isinstance(event, Finished):
                     result = event.result
         assert result is not None, "a stream that has ended"
         yield await self._service.model.in_thread(self._file.finish)
         self._context.finished(result, None)
         self._context.place.leave()
-        self._service.metrics.finished(result, player, 0)
+        self._service.metrics.finished(result, playback, 0)
         tokens, frames = result.timings.text_tokens, result.timings.frames
         self._usage = {
             "input_tokens": tokens,

@@ -15,6 +15,7 @@ from pydantic_core import to_json
 
 from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta
 from qwen3_omni_neuron.options import RequestOptions
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import (
     bounded_options,
@@ -26,7 +27,6 @@ from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.forms import read_form
 from qwen3_omni_neuron.serving.media import MediaReader
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
@@ -232,7 +232,7 @@ class Transcription:
 
     def _count(self, result: SpeechResult) -> None:
         timings = result.timings
-        self._service.metrics.finished(result, Player(), timings.reused_tokens)
+        self._service.metrics.finished(result, Playback(), timings.reused_tokens)
         details = self._usage["input_token_details"]
         details["audio_tokens"] += timings.prompt_audio_tokens
         details["text_tokens"] += timings.prompt_tokens - timings.prompt_audio_tokens

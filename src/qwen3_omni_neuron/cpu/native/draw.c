@@ -153,7 +153,7 @@ static void score(float *scores, const Sampling *s, const float *logits)
             scores[i] = scores[i] < 0 ? scores[i] * s->penalties[i] : scores[i] / s->penalties[i];
 }
 
-/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.draw_ids.
+/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.sample_ids.
  * logits: [vocab] of each; uniforms [rows] in [0, 1). Writes ids [rows]. */
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
               const Sampling *const *sampling, const float *uniforms, int64_t *ids)

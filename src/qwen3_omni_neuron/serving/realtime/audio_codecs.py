@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.sound import pcm16
 
+TURN_RATE = 16000  # sample rate of the sound in turns
 MOST_SOUND_BYTES = 15 << 20  # limit of one event
 Samples = NDArray[np.float32]
 _EMPTY = np.zeros(0, np.float32)
@@ -131,4 +132,4 @@ def decoded_sound(text: str, codec: Codec, where: str) -> Samples:
 def encoded_sound(samples: Samples, codec: Codec) -> str:
     """Encode samples at the codec's rate in base64."""
     # A resampled value may slightly exceed full scale.
-    return pybase64.b64encode(codec.encode(samples.clip(-1, 1))).decode("ascii")
+    return pybase64.b64encode_as_string(codec.encode(samples.clip(-1, 1)))

@@ -114,7 +114,7 @@ class Tool(_Strict):
     parameters: dict[str, Any] | None = None
 
 
-class _Asked(BaseModel):
+class _CommonConfig(BaseModel):
     """Common fields of a session and a response. Further fields are options of a request."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -129,7 +129,7 @@ class _Asked(BaseModel):
     reasoning: Any = None
 
 
-class SessionConfig(_Asked):
+class SessionConfig(_CommonConfig):
     """Configuration of a session."""
 
     type: Literal["realtime"] = "realtime"
@@ -153,7 +153,7 @@ class ResponseAudio(_Strict):
     output: ResponseAudioOutput = ResponseAudioOutput()
 
 
-class ResponseConfig(_Asked):
+class ResponseConfig(_CommonConfig):
     """Configuration of one response, which overrides the session's."""
 
     audio: ResponseAudio = ResponseAudio()
@@ -232,33 +232,33 @@ def updated(config: SessionConfig, given: Mapping[str, Any], voices: Voices) -> 
 def response_config(given: Json | None, voices: Voices) -> ResponseConfig:
     """Parse a client's configuration of one response. Raises ApiError."""
     try:
-        asked = ResponseConfig.model_validate(given or {})
+        config = ResponseConfig.model_validate(given or {})
     except ValidationError as error:
         raise wrong_field(error, before="response") from error
-    voices.check(asked.audio.output.voice, speaks(asked), "response")
-    _check_options(asked, "response")
-    return asked
+    voices.check(config.audio.output.voice, speaks(config), "response")
+    _check_options(config, "response")
+    return config
 
 
-def speaks(asked: _Asked) -> bool:
+def speaks(config: _CommonConfig) -> bool:
     """Return whether sound is requested."""
-    return asked.output_modalities == ["audio"]
+    return config.output_modalities == ["audio"]
 
 
-def options_of(*asked: _Asked) -> dict[str, Any]:
+def options_of(*configs: _CommonConfig) -> dict[str, Any]:
     """Return the Python API's options for the fields; the last configuration takes precedence."""
     options: dict[str, Any] = {}
     tools: list[Tool] = []
     choice = "auto"
-    for one in asked:
-        if one.max_output_tokens == "inf":
+    for config in configs:
+        if config.max_output_tokens == "inf":
             options["thinker_max_new_tokens"] = RequestOptions.thinker_max_new_tokens
-        elif one.max_output_tokens is not None:
-            options["thinker_max_new_tokens"] = one.max_output_tokens
-        options |= one.model_extra or {}
-        tools = tools if one.tools is None else one.tools
-        choice = one.tool_choice or choice
-        output = getattr(one, "audio").output  # noqa: B009
+        elif config.max_output_tokens is not None:
+            options["thinker_max_new_tokens"] = config.max_output_tokens
+        options |= config.model_extra or {}
+        tools = tools if config.tools is None else config.tools
+        choice = config.tool_choice or choice
+        output = getattr(config, "audio").output  # noqa: B009
         if output.voice is not None:
             options["speaker"] = output.voice
     functions = [] if choice == "none" else [_function(tool) for tool in tools]
@@ -281,8 +281,8 @@ def shown(config: SessionConfig) -> Json:
     return made
 
 
-def _check_options(asked: _Asked, where: str) -> None:
-    for name, value in (asked.model_extra or {}).items():
+def _check_options(config: _CommonConfig, where: str) -> None:
+    for name, value in (config.model_extra or {}).items():
         if name not in _OPTIONS:
             known = ", ".join(sorted(_OPTIONS))
             message = f"unknown field {name[:80]!r}. Beside OpenAI's fields there may be: {known}."

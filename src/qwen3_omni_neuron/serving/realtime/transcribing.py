@@ -5,13 +5,13 @@ from typing import Any
 
 from qwen3_omni_neuron.events import Finished, TextDelta
 from qwen3_omni_neuron.serving.bodies import bounded_options
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.media import sound_bytes
 from qwen3_omni_neuron.serving.quotas import Account
-from qwen3_omni_neuron.serving.realtime.audio_codecs import Samples
-from qwen3_omni_neuron.serving.realtime.conversation import RATE, Entry
+from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
+from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
-from qwen3_omni_neuron.serving.realtime.response import Line
+from qwen3_omni_neuron.serving.realtime.items import ConversationItem
 from qwen3_omni_neuron.transcription import INSTRUCTION
 
 MOST_WAITING = 16
@@ -23,12 +23,12 @@ class Transcriber:
     account: the session's account; it also counts a second copy of the waiting turns' sound.
     """
 
-    def __init__(self, line: Line, account: Account):
-        self._line, self._account = line, account
-        self._waiting: asyncio.Queue[tuple[Entry, Samples]] = asyncio.Queue(MOST_WAITING)
+    def __init__(self, connection: Connection, account: Account):
+        self._connection, self._account = connection, account
+        self._waiting: asyncio.Queue[tuple[ConversationItem, Samples]] = asyncio.Queue(MOST_WAITING)
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, entry: Entry, samples: Samples) -> None:
+    def add(self, item: ConversationItem, samples: Samples) -> None:
         """Transcribe a turn after the earlier ones. Raises ApiError."""
         if self._task is None:
             self._task = asyncio.create_task(self._run())
@@ -36,7 +36,7 @@ class Transcriber:
             message = f"{MOST_WAITING} turns wait to be transcribed already."
             raise ApiError(429, message, "too_many_transcriptions")
         self._account.hold(sound_bytes(samples))
-        self._waiting.put_nowait((entry, samples))
+        self._waiting.put_nowait((item, samples))
 
     def close(self) -> None:
         """End the running transcription."""
@@ -46,25 +46,25 @@ class Transcriber:
 
     async def _run(self) -> None:
         while True:
-            entry, samples = await self._waiting.get()
-            fields = {"item_id": entry.id, "content_index": 0}
+            item, samples = await self._waiting.get()
+            fields = {"item_id": item.id, "content_index": 0}
             kind = "conversation.item.input_audio_transcription"
             try:
-                await self._transcribe(kind, entry, samples, fields)
+                await self._transcribe(kind, item, samples, fields)
             except ClientGoneError:
                 return
             except Exception as failure:
-                self._line.service.model.noticed(failure)
-                error = api_error_of(failure).body["error"]
-                await self._line.send(f"{kind}.failed", **fields, error=error)
+                error = self._connection.error_of(failure).body["error"]
+                await self._connection.send(f"{kind}.failed", **fields, error=error)
             finally:
                 self._account.release(sound_bytes(samples))
-                del entry, samples
+                del item, samples
 
     async def _transcribe(
-        self, kind: str, entry: Entry, samples: Samples, fields: dict[str, Any]
+        self, kind: str, item: ConversationItem, samples: Samples, fields: dict[str, Any]
     ) -> None:
-        service, texts, owner = self._line.service, [], self._line.context.owner
+        connection, texts = self._connection, []
+        service, owner = connection.service, connection.context.owner
         service.rates.count(owner)
         with (
             service.requests.place(owner),
@@ -73,23 +73,23 @@ class Transcriber:
             async for event in stream:
                 if isinstance(event, TextDelta):
                     texts.append(event.text)
-                    await self._line.send(f"{kind}.delta", **fields, delta=event.text)
+                    await connection.send(f"{kind}.delta", **fields, delta=event.text)
                 elif isinstance(event, Finished):
-                    seconds = len(samples) / RATE
+                    seconds = len(samples) / TURN_RATE
         usage = {"type": "duration", "seconds": seconds}
         transcript = "".join(texts)
-        entry.shown["content"][0]["transcript"] = transcript
-        await self._line.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)
+        item.shown["content"][0]["transcript"] = transcript
+        await connection.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)
 
     def _stream(self, samples: Samples) -> Any:
-        service = self._line.service
+        service = self._connection.service
         omni = service.model.take()
         instruction = omni.transcription_instruction
         instruction = INSTRUCTION if instruction is None else instruction
         content: list[dict[str, Any]] = [
-            {"type": "audio", "audio": samples, "sampling_rate": RATE},
+            {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE},
             *([{"type": "text", "text": instruction}] if instruction else []),
         ]
         options: dict[str, Any] = {"thinker_do_sample": False}
-        options = bounded_options(options, service.settings, self._line.context.owner)
+        options = bounded_options(options, service.settings, self._connection.context.owner)
         return omni.stream_text([{"role": "user", "content": content}], **options)

@@ -64,7 +64,7 @@ class TimedOut:
     end: int
 
 
-Outcome = Speech | Started | Paused | Stopped | TimedOut
+TurnEvent = Speech | Started | Paused | Stopped | TimedOut
 
 
 class TurnDetector:
@@ -98,9 +98,9 @@ class TurnDetector:
         self._silent_from: int | None = None
         self._paused = False
 
-    def push(self, samples: Samples) -> list[Outcome]:
-        """Process the next samples; return the outcomes in order."""
-        found: list[Outcome] = []
+    def push(self, samples: Samples) -> list[TurnEvent]:
+        """Process the next samples; return its events in order."""
+        found: list[TurnEvent] = []
         samples = np.concatenate((self._rest, samples))
         whole = len(samples) - len(samples) % self._frame
         for first in range(0, whole, self._frame):
@@ -124,7 +124,7 @@ class TurnDetector:
         self._begin_to_wait()
         return rest
 
-    def _wait(self, frame: Samples, probability: float, found: list[Outcome]) -> None:
+    def _wait(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
         settings = self._settings
         self._before.append(frame)
         if probability >= settings.threshold:
@@ -140,7 +140,7 @@ class TurnDetector:
             found += [Speech(np.concatenate(self._before)), TimedOut(since, self.at)]
             self._begin_to_wait()
 
-    def _go_on(self, frame: Samples, probability: float, found: list[Outcome]) -> None:
+    def _go_on(self, frame: Samples, probability: float, found: list[TurnEvent]) -> None:
         settings = self._settings
         if probability >= settings.threshold:
             self._silent_from = None

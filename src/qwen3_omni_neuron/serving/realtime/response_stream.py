@@ -1,67 +1,33 @@
 """One response: converts a reply's events to OpenAI's events, in their order."""
 
 import asyncio
-import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal, TypeVar
 
-from starlette.types import Send
-
 from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, SpeechResult, TextDelta
+from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
-from qwen3_omni_neuron.serving.metrics import Player
 from qwen3_omni_neuron.serving.realtime.audio_codecs import Codec, Resampler, encoded_sound
-from qwen3_omni_neuron.serving.realtime.conversation import Conversation, Entry
-from qwen3_omni_neuron.serving.realtime.events import (
-    ClientGoneError,
-    Json,
-    is_large,
-    server_event,
-)
+from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
+from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
-from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
 Result = TypeVar("Result")
 
 
-class Playback:
-    """Estimate, by the server's clock, of a client's playback of a reply as it arrives."""
-
-    def __init__(self, now: Callable[[], float] = time.monotonic):
-        self._now = now
-        self._until_s = 0.0
-        self.sent_s = 0.0
-
-    def sent(self, seconds: float) -> None:
-        """Add seconds of sound that was just sent."""
-        self._until_s = max(self._until_s, self._now()) + seconds
-        self.sent_s += seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds of sound still to be played."""
-        return max(0.0, self._until_s - self._now())
-
-    @property
-    def heard_s(self) -> float:
-        """Seconds of sound played so far."""
-        return max(0.0, self.sent_s - self.left_s)
-
-
 @dataclass(frozen=True)
-class Asked:
-    """Requested properties of a response.
+class ResponseSettings:
+    """Properties of a response that are known before it begins.
 
-    kept: the response is added to the conversation. shown: fields of the response that clients
-    get. takes_calls: the response may call tools.
+    spoken: its content is sound. kept: it is added to the conversation. codec: format of its sound.
+    takes_calls: it may call tools. shown: fields of the response that clients get.
     """
 
     spoken: bool
@@ -71,56 +37,35 @@ class Asked:
     shown: Json
 
 
-@dataclass
-class Line:
-    """Objects of a session that its responses use, such as socket, thread and conversation.
-
-    It has no reference to the session, so that a session is freed when it ends: a reference cycle
-    would keep its sound until the next garbage collection, hundreds of sessions later.
-    """
-
-    raw_send: Send
-    pool: ThreadPoolExecutor
-    conversation: Conversation
-    service: Service
-    context: Context
-
-    async def send(self, kind: str, **fields: Any) -> None:
-        """Send an event. Raises ClientGoneError."""
-        try:
-            write = partial(server_event, kind, **fields)
-            text = await self.in_thread(write) if is_large(fields) else write()
-            await self.raw_send({"type": "websocket.send", "text": text})
-        except OSError as error:  # ASGI's error for a lost connection
-            raise ClientGoneError from error
-
-    async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Call a function in the session's thread."""
-        return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
-
-
 class Response:
     """One response. `begin` sends its events; `stop` ends it.
 
-    message: its first item, which has the text. playback: estimated playback of its sound. on_done:
-    called before its last event.
+    message: its first item, which has the text. playback: estimated playback of its sound.
     """
 
-    def __init__(self, asked: Asked, line: Line, on_done: Callable[[], None]):
+    def __init__(
+        self,
+        settings: ResponseSettings,
+        connection: Connection,
+        items: ConversationItems,
+        on_done: Callable[[], None],
+    ):
+        """on_done: called before its last event."""
         self.id = new_id("resp_")
-        self.message: Entry | None = None
+        self.message: ConversationItem | None = None
         self.playback = Playback()
-        self._asked, self._line, self._on_done = asked, line, on_done
+        self._settings, self._connection, self._items = settings, connection, items
+        self._on_done = on_done
         self._stream: ReplyStream | None = None
         self._before: str | None = None  # id of the item before the message
         self._reason: CancelReason | None = None
-        self._split = ReplyText(line.service.model.take().info.thinks, asked.takes_calls)
-        self._output: list[_Output] = []
-        self._open: _Output | None = None
+        thinks = connection.service.model.take().info.thinks
+        self._split = ReplyText(thinks, settings.takes_calls)
+        self._output: list[_OutputItem] = []
+        self._open: _OutputItem | None = None
         self._calls = 0
         self._dropped = False  # True if some of the reply's text is in no message
-        self._resampler = Resampler(SAMPLE_RATE, asked.codec.rate)
-        self._player = Player()
+        self._resampler = Resampler(SAMPLE_RATE, settings.codec.rate)
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -128,7 +73,9 @@ class Response:
         """True until response.done was sent."""
         return self._task is not None and not self._task.done()
 
-    def begin(self, stream: ReplyStream, message: Entry | None, before: str | None) -> None:
+    def begin(
+        self, stream: ReplyStream, message: ConversationItem | None, before: str | None
+    ) -> None:
         """Start to send its events. message: its item; None if the reply is not kept."""
         self._stream, self.message, self._before = stream, message, before
         self._task = asyncio.create_task(self._run())
@@ -181,12 +128,7 @@ class Response:
         except ClientGoneError:
             raise
         except Exception as failure:
-            self._line.service.model.noticed(failure)
-            error = api_error_of(failure)
-            if error.code == "internal_error":
-                extra = {"request_id": self._line.context.request_id}
-                logs.logger.error("failed", exc_info=failure, extra=extra)
-            return None, error
+            return None, self._connection.error_of(failure)
 
     async def _read(self) -> SpeechResult | None:
         """Send the stream's events, to its end or until the response is cancelled."""
@@ -196,7 +138,7 @@ class Response:
             await self._created()
             async for event in stream:
                 if isinstance(event, AudioChunk) and event.first_sample:
-                    await self._line.service.turnstile.wait()
+                    await self._connection.service.turnstile.wait()
                 if self._reason is not None:
                     break
                 if isinstance(event, TextDelta):
@@ -227,7 +169,7 @@ class Response:
     async def _text(self, text: str) -> None:
         out = self._open or await self._open_message()
         out.text += text
-        kind = "output_audio_transcript" if self._asked.spoken else "output_text"
+        kind = "output_audio_transcript" if self._settings.spoken else "output_text"
         await self._send_of(f"{kind}.delta", out, delta=text)
 
     async def _sound(self, chunk: AudioChunk) -> None:
@@ -236,21 +178,17 @@ class Response:
         out = self._open or await self._open_message()
         samples = self._resampler.push(chunk.samples)
         if len(samples):
-            delta = encoded_sound(samples, self._asked.codec)
+            delta = encoded_sound(samples, self._settings.codec)
             await self._send_of("output_audio.delta", out, delta=delta)
         seconds = len(chunk.samples) / SAMPLE_RATE
-        self.playback.sent(seconds)
-        if out.entry is not None:
-            out.entry.audio_s += seconds
-        self._player.arrived(chunk)
+        self.playback.arrived(seconds)
+        if out.item is not None:
+            out.item.audio_s += seconds
 
-    async def _open_message(self) -> "_Output":
-        entry = self.message if not self._output else None
-        out = _Output(len(self._output), entry.id if entry else new_id("item_"), entry)
-        self._output.append(out)
-        self._open = out
-        await self._announce(out, out.json(self._asked.spoken, "in_progress"), self._before)
-        part = out.part(self._asked.spoken, empty=True)
+    async def _open_message(self) -> "_OutputItem":
+        out = self._open = self._add_output(self.message if not self._output else None)
+        await self._announce(out, out.json(self._settings.spoken, "in_progress"), self._before)
+        part = out.part(self._settings.spoken, empty=True)
         await self._send_of("content_part.added", out, part=part)
         return out
 
@@ -259,69 +197,77 @@ class Response:
         out, self._open = self._open, None
         if out is None:
             return
-        if self._asked.spoken:
+        if self._settings.spoken:
             rest = self._resampler.finish()
             if len(rest) and status == "completed":
-                delta = encoded_sound(rest, self._asked.codec)
+                delta = encoded_sound(rest, self._settings.codec)
                 await self._send_of("output_audio.delta", out, delta=delta)
             await self._send_of("output_audio.done", out)
             await self._send_of("output_audio_transcript.done", out, transcript=out.text)
         else:
             await self._send_of("output_text.done", out, text=out.text)
-        part = out.part(self._asked.spoken)
+        part = out.part(self._settings.spoken)
         await self._send_of("content_part.done", out, part=part)
         out.status = status
-        item = out.json(self._asked.spoken)
-        if out.entry is not None:
-            out.entry.status = out.status
-            previous = self._before if out.index == 0 else self._output[out.index - 1].id
-            await self._line.send("conversation.item.done", item=item, previous_item_id=previous)
-        await self._send_item("response.output_item.done", out, item=item)
+        if out.item is not None:
+            out.item.status = out.status
+        await self._finish(out, self._before if out.index == 0 else self._output[out.index - 1].id)
 
     async def _call(self, call: Call) -> None:
         self._calls += 1
-        entry, before = None, None
+        item, before = None, None
         if self.message is not None:
-            kept = [out.id for out in self._output if out.entry is not None]
+            kept = [out.id for out in self._output if out.item is not None]
             after = [*([self._before] if self._before else []), self.message.id, *kept]
-            conversation = self._line.conversation
-            entry, before = await self._line.in_thread(conversation.add_call, call, after)
-        out = _Output(len(self._output), entry.id if entry else new_id("item_"), entry, call=call)
-        self._output.append(out)
-        begun = out.json(self._asked.spoken, "in_progress") | {"arguments": ""}
-        before = before if self._output[:-1] else self._before
+            item, before = await self._connection.in_thread(self._items.add_call, call, after)
+        if not self._output:
+            before = self._before
+        out = self._add_output(item, call)
+        begun = out.json(self._settings.spoken, "in_progress") | {"arguments": ""}
         await self._announce(out, begun, before)
         fields = {"call_id": call.id}
         kind = "response.function_call_arguments"
         await self._send_item(f"{kind}.delta", out, delta=call.arguments, **fields)
         fields["name"] = call.name
         await self._send_item(f"{kind}.done", out, arguments=call.arguments, **fields)
-        item = out.json(self._asked.spoken)
-        if entry is not None:
-            await self._line.send("conversation.item.done", item=item, previous_item_id=before)
-        await self._send_item("response.output_item.done", out, item=item)
+        await self._finish(out, before)
 
-    async def _announce(self, out: "_Output", item: Json, before: str | None) -> None:
-        await self._send_item("response.output_item.added", out, item=item)
-        if out.entry is not None:
-            await self._line.send("conversation.item.added", item=item, previous_item_id=before)
+    def _add_output(self, item: ConversationItem | None, call: Call | None = None) -> "_OutputItem":
+        item_id = new_id("item_") if item is None else item.id
+        self._output.append(_OutputItem(len(self._output), item_id, item, call))
+        return self._output[-1]
+
+    async def _announce(self, out: "_OutputItem", shown: Json, before: str | None) -> None:
+        """Send the events of an item that begins. before: id of the previous item."""
+        await self._send_item("response.output_item.added", out, item=shown)
+        if out.item is not None:
+            fields = {"item": shown, "previous_item_id": before}
+            await self._connection.send("conversation.item.added", **fields)
+
+    async def _finish(self, out: "_OutputItem", before: str | None) -> None:
+        """Send the events of an item that ends. before: id of the previous item."""
+        shown = out.json(self._settings.spoken)
+        if out.item is not None:
+            fields = {"item": shown, "previous_item_id": before}
+            await self._connection.send("conversation.item.done", **fields)
+        await self._send_item("response.output_item.done", out, item=shown)
 
     async def _settle(self) -> None:
         """Make the conversation's item match the text that clients got."""
-        message, conversation = self.message, self._line.conversation
+        message, in_thread = self.message, self._connection.in_thread
         if message is None:
             return
-        told = next((out for out in self._output if out.entry is message), None)
+        told = next((out for out in self._output if out.item is message), None)
         if told is None:
-            await self._line.in_thread(conversation.forget, message)
+            await in_thread(self._items.forget, message)
         else:
             as_it_is = not self._calls and not self._dropped
-            await self._line.in_thread(conversation.settle, message, told.text, as_it_is)
+            await in_thread(self._items.settle, message, told.text, as_it_is)
 
     async def _created(self) -> None:
-        await self._line.send("response.created", response=self._json("in_progress"))
-        rates = self._line.service.rates.left(self._line.context.owner)
-        await self._line.send("rate_limits.updated", rate_limits=rates)
+        await self._connection.send("response.created", response=self._json("in_progress"))
+        rates = self._connection.service.rates.left(self._connection.context.owner)
+        await self._connection.send("rate_limits.updated", rate_limits=rates)
 
     async def _done(self, result: SpeechResult | None, error: ApiError | None) -> None:
         made = self._json("completed")
@@ -336,53 +282,55 @@ class Response:
                 details = {"type": "incomplete", "reason": "max_output_tokens"}
             made["usage"] = _usage(result)
             cached = result.timings.reused_tokens
-            self._line.service.metrics.finished(result, self._player, cached)
+            self._connection.service.metrics.finished(result, self.playback, cached)
         if details is not None:
             made |= {"status": details["type"], "status_details": details}
         self._note(result, made["status"], error)
         self._on_done()
-        await self._line.send("response.done", response=made)
+        await self._connection.send("response.done", response=made)
 
     def _note(self, result: SpeechResult | None, status: str, error: ApiError | None) -> None:
-        context = Context(self.id, "RESPONSE", self._line.context.path, self._line.context.owner)
+        context = Context(
+            self.id, "RESPONSE", self._connection.context.path, self._connection.context.owner
+        )
         context.error = None if error is None else error.code
         if result is not None:
-            log_content = self._line.service.settings.log_content
+            log_content = self._connection.service.settings.log_content
             context.finished(result, result.text if log_content else None)
         fields = context.log_fields() | {"status": status, "method": None, "seconds": None}
-        logs.event("response", session=self._line.context.request_id, **fields)
+        logs.event("response", session=self._connection.context.request_id, **fields)
 
     def _json(self, status: str) -> Json:
-        kept = self._asked.kept
+        kept = self._settings.kept
         return {
             "object": "realtime.response",
             "id": self.id,
             "status": status,
             "status_details": None,
-            "output": [out.json(self._asked.spoken) for out in self._output],
-            "conversation_id": self._line.conversation.id if kept else None,
+            "output": [out.json(self._settings.spoken) for out in self._output],
+            "conversation_id": self._items.id if kept else None,
             "usage": None,
-            **self._asked.shown,
+            **self._settings.shown,
         }
 
-    async def _send_item(self, kind: str, out: "_Output", **fields: Any) -> None:
+    async def _send_item(self, kind: str, out: "_OutputItem", **fields: Any) -> None:
         """Send an event about an item of this response."""
         if "item" not in fields:
             fields["item_id"] = out.id
-        await self._line.send(kind, response_id=self.id, output_index=out.index, **fields)
+        await self._connection.send(kind, response_id=self.id, output_index=out.index, **fields)
 
-    async def _send_of(self, kind: str, out: "_Output", **fields: Any) -> None:
+    async def _send_of(self, kind: str, out: "_OutputItem", **fields: Any) -> None:
         """Send an event about the one content part of an item."""
         await self._send_item(f"response.{kind}", out, content_index=0, **fields)
 
 
 @dataclass
-class _Output:
-    """Item of a response in progress. entry: item of the conversation, None if it is not kept."""
+class _OutputItem:
+    """Item of a response in progress. item: its item in the conversation, None if not kept."""
 
     index: int
     id: str
-    entry: Entry | None
+    item: ConversationItem | None
     call: Call | None = None
     text: str = ""
     status: str = "completed"

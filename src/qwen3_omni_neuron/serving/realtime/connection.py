@@ -1,0 +1,57 @@
+"""A session's connection to its client: events out, calls in the session's thread, errors."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from starlette.types import Send
+
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, is_large, server_event
+from qwen3_omni_neuron.serving.service import Service
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Connection that all parts of one session share.
+
+    raw_send: sends an ASGI message. pool: the session's thread.
+    It has no reference to the session, so that a session is freed when it ends: a reference cycle
+    would keep its sound until the next garbage collection, hundreds of sessions later.
+    """
+
+    raw_send: Send
+    pool: ThreadPoolExecutor
+    service: Service
+    context: Context
+
+    async def send(self, kind: str, **fields: Any) -> None:
+        """Send an event. Raises ClientGoneError."""
+        write = partial(server_event, kind, **fields)
+        text = await self.in_thread(write) if is_large(fields) else write()
+        try:
+            await self.raw_send({"type": "websocket.send", "text": text})
+        except OSError as error:  # ASGI's error for a lost connection
+            raise ClientGoneError from error
+
+    async def send_error(self, error: ApiError, event_id: str | None = None) -> None:
+        """Send an error event. event_id: id of the client's event that caused the error."""
+        await self.send("error", error={**error.body["error"], "event_id": event_id})
+
+    async def in_thread(self, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call a function in the session's thread."""
+        return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
+
+    def error_of(self, error: Exception) -> ApiError:
+        """Return the client's error for an exception, and log internal errors."""
+        self.service.model.noticed(error)
+        refusal = api_error_of(error)
+        if refusal.code == "internal_error":
+            extra = {"request_id": self.context.request_id}
+            logs.logger.error("failed", exc_info=error, extra=extra)
+        return refusal

@@ -1,0 +1,138 @@
+"""The user's sound from its arrival to the commit of its turn."""
+
+from qwen3_omni_neuron.errors import AudioError
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.ids import new_id
+from qwen3_omni_neuron.serving.media import sound_bytes
+from qwen3_omni_neuron.serving.realtime import vad
+from qwen3_omni_neuron.serving.realtime.audio_codecs import (
+    TURN_RATE,
+    Resampler,
+    Samples,
+    codec_of,
+    decoded_sound,
+)
+from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.realtime.drafts import ITEM_BYTES
+from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.session_config import SoundFormat
+from qwen3_omni_neuron.serving.realtime.turns import Speech, TurnDetector, TurnEvent, TurnSettings
+
+
+class InputBuffer:
+    """Input audio buffer: decodes and resamples sound, finds turns, and appends to the session.
+
+    codec: format of the sound. item_id: id for the item of the user's current turn.
+    Methods that are no coroutines are for the session's thread.
+    """
+
+    def __init__(self, connection: Connection, items: ConversationItems, form: SoundFormat):
+        self._connection, self._items = connection, items
+        self.codec = codec_of(form.type, form.rate)
+        self._resampler = Resampler(self.codec.rate, TURN_RATE)
+        self._detector: TurnDetector | None = None
+        self.item_id = new_id("item_")
+        self._held = 0  # bytes of the user's unfinished turn
+
+    async def set_format(self, form: SoundFormat) -> None:
+        """Change the format of the sound that follows."""
+        await self._flush()
+        self.codec = codec_of(form.type, form.rate)
+        self._resampler = Resampler(self.codec.rate, TURN_RATE)
+
+    def detect(self, settings: TurnSettings | None) -> None:
+        """Begin to detect turns with other settings, None: not at all."""
+        at = 0 if self._detector is None else self._detector.at
+        if settings is None:
+            self._detector = None
+        else:
+            self._detector = TurnDetector(settings, vad.SileroVad(), at=at)
+
+    def push(self, text: str) -> list[TurnEvent]:
+        """Process sound in base64. Returns what the session has to react to, in order.
+
+        Speech before the first other event is appended to the turn at once. Raises ApiError.
+        """
+        samples = self._resampler.push(decoded_sound(text, self.codec, "audio"))
+        if self._detector is None:
+            if len(samples):
+                self.append(samples)
+            return []
+        found = self._detector.push(samples)
+        for number, event in enumerate(found):
+            if not isinstance(event, Speech):
+                return found[number:]
+            self.append(event.samples)
+        return []
+
+    def append(self, samples: Samples) -> None:
+        """Append sound to the user's turn. Raises ApiError if the session holds too much."""
+        size = sound_bytes(samples)
+        self._items.account.hold(size)
+        try:
+            self._items.session.append_audio(samples, TURN_RATE)
+        except BaseException:
+            self._items.account.release(size)
+            raise
+        self._held += size
+
+    def expect_speech(self, seconds: float) -> None:
+        """Start the idle timeout, if there is one, after so many seconds."""
+        if self._detector is not None:
+            self._detector.wait(seconds)
+
+    async def commit(self, flush: bool) -> ConversationItem:
+        """End the user's turn, and send the events of its item. Raises ApiError.
+
+        flush: include sound that the resampler and the detector still hold.
+        """
+        if flush:
+            await self._flush()
+        try:
+            item, before = await self._connection.in_thread(self._commit)
+        except AudioError as error:
+            code = "input_audio_buffer_commit_empty"
+            raise ApiError(400, f"the input audio buffer: {error}", code) from error
+        self.item_id = new_id("item_")
+        fields = {"item_id": item.id, "previous_item_id": before}
+        await self._connection.send("input_audio_buffer.committed", **fields)
+        await self._items.announce(item, before)
+        return item
+
+    async def clear(self) -> None:
+        """Drop the user's unfinished turn."""
+        self._resampler.finish()
+        if self._detector is not None:
+            self._detector.end_turn()
+        await self._connection.in_thread(self._drop)
+        await self._connection.send("input_audio_buffer.cleared")
+
+    async def _flush(self) -> None:
+        """Append the last samples that the resampler and the detector hold."""
+        rest = self._resampler.finish()
+        if self._detector is not None:
+            rest = self._detector.end_turn()
+        if len(rest):
+            await self._connection.in_thread(self.append, rest)
+
+    def _commit(self) -> tuple[ConversationItem, str | None]:
+        """End the user's turn. Returns its item, and the previous item's id."""
+        if not self._held:
+            raise ApiError(
+                400,
+                "the input audio buffer is empty. Append sound first; with server_vad, wait for "
+                "speech_started.",
+                "input_audio_buffer_commit_empty",
+            )
+        turn = self._items.session.commit()
+        content = [{"type": "input_audio", "transcript": None}]
+        shown = {"type": "message", "role": "user", "content": content}
+        self._items.account.add(ITEM_BYTES)
+        item = ConversationItem(self.item_id, shown, turn, ITEM_BYTES + self._held)
+        self._held = 0
+        return item, self._items.add(item)
+
+    def _drop(self) -> None:
+        self._items.session.clear()
+        self._items.account.release(self._held)
+        self._held = 0

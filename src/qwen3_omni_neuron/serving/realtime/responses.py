@@ -1,0 +1,224 @@
+"""Responses of a session: one is made at a time, and the sound of an earlier one may still play."""
+
+import asyncio
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import Any
+
+from qwen3_omni_neuron.errors import InputError, Qwen3OmniError
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.bodies import bounded_options
+from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.realtime.audio_codecs import codec_of
+from qwen3_omni_neuron.serving.realtime.connection import Connection
+from qwen3_omni_neuron.serving.realtime.drafts import Draft
+from qwen3_omni_neuron.serving.realtime.events import Reference, read_items
+from qwen3_omni_neuron.serving.realtime.input_buffer import InputBuffer
+from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
+from qwen3_omni_neuron.serving.realtime.response_stream import (
+    CancelReason,
+    Response,
+    ResponseSettings,
+)
+from qwen3_omni_neuron.serving.realtime.session_config import (
+    ResponseConfig,
+    SessionConfig,
+    Voices,
+    options_of,
+    speaks,
+)
+from qwen3_omni_neuron.session import ReplyStream
+
+# The stream of a reply, its item in the conversation, if it has one, and the previous item's id.
+StartedReply = tuple[ReplyStream, ConversationItem | None, str | None]
+
+
+class Responses:
+    """Starts, cancels and interrupts the responses of one session.
+
+    draining: no response is started any more, as the server ends.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        items: ConversationItems,
+        input_buffer: InputBuffer,
+        voices: Voices,
+    ):
+        self._connection, self._items, self._input = connection, items, input_buffer
+        self._voices = voices
+        self.draining = False
+        self._last: Response | None = None
+        self._spoken: Response | None = None  # the last one with sound, which may still play
+        self._held = ExitStack()  # resources of the last one until its end: place, own input
+
+    @property
+    def running(self) -> bool:
+        """True while a response is made."""
+        return self._last is not None and self._last.running
+
+    async def start(self, config: SessionConfig, overrides: ResponseConfig) -> None:
+        """Start a response. Raises ApiError and the errors of the API.
+
+        config: the session's. overrides: configuration of this response.
+        """
+        if self._last is not None and self._last.running:
+            raise ApiError(
+                400,
+                f"response {self._last.id} is still being made. Wait for response.done, or "
+                "send response.cancel.",
+                "conversation_already_has_active_response",
+            )
+        if self.draining:
+            message = "the server ends: no response is made any more. Open another session."
+            raise ApiError(503, message, "server_draining")
+        service, owner = self._connection.service, self._connection.context.owner
+        service.rates.count(owner)
+        spoken = speaks(overrides if overrides.output_modalities else config)
+        self._voices.check(None, spoken, "session")
+        options = reply_options(self._connection, config, overrides)
+        with ExitStack() as held:
+            held.enter_context(service.requests.place(owner))
+            own_input = await self._own_input(overrides, held)
+            settings = _settings(config, overrides, spoken, bool(options["tools"]))
+            response = Response(settings, self._connection, self._items, self._ended)
+            self._last = response
+            try:
+                started = await self._begin_in_thread(config, overrides, own_input, spoken, options)
+            except InputError:
+                raise
+            except Qwen3OmniError as error:
+                return await response.refuse(self._connection.error_of(error))
+            self._held = held.pop_all()
+        if spoken:
+            self._spoken = response
+        response.begin(*started)
+        return None
+
+    async def cancel(self, response_id: str | None) -> None:
+        """Cancel the response. response_id: its id, if the client gave one. Raises ApiError."""
+        last = self._last
+        if last is None or not last.running or response_id not in (None, last.id):
+            raise ApiError(
+                400,
+                "there is no such response that is being made.",
+                "response_cancel_not_active",
+                "response_id",
+            )
+        await self.interrupt("client_cancelled")
+
+    async def clear_output(self) -> None:
+        """Cancel the response of a client that has stopped playback."""
+        last = self._last
+        await self.interrupt("client_cancelled")
+        if last is not None:
+            await self._connection.send("output_audio_buffer.cleared", response_id=last.id)
+
+    def abandon(self, reason: CancelReason) -> None:
+        """Stop the generation of the response at once; `interrupt` sends its last events."""
+        if self._last is not None:
+            self._last.abandon(reason)
+
+    async def interrupt(self, reason: CancelReason) -> None:
+        """Cancel the response, and truncate the item that plays to what was played so far."""
+        spoken, heard_s, left_s = self._spoken, 0.0, 0.0
+        if spoken is not None:
+            heard_s, left_s = spoken.playback.heard_s, spoken.playback.left_s
+        if self._last is not None and self._last.running:
+            await self._last.stop(reason)
+        item = None if spoken is None else spoken.message
+        if left_s and item is not None and item.audio_s:
+            self._spoken = None
+            try:
+                await self._items.truncate(item.id, 0, int(heard_s * 1000))
+            except ApiError:  # the client has deleted the item
+                logs.logger.debug("nothing to cut", exc_info=True)
+
+    async def close(self) -> None:
+        """End the response of a client that has left."""
+        self._held.close()
+        if self._last is not None:
+            await self._last.end()
+        self._last = self._spoken = None  # breaks their reference cycles with this object
+
+    def _ended(self) -> None:
+        self._held.close()
+        self._input.expect_speech(self._spoken.playback.left_s if self._spoken else 0.0)
+
+    async def _own_input(
+        self, overrides: ResponseConfig, held: ExitStack
+    ) -> list[Draft | Reference] | None:
+        """Read a response's own input, None if it has none. held: stack for its resources."""
+        if overrides.input is None:
+            return None
+        own_input: list[Draft | Reference] = []
+        for item in await self._connection.in_thread(read_items, overrides.input):
+            if isinstance(item, Reference):
+                own_input.append(item)
+            else:
+                draft = await self._items.draft(item, self._input.codec)
+                held.callback(draft.drop)
+                own_input.append(draft)
+        return own_input
+
+    async def _begin_in_thread(self, *given: Any) -> StartedReply:
+        """Call `_begin` in the session's thread. Cancelling the task cancels the reply."""
+        future = self._connection.pool.submit(self._begin, *given)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(_close_stream)
+            raise
+
+    def _begin(
+        self,
+        config: SessionConfig,
+        overrides: ResponseConfig,
+        own_input: list[Draft | Reference] | None,
+        spoken: bool,
+        options: dict[str, Any],
+    ) -> StartedReply:
+        items, session = self._items, self._items.session
+        turns = session.turns if own_input is None else items.input_of(own_input)
+        kept = overrides.conversation == "auto"
+        system = config.instructions if overrides.instructions is None else overrides.instructions
+        stream = session.respond(
+            spoken,
+            turns=items.answerable(turns),
+            system=system or None,
+            keep=kept,
+            **options,
+        )
+        if not kept:
+            return stream, None, None
+        return stream, *items.begin_reply(stream.reply, spoken)
+
+
+def reply_options(
+    connection: Connection, *configs: SessionConfig | ResponseConfig
+) -> dict[str, Any]:
+    """Return the options of a reply; the last configuration takes precedence. Raises ApiError."""
+    options = options_of(*configs) | {"literal_text": True}
+    return bounded_options(options, connection.service.settings, connection.context.owner)
+
+
+def _settings(
+    config: SessionConfig, overrides: ResponseConfig, spoken: bool, takes_calls: bool
+) -> ResponseSettings:
+    output, own = config.audio.output, overrides.audio.output
+    form = own.format or output.format
+    sound = {"format": form.model_dump(exclude_none=True), "voice": own.voice or output.voice}
+    shown = {
+        "output_modalities": ["audio" if spoken else "text"],
+        "max_output_tokens": overrides.max_output_tokens or config.max_output_tokens,
+        "audio": {"output": sound},
+        "metadata": overrides.metadata,
+    }
+    kept = overrides.conversation == "auto"
+    return ResponseSettings(spoken, kept, codec_of(form.type, form.rate), takes_calls, shown)
+
+
+def _close_stream(future: "Future[StartedReply]") -> None:
+    if not future.cancelled() and future.exception() is None:
+        future.result()[0].close()
