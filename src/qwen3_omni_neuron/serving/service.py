@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from qwen3_omni_neuron.serving.decoding.job import PoolSettings
 from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.fetching import Fetcher
@@ -12,6 +13,8 @@ from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
+
+READERS = 4  # threads that read requests and their media
 
 
 @dataclass(frozen=True)
@@ -38,14 +41,16 @@ class Service:
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
         """Make the objects. fetcher: by default one that uses the system's resolver."""
         share = settings.share_of_owner
-        model = ServedModel(settings.model_name, settings.threads, settings.stall_timeout_s)
+        model = ServedModel(settings.model_name, READERS, settings.stall_timeout_s)
         return Service(
             settings,
             model,
             Metrics(model),
             SpokenReplies(settings.kept_replies, settings.kept_reply_s),
             fetcher or Fetcher(settings),
-            DecodingPool(settings.decoding),
+            DecodingPool(
+                PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
+            ),
             Rates(settings.requests_per_minute),
             Turnstile(),
             Quota("bytes", settings.max_held_bytes, share, "too_many_bytes"),
