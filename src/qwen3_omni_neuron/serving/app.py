@@ -9,10 +9,10 @@ from starlette.exceptions import HTTPException
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.serving import chat, health, listing, logs, speech, transcriptions
+from qwen3_omni_neuron.serving import chat, health, listing, speech, transcriptions
 from qwen3_omni_neuron.serving.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.openapi import schemas_of
 from qwen3_omni_neuron.serving.page import page_router
@@ -53,7 +53,6 @@ def make_app(service: Service) -> Gate:
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    service.model.noticed(error)
     if isinstance(error, HTTPException):
         message = f"{request.method} {request.url.path[:200]}: {error.detail}."
         refusal = ApiError(error.status_code, message, "unknown_url")
@@ -61,9 +60,6 @@ async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     elif isinstance(error, RequestValidationError):
         refusal, headers = ApiError(400, str(error)[:300], "invalid_value"), {}
     else:
-        refusal, headers = api_error_of(error, context.param), {}
-    if refusal.code == "internal_error" and isinstance(error, Qwen3OmniError):
-        # All other errors go to the gate, which logs them.
-        logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
+        refusal, headers = service.failed(error, context), {}
     context.error = refusal.code
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

@@ -1,10 +1,10 @@
-"""Watch over a connection's unsent bytes, which disconnects clients that have stopped reading."""
+"""Bytes that a connection sends: large ones in pieces, and a watch over those not sent yet."""
 
 import asyncio
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -14,6 +14,20 @@ LOOKS = 4  # checks within send_timeout_s
 # Fields of TCP_INFO on Linux: unacknowledged segments at byte 24, acknowledged bytes at byte 120,
 # bytes not yet sent at 144.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
+
+
+def pieces_of(data: bytes) -> Iterator[tuple[bytes, bool]]:
+    """Yield the pieces that are written at a time, and whether each is the last one.
+
+    The writer waits before each until the connection's buffer has space.
+    """
+    if len(data) <= PIECE_BYTES:
+        yield data, True
+        return
+    whole = memoryview(data)
+    for start in range(0, len(data), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        yield bytes(whole[start:end]), end >= len(data)
 
 
 class SendWatch:
