@@ -3,7 +3,6 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
@@ -29,37 +28,39 @@ ENDPOINTS = (
 BODIES = (ChatRequest, SpeechRequest)
 
 
-def make_app(service: Service) -> Gate:
-    """Make the application of one server."""
-    app = FastAPI(title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
-    for endpoint in (*ENDPOINTS, page_router()):
-        app.include_router(endpoint)
-    for kind in (ApiError, Qwen3OmniError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, _answer_error)
-    document = app.openapi
+class _Application(FastAPI):
+    """FastAPI for routes and their document: `serving` itself reads bodies and makes errors."""
 
-    def with_bodies() -> dict[str, Any]:
-        made = document()
+    def openapi(self) -> dict[str, Any]:
+        """Return the document, with the schemas of the bodies that the endpoints read."""
+        made = super().openapi()
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         for body in BODIES:
             schemas.update(schemas_of(body))
         return made
 
-    app.openapi = with_bodies  # type: ignore[method-assign]
+
+def make_app(service: Service) -> Gate:
+    """Make the application of one server."""
+    app = _Application(
+        title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None
+    )
+    app.state.service = service
+    for endpoint in (*ENDPOINTS, page_router()):
+        app.include_router(endpoint)
+    for kind in (ApiError, Qwen3OmniError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     return Gate(app, service)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    if isinstance(error, HTTPException):
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):  # no endpoint has this path or method
         message = f"{request.method} {request.url.path[:200]}: {error.detail}."
-        refusal = ApiError(error.status_code, message, "unknown_url")
-        headers = dict(error.headers or {})
-    elif isinstance(error, RequestValidationError):
-        refusal, headers = ApiError(400, str(error)[:300], "invalid_value"), {}
-    else:
-        refusal, headers = service.failed(error, context), {}
+        headers |= error.headers or {}
+        error = ApiError(error.status_code, message, "unknown_url")
+    refusal = service.failed(error, context)
     context.error = refusal.code
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})
