@@ -5,9 +5,11 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
+Data = TypeVar("Data", bytes, str)
 PIECE_BYTES = 1 << 16
 """Largest part of an answer that is written at a time, and size of a connection's buffer."""
 LOOKS = 4  # checks within send_timeout_s
@@ -16,18 +18,15 @@ LOOKS = 4  # checks within send_timeout_s
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
 
 
-def pieces_of(data: bytes) -> Iterator[tuple[bytes, bool]]:
+def pieces_of(data: Data) -> Iterator[tuple[Data, bool]]:
     """Yield the pieces that are written at a time, and whether each is the last one.
 
-    The writer waits before each until the connection's buffer has space.
+    data: bytes, or ASCII text. The writer waits before each piece until the connection's buffer has
+    space.
     """
-    if len(data) <= PIECE_BYTES:
-        yield data, True
-        return
-    whole = memoryview(data)
-    for start in range(0, len(data), PIECE_BYTES):
+    for start in range(0, max(1, len(data)), PIECE_BYTES):
         end = start + PIECE_BYTES
-        yield bytes(whole[start:end]), end >= len(data)
+        yield data[start:end], end >= len(data)
 
 
 class SendWatch:
