@@ -5,7 +5,7 @@ these fields. Imported by the command line: of other packages it needs pydantic 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +30,7 @@ SLOTS = 8
 """Requests that a model runs at a time by default."""
 Seconds = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+_RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 
 
 def name_of_model(model: str) -> str:
@@ -39,24 +40,44 @@ def name_of_model(model: str) -> str:
 
 @dataclass(frozen=True)
 class Flag:
-    """Flag of a setting, as far as the field's name, type and default do not say it.
+    """Flag of `serve` that gives a setting.
 
-    name: by default the field's name with hyphens; None for a field that has no flag. default: text
-    for a default that is not one value. answer: status of a request that exceeds a limit.
+    name: None for a setting without a flag. default: text for the default. answer: status of a
+    request that exceeds a limit.
     """
 
-    name: str | None = ""
-    metavar: str = "N"
-    default: str = ""
-    answer: str = ""
+    name: str | None
+    metavar: str
+    default: str
+    answer: str
 
     @staticmethod
     def of(model: "type[Settings]", name: str) -> "Flag":
-        """Return the flag of a field, with its name and the text of its default."""
+        """Return the flag of a setting."""
         field = model.model_fields[name]
-        flag = next((one for one in field.metadata if isinstance(one, Flag)), Flag())
-        spelled = f"--{name.replace('_', '-')}" if flag.name == "" else flag.name
-        return replace(flag, name=spelled, default=flag.default or _value_text(name, field.default))
+        given: Any = field.json_schema_extra
+        spelled = f"--{name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
+        text = given["shown"] or _value_text(name, field.default)
+        return Flag(spelled, given["metavar"], text, given["answer"])
+
+
+def setting(
+    default: Any,
+    description: str,
+    answer: str = "",
+    *,
+    flag: str | None = "",
+    metavar: str = "N",
+    shown: str = "",
+    **bounds: Any,
+) -> Any:
+    """Return the field of a setting.
+
+    answer: see Flag. flag: by default the setting's name with hyphens; None: it has no flag. shown:
+    text for a default that is not one value. bounds: those of pydantic's Field.
+    """
+    extra: Any = {"answer": answer, "flag": flag, "metavar": metavar, "shown": shown}
+    return Field(default, description=description, json_schema_extra=extra, **bounds)
 
 
 class Settings(BaseModel):
@@ -94,113 +115,97 @@ def _host_name(name: str) -> str:
 class Limits(Settings):
     """Limits and deadlines of one server, alone or a replica in a Ray cluster."""
 
-    model_name: Annotated[str, Flag(metavar="NAME", default="the folder's, or the hub id")] = Field(
-        "qwen3-omni", description="name of the model in requests"
+    model_name: str = setting(
+        "qwen3-omni",
+        "name of the model in requests",
+        metavar="NAME",
+        shown="the folder's, or the hub id",
     )
-    max_concurrency: Annotated[
-        Count | None, Flag(default=f"{SLOTS}, or as compiled", answer="429, Retry-After")
-    ] = Field(None, description="requests that run at a time")
-    max_queued: Annotated[int, Flag(answer="429, Retry-After")] = Field(
-        64, ge=0, description="requests that wait for a slot"
+    max_concurrency: Count | None = setting(
+        None, "requests that run at a time", _RETRY, shown=f"{SLOTS}, or as compiled"
     )
-    context_length: Annotated[int | None, Flag(default="8192, or as compiled", answer="400")] = (
-        Field(None, description="positions of a request: its prompt and its text")
+    max_queued: int = setting(64, "requests that wait for a slot", _RETRY, ge=0)
+    context_length: int | None = setting(
+        None, "positions of a request: its prompt and its text", "400", shown="8192, or as compiled"
     )
-    requests_per_minute: Annotated[
-        Count | None, Flag(default="any number", answer="429, Retry-After")
-    ] = Field(None, description="requests a minute of one key, or of one address without keys")
-    owner_share: Annotated[
-        float | None,
-        AfterValidator(_share),
-        Flag(
-            default="0.5; 1 with one key, and without keys on loopback",
-            answer="429, Retry-After",
-        ),
-    ] = Field(
+    requests_per_minute: Count | None = setting(
         None,
-        description="share of all bytes, requests and realtime sessions that one key may have, or "
-        "one address without keys",
+        "requests a minute of one key, or of one address without keys",
+        _RETRY,
+        shown="any number",
     )
-    allowed_hosts: Annotated[
-        tuple[Annotated[str, AfterValidator(_host_name)], ...],
-        Flag("--allow-host", "NAME", "none", "403"),
-    ] = Field(
+    owner_share: Annotated[float | None, AfterValidator(_share)] = setting(
+        None,
+        "share of all bytes, requests and realtime sessions that one key may have, or one address "
+        "without keys",
+        _RETRY,
+        shown="0.5; 1 with one key, and without keys on loopback",
+    )
+    allowed_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = setting(
         (),
-        description="name under which a server without keys may be asked, beside localhost, its "
-        "addresses and `--host`; repeatable",
+        "name under which a server without keys may be asked, beside localhost, its addresses and "
+        "`--host`; repeatable",
+        "403",
+        flag="--allow-host",
+        metavar="NAME",
+        shown="none",
     )
-    allowed_origins: Annotated[
-        tuple[Annotated[str, AfterValidator(_origin)], ...],
-        Flag("--allow-origin", "URL", "none", "403"),
-    ] = Field(
+    allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = setting(
         (),
-        description="page of another host that may use the server, such as https://example.org; "
-        "repeatable",
+        "page of another host that may use the server, such as https://example.org; repeatable",
+        "403",
+        flag="--allow-origin",
+        metavar="URL",
+        shown="none",
     )
-    body_timeout_s: Annotated[Seconds, Flag(answer="408")] = Field(
-        60.0, description="time for a request's body"
+    body_timeout_s: Seconds = setting(60.0, "time for a request's body", "408")
+    request_timeout_s: Seconds = setting(
+        900.0, "time of a whole request, and of the unsent rest of an ended answer", "504"
     )
-    request_timeout_s: Annotated[Seconds, Flag(answer="504")] = Field(
-        900.0, description="time of a whole request, and of the unsent rest of an ended answer"
+    max_body_bytes: Count = setting(32 * MIB, "bytes of a request's body", "413")
+    max_request_bytes: Count = setting(
+        512 * MIB, "bytes that one request takes in memory, with its media decoded", "413"
     )
-    max_body_bytes: Annotated[Count, Flag(answer="413")] = Field(
-        32 * MIB, description="bytes of a request's body"
+    max_held_bytes: Count = setting(
+        GIB, "bytes that all requests and sessions take in memory", _FULL
     )
-    max_request_bytes: Annotated[Count, Flag(answer="413")] = Field(
-        512 * MIB, description="bytes that one request takes in memory, with its media decoded"
+    max_media: int = setting(32, "media items of a request", "400")
+    max_media_bytes: Count = setting(24 * MIB, "bytes of one media item", "413")
+    max_media_s: Seconds = setting(1800.0, "duration of one media item", "400")
+    max_pixels: Count = setting(4096 * 4096, "pixels of an image or a frame", "400")
+    decoders: Count = setting(2, "processes that decode media at a time")
+    decoder_bytes: int = setting(
+        GIB, "memory of one process that decodes media", "400", ge=64 * MIB
     )
-    max_held_bytes: Annotated[Count, Flag(answer="503, Retry-After")] = Field(
-        GIB, description="bytes that all requests and sessions take in memory"
+    decode_timeout_s: Seconds = setting(30.0, "time to decode one media item", "400")
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "host whose URLs may be fetched for media; repeatable",
+        "400",
+        flag="--allow-media-host",
+        metavar="HOST",
+        shown="none",
     )
-    max_media: Annotated[int, Flag(answer="400")] = Field(
-        32, description="media items of a request"
-    )
-    max_media_bytes: Annotated[Count, Flag(answer="413")] = Field(
-        24 * MIB, description="bytes of one media item"
-    )
-    max_media_s: Annotated[Seconds, Flag(answer="400")] = Field(
-        1800.0, description="duration of one media item"
-    )
-    max_pixels: Annotated[Count, Flag(answer="400")] = Field(
-        4096 * 4096, description="pixels of an image or a frame"
-    )
-    decoders: Count = Field(2, description="processes that decode media at a time")
-    decoder_bytes: Annotated[int, Flag(answer="400")] = Field(
-        GIB, ge=64 * MIB, description="memory of one process that decodes media"
-    )
-    decode_timeout_s: Annotated[Seconds, Flag(answer="400")] = Field(
-        30.0, description="time to decode one media item"
-    )
-    media_hosts: Annotated[tuple[str, ...], Flag("--allow-media-host", "HOST", "none", "400")] = (
-        Field((), description="host whose URLs may be fetched for media; repeatable")
-    )
-    media_timeout_s: Annotated[Seconds, Flag(answer="400")] = Field(
-        10.0, description="time to fetch a URL"
-    )
-    media_redirects: Annotated[int, Flag(None)] = Field(3, description="redirects of a URL")
-    max_realtime_sessions: Annotated[Count, Flag(answer="503, Retry-After")] = Field(
-        64, description="realtime sessions that are open at a time"
-    )
-    max_realtime_s: Annotated[Seconds, Flag(answer="an error event")] = Field(
-        3600.0, description="duration of a realtime session"
-    )
-    max_realtime_bytes: Annotated[Count, Flag(answer="an error event")] = Field(
+    media_timeout_s: Seconds = setting(10.0, "time to fetch a URL", "400")
+    media_redirects: int = setting(3, "redirects of a URL", "400", flag=None)
+    max_realtime_sessions: Count = setting(64, "realtime sessions that are open at a time", _FULL)
+    max_realtime_s: Seconds = setting(3600.0, "duration of a realtime session", "an error event")
+    max_realtime_bytes: Count = setting(
         128 * MIB,
-        description="bytes of a realtime session's items, and of its sound that is in no item yet",
+        "bytes of a realtime session's items, and of its sound that is in no item yet",
+        "an error event",
     )
-    kept_replies: Annotated[Count, Flag(answer="400")] = Field(
-        1000, description="spoken replies that a later turn may name by the id of their audio"
+    kept_replies: Count = setting(
+        1000, "spoken replies that a later turn may name by the id of their audio", "400"
     )
-    kept_reply_s: Annotated[Seconds, Flag(answer="400")] = Field(
-        3600.0, description="time that such a reply is kept"
+    kept_reply_s: Seconds = setting(3600.0, "time that such a reply is kept", "400")
+    drain_timeout_s: Seconds = setting(
+        300.0, "time for running requests to end after SIGTERM", "503"
     )
-    drain_timeout_s: Annotated[Seconds, Flag(answer="503")] = Field(
-        300.0, description="time for running requests to end after SIGTERM"
+    stall_timeout_s: Seconds = setting(
+        300.0, "time of one call of an engine; after it /health and /ready say 503", "503"
     )
-    stall_timeout_s: Annotated[Seconds, Flag(answer="503")] = Field(
-        300.0, description="time of one call of an engine; after it /health and /ready say 503"
-    )
-    log_content: bool = Field(False, description="write texts of requests and replies to the log")
+    log_content: bool = setting(False, "write texts of requests and replies to the log")
 
     @field_validator("model_name")
     @classmethod
@@ -213,32 +218,28 @@ class Limits(Settings):
 class ServerSettings(Limits):
     """Settings of a server that owns its connections and its address."""
 
-    host: Annotated[str, Flag(metavar="HOST")] = Field(
-        "127.0.0.1", description="address to listen on"
+    host: str = setting("127.0.0.1", "address to listen on", metavar="HOST")
+    port: int = setting(8000, "port to listen on", ge=0, le=65535)
+    tls_cert: Path | None = setting(None, "certificate, for HTTPS", metavar="PEM", shown="none")
+    tls_key: Path | None = setting(
+        None, "private key of the certificate", metavar="PEM", shown="none"
     )
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on")
-    tls_cert: Annotated[Path | None, Flag(metavar="PEM", default="none")] = Field(
-        None, description="certificate, for HTTPS"
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "API keys: a file with one a line",
+        "401",
+        metavar="FILE",
+        shown=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
+        repr=False,
     )
-    tls_key: Annotated[Path | None, Flag(metavar="PEM", default="none")] = Field(
-        None, description="private key of the certificate"
+    max_connections: Count = setting(
+        1000, "connections that are open at a time, those in a TLS handshake among them", _FULL
     )
-    api_keys: Annotated[
-        tuple[str, ...],
-        Flag(
-            metavar="FILE",
-            default=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
-            answer="401",
-        ),
-    ] = Field((), repr=False, description="API keys: a file with one a line")
-    max_connections: Annotated[Count, Flag(answer="503, Retry-After")] = Field(
-        1000, description="connections that are open at a time, those in a TLS handshake among them"
+    header_timeout_s: Seconds = setting(
+        10.0, "time for a request's headers, and for a TLS handshake", _CUT
     )
-    header_timeout_s: Annotated[Seconds, Flag(answer="the connection is cut")] = Field(
-        10.0, description="time for a request's headers, and for a TLS handshake"
-    )
-    send_timeout_s: Annotated[Seconds, Flag(answer="the connection is cut")] = Field(
-        30.0, description="time for a client that has stopped reading to go on"
+    send_timeout_s: Seconds = setting(
+        30.0, "time for a client that has stopped reading to go on", _CUT
     )
 
     @model_validator(mode="after")
