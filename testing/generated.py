@@ -63,7 +63,7 @@ def server_settings_table() -> str:
     """Write every setting of `serve`."""
     lines = ["| what | flag | default | answer |", "| --- | --- | --- | --- |"]
     for name, field in ServerSettings.model_fields.items():
-        flag = Flag.of(ServerSettings, name)
+        flag = Flag.of(name)
         if flag.name:
             lines.append(
                 f"| {field.description} | `{flag.name}` | {flag.default} | {flag.answer} |"

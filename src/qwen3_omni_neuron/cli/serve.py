@@ -37,7 +37,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     add_model_arguments(parser, "the small one that ships with the package")
     for name, field in ServerSettings.model_fields.items():
-        flag = Flag.of(ServerSettings, name)
+        flag = Flag.of(name)
         if not flag.name:
             continue
         default: Any = field.default
@@ -111,7 +111,7 @@ def _flag(name: str) -> str:
     from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 
     is_setting = name in ServerSettings.model_fields
-    flag = Flag.of(ServerSettings, name).name if is_setting else None
+    flag = Flag.of(name).name if is_setting else None
     return flag or f"--{name.replace('_', '-')}"
 
 

@@ -52,9 +52,9 @@ class Flag:
     answer: str
 
     @staticmethod
-    def of(model: "type[Settings]", name: str) -> "Flag":
-        """Return the flag of a setting."""
-        field = model.model_fields[name]
+    def of(name: str) -> "Flag":
+        """Return the flag of a field of ServerSettings."""
+        field = ServerSettings.model_fields[name]
         given: Any = field.json_schema_extra
         spelled = f"--{name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
         text = given["shown"] or _value_text(name, field.default)
