@@ -13,6 +13,7 @@ from pathlib import Path
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, LoadArguments, Option, options_of
+from qwen3_omni_neuron.serving.settings import Flag, ServerSettings
 from testing.import_picture import draw
 from testing.imports import LAYERS, ROOT, room_imports
 
@@ -58,6 +59,18 @@ def load_option_table() -> str:
     return _option_table(options_of(LoadArguments, defaults))
 
 
+def server_settings_table() -> str:
+    """Write every setting of `serve`."""
+    lines = ["| what | flag | default | answer |", "| --- | --- | --- | --- |"]
+    for name, field in ServerSettings.model_fields.items():
+        flag = Flag.of(name)
+        if flag.name:
+            lines.append(
+                f"| {field.description} | `{flag.name}` | {flag.default} | {flag.answer} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
 def _option_table(options: Sequence[Option]) -> str:
     lines = ["| option | type | default | meaning |", "| --- | --- | --- | --- |"]
     for option in options:
@@ -82,6 +95,7 @@ BLOCKS: dict[str, dict[str, Callable[[], str]]] = {
         "load options": load_option_table,
     },
     "docs/architecture.md": {"imports": layers_table},
+    "docs/serving.md": {"settings of serve": server_settings_table},
 }
 
 

@@ -32,6 +32,13 @@ _DOTTED = re.compile(rf"(?<![\w./$@-])({_WORD}(?:\.{_WORD})+)(?![\w/-]|\.\w)")
 _CLASS = re.compile(r"(?<![\w./-])([A-Z][a-z0-9]+(?:[A-Z]+[a-z0-9]*)+)(?![\w./-])")
 _SNAKE = re.compile(r"(?<![\w./$-])([a-z][a-z0-9]*(?:_[a-z0-9]+)+)(?![\w/*-]|\.\w)")
 _TICKED = re.compile(rf"`({_WORD})`")
+# Classes whose fields become flags.
+_FLAGS_OF = (
+    ("options", "RequestOptions"),
+    ("compilation.plan", "CompilePlan"),
+    ("serving.settings", "Limits"),
+    ("serving.settings", "ServerSettings"),
+)
 _FLAG = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*[a-z0-9])(?![\w-])")
 _MAKE = re.compile(r"`make ([a-z][\w-]*)")
 _MAKE_LINE = re.compile(r"^[#\s]*make ([a-z][\w-]*)")  # in a code block, or of the Makefile's head
@@ -177,16 +184,15 @@ class Index:
     @cached_property
     def flags(self) -> frozenset[str]:
         """Every option of the command line and of the scripts."""
-        options = self.modules[f"{NAME}.options"].members["RequestOptions"]
-        assert isinstance(options, _Scope)
-        flags = {f"--{name.replace('_', '-')}" for name in options.members}
+        flags = set[str]()
+        for module, name in _FLAGS_OF:
+            fields = self.modules[f"{NAME}.{module}"].members[name]
+            assert isinstance(fields, _Scope)
+            flags |= {f"--{field.replace('_', '-')}" for field in fields.members}
         for name, tree in self.sources.items():
             for node in ast.walk(tree) if name != OWN_TEST else ():
                 if isinstance(node, ast.Constant) and isinstance(node.value, str):
                     flags |= set(_FLAG.findall(node.value)) if node.value[:2] == "--" else set()
-        plan = self.modules[f"{NAME}.compilation.plan"].members["CompilePlan"]
-        assert isinstance(plan, _Scope)
-        flags |= {f"--{name.replace('_', '-')}" for name in plan.members}
         flags |= {f"--{kind}" for kind in ("audio", "image", "video")}
         return frozenset(flags)
 

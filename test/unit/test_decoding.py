@@ -1,33 +1,19 @@
-"""Decoding in processes apart: what comes of a file is what the API makes of it, and every harm
-that a file does stays in its process.
-"""
+"""Decoded media give the prompt of their file, or the refusal that the API gives."""
 
-import asyncio
 import io
-import json
-import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-import uvloop
 from PIL import Image
 
-from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import (
     AudioError,
-    ClosedError,
     ImageError,
     InputError,
     OptionError,
@@ -35,35 +21,19 @@ from qwen3_omni_neuron.errors import (
     VideoError,
 )
 from qwen3_omni_neuron.model.config import OmniConfig
-from qwen3_omni_neuron.prompt.media.settings import MediaSettings
-from qwen3_omni_neuron.prompt.media.sizes import Sizes
 from qwen3_omni_neuron.prompt.media.video import VideoHeader
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
-from qwen3_omni_neuron.serving.decoding import pcm, wire, work
-from qwen3_omni_neuron.serving.decoding.job import MIB, Admit, Decoded, Job, Measured, PoolSettings
+from qwen3_omni_neuron.serving.decoding import pcm, work
+from qwen3_omni_neuron.serving.decoding.job import Job, Measured, PoolSettings
 from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
-from qwen3_omni_neuron.serving.decoding.link import ForkServer
 from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
-from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
-from qwen3_omni_neuron.serving.decoding.turns import Turns
 from qwen3_omni_neuron.serving.sound import pcm16, wav_header
-from testing.decoding_faults import MODULE, fault, says
+from testing.decoding_cases import SharedPool, grey_video, job_of, picture, sound
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, tone, user
-from testing.processes import children, lives, open_files
 
-LONG_S = 60.0  # for what takes a moment, on a machine that does other things
-MEDIA = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 3136, 12_845_056))
 ORIENTATION = 0x0112
-Result = TypeVar("Result")
-
-
-def sound(form: str, subtype: str, rate: int = 16000, channels: int = 1, s: float = 1.3) -> bytes:
-    noise = np.random.default_rng(rate).standard_normal((round(s * rate), channels)) / 10
-    file = io.BytesIO()
-    soundfile.write(file, noise, rate, format=form, subtype=subtype)
-    return file.getvalue()
 
 
 def wav_of_infinity() -> bytes:
@@ -72,34 +42,10 @@ def wav_of_infinity() -> bytes:
     return file.getvalue()
 
 
-def picture(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
-    file = io.BytesIO()
-    (image or noise_image(150, 100)).save(file, kind, **options)
-    return file.getvalue()
-
-
 def rotated() -> bytes:
     exif = Image.Exif()
     exif[ORIENTATION] = 6
     return picture("JPEG", exif=exif)
-
-
-def grey_video(n: int, width: int, height: int) -> bytes:
-    """Return a video of grey frames, a MPEG-4 of 30 frames a second."""
-    import av
-
-    file = io.BytesIO()
-    with av.open(file, "w", format="mp4") as out:
-        stream: Any = out.add_stream("mpeg4", rate=30)
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        frame = av.VideoFrame(width, height, "yuv420p")
-        for plane in frame.planes:
-            plane.update(bytes([100]) * plane.buffer_size)
-        for index in range(n):
-            frame.pts = index
-            out.mux(stream.encode(frame))
-        out.mux(stream.encode())
-    return file.getvalue()
 
 
 def without_length() -> bytes:
@@ -117,69 +63,9 @@ def heard_longer_than_seen() -> bytes:
     return make_video(container="matroska", audio="aac", audio_s=2.5)
 
 
-def job_of(kind: Any, content: bytes, **fields: Any) -> Job:
-    return Job(kind, content, "here", fields.pop("media", MEDIA), **fields)
-
-
-def wait_until(condition: Callable[[], Any]) -> Any:
-    end_s = time.monotonic() + LONG_S
-    while not (value := condition()):
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
-    return value
-
-
-def children_of(pool: DecodingPool) -> list[int]:
-    return [] if pool.pid is None else children(pool.pid)
-
-
-async def until(condition: Callable[[], Any]) -> Any:
-    end_s = time.monotonic() + LONG_S
-    while not (value := condition()):
-        assert time.monotonic() < end_s
-        await asyncio.sleep(0.01)
-    return value
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
-    """Runs a coroutine in an event loop of either kind."""
-
-    def run_in_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
-        async def bounded() -> Any:
-            return await asyncio.wait_for(coroutine, 3 * LONG_S)
-
-        return (uvloop.run if request.param == "uvloop" else asyncio.run)(bounded())
-
-    return run_in_loop
-
-
-class Shared:
-    """A pool whose event loop runs in a thread, for tests that only ask for results."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        settings = PoolSettings(memory_bytes=512 * MIB, deadline_s=LONG_S)
-        self._pool = DecodingPool(settings, MODULE)
-
-    def decode(self, job: Job, admit: Admit = admitted) -> Decoded:
-        return self.do(self._pool.decode("owner", job, admit))
-
-    def do(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(3 * LONG_S)
-
-    def close(self) -> None:
-        self.do(self._pool.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
 @pytest.fixture(scope="module")
-def shared() -> Iterator[Shared]:
-    pool = Shared()
+def shared() -> Iterator[SharedPool]:
+    pool = SharedPool()
     yield pool
     pool.close()
 
@@ -262,7 +148,7 @@ VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", AUDIO)
 def test_a_decoded_sound_gives_the_prompt_of_its_file(
-    shared: Shared, conversation: Conversation, name: str
+    shared: SharedPool, conversation: Conversation, name: str
 ) -> None:
     content = AUDIO[name]()
     job = job_of("audio", content, media=conversation.media_settings)
@@ -275,7 +161,7 @@ def test_a_decoded_sound_gives_the_prompt_of_its_file(
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_a_decoded_image_gives_the_prompt_of_its_file(
-    shared: Shared, conversation: Conversation, name: str
+    shared: SharedPool, conversation: Conversation, name: str
 ) -> None:
     make, options = IMAGES[name]
     content = make()
@@ -291,7 +177,7 @@ def test_a_decoded_image_gives_the_prompt_of_its_file(
 @pytest.mark.parametrize("heard", [False, True])
 @pytest.mark.parametrize("name", VIDEOS)
 def test_a_decoded_video_gives_the_prompt_of_its_file(
-    shared: Shared, conversation: Conversation, name: str, heard: bool
+    shared: SharedPool, conversation: Conversation, name: str, heard: bool
 ) -> None:
     make, options = VIDEOS[name]
     content = make()
@@ -326,7 +212,7 @@ REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_file_is_refused_as_the_api_refuses_it(
-    shared: Shared, conversation: Conversation, name: str
+    shared: SharedPool, conversation: Conversation, name: str
 ) -> None:
     kind, make, options = REFUSED[name]
     content = make()
@@ -342,7 +228,7 @@ def test_a_file_is_refused_as_the_api_refuses_it(
 
 @pytest.mark.parametrize("kind", ["audio", "image", "video"])
 def test_a_file_of_too_many_tokens_is_refused_as_the_api_refuses_it(
-    shared: Shared, conversation: Conversation, kind: str
+    shared: SharedPool, conversation: Conversation, kind: str
 ) -> None:
     content = {
         "audio": lambda: sound("FLAC", "PCM_16", s=4),
@@ -358,7 +244,7 @@ def test_a_file_of_too_many_tokens_is_refused_as_the_api_refuses_it(
 
 
 def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
-    shared: Shared, conversation: Conversation
+    shared: SharedPool, conversation: Conversation
 ) -> None:
     content = make_video(audio="aac", audio_s=9)
     expected = "^here \\(its audio\\) lasts longer, and"
@@ -385,7 +271,7 @@ def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
     ],
 )
 def test_limits_of_a_job(
-    shared: Shared,
+    shared: SharedPool,
     kind: str,
     content: Callable[[], bytes],
     limits: dict[str, Any],
@@ -423,7 +309,7 @@ def refuse(measured: Measured) -> None:
     ],
 )
 def test_the_budget_is_asked_before_anything_is_decoded(
-    shared: Shared, monkeypatch: pytest.MonkeyPatch, job: Callable[[], Job], measured: Measured
+    shared: SharedPool, monkeypatch: pytest.MonkeyPatch, job: Callable[[], Job], measured: Measured
 ) -> None:
     with pytest.raises(RefusedError) as refused:
         shared.decode(job(), refuse)
@@ -439,7 +325,7 @@ def flac_of_silence(seconds: int) -> bytes:
     return file.getvalue()
 
 
-def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: Shared) -> None:
+def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: SharedPool) -> None:
     job = job_of("video", heard_longer_than_seen(), use_audio_in_video=True)
     sizes: list[Measured] = []
     decoded = shared.decode(job, sizes.append)
@@ -466,459 +352,17 @@ def test_a_frame_larger_than_the_header_says_is_refused(monkeypatch: pytest.Monk
         work.decode(job_of("video", b"", most_pixels=9999), admitted)
 
 
-def test_frames_are_made_small_while_they_are_decoded(shared: Shared) -> None:
+def test_frames_are_made_small_while_they_are_decoded(shared: SharedPool) -> None:
     """In their own size they would take 1.5 GB, of the 512 MiB that a decoder has here."""
     options = {"fps": 30.0, "max_pixels": 32 * 32}
     decoded = shared.decode(job_of("video", grey_video(240, 1920, 1080), options=options))
     assert decoded.item["video"].shape == (240, 32, 32, 3)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        (fault("signal", number=int(signal.SIGSEGV)), "its decoder was ended by SIGSEGV"),
-        (fault("signal", number=int(signal.SIGKILL)), "its decoder was ended by SIGKILL"),
-        (fault("signal", number=int(signal.SIGXCPU)), "more than 120 s of processors' time"),
-        (fault("memory", size=1 << 40), "more than 512 MiB of memory"),
-        (fault("memory", size=600 * MIB), "more than 512 MiB of memory"),
-        (fault("no such"), "its decoder ended with exit status 1"),
-        (says(), "its decoder ended with exit status 0"),
-        (says({"measured": [1.0, 0, 64000]}), "its decoder ended with exit status 0"),
-    ],
-)
-@pytest.mark.parametrize("kind", ["audio", "image", "video"])
-def test_what_a_codec_does_to_itself_ends_its_item_alone(
-    shared: Shared, kind: str, wrong: bytes, said: str
-) -> None:
-    error = {"audio": AudioError, "image": ImageError, "video": VideoError}[kind]
-    advice = r"\. Send it in another format, or smaller\.$"
-    with pytest.raises(error, match=f"^here can't be decoded: .*{said}.*{advice}"):
-        shared.decode(job_of(kind, wrong))
-    assert shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).measured.seconds == 1.3
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        lambda: picture("PNG", Image.new("L", (16384, 16384)).convert("1")),
-        lambda: picture("TIFF", Image.new("1", (16384, 8192)), compression="group4"),
-    ],
-    ids=["png", "tiff"],
-)
-def test_a_bomb_gets_no_more_memory_than_a_decoder_may_have(
-    shared: Shared, content: Callable[[], bytes]
-) -> None:
-    said = "more than 512 MiB of memory|is too large"
-    with pytest.raises(ImageError, match=f"^here.*({said})"):
-        shared.decode(job_of("image", content()))
-
-
-HOLDS = vars(wire.Holding(samples=16000))
-MEASURED = {"measured": [1.0, 0, 64000]}
-PICTURE = vars(wire.Holding(1, 32, 32))
-
-
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("audio", ["hello, this is no length"]),
-        ("audio", [wire.packed({}).decode()]),
-        ("audio", ["\x01\x00\x00\x00{"]),
-        ("audio", ["\x07\x00\x00\x00[1,2,3]"]),
-        ("audio", ["\x7f\x7f\x00\x00" + "[" * 0x7F7F]),
-        ("audio", [{"measured": 1, "error": 2}]),
-        ("audio", [{"holds": HOLDS}]),
-        ("audio", [{"measured": [1.0, 0]}]),
-        ("audio", [{"measured": [True, 0, 1]}]),
-        ("audio", [{"measured": [1.0, 0, -1]}]),
-        ("audio", [{"measured": [1.0, 0, 1.5]}]),
-        ("audio", [{"measured": [1.0, 0, 10**400]}]),
-        ("audio", ['\x1b\x00\x00\x00{"measured": [1e999, 0, 1]}']),
-        ("audio", ['\x19\x00\x00\x00{"measured": [NaN, 0, 1]}']),
-        ("audio", [{"error": ["SystemExit", "no"]}]),
-        ("audio", [{"error": ["AudioError"]}]),
-        ("audio", [{"error": "AudioError"}]),
-        ("audio", [MEASURED, {"holds": {}}]),
-        ("audio", [MEASURED, {"holds": [1]}]),
-        ("audio", [MEASURED, {"holds": HOLDS | {"samples": 1 << 40}}]),
-        ("audio", [MEASURED, {"holds": HOLDS | {"samples": -1}}]),
-        ("audio", [MEASURED, {"holds": HOLDS | {"samples": 0}}]),
-        ("audio", [MEASURED, {"holds": HOLDS | {"dtype": "object"}}]),
-        ("audio", [MEASURED, {"holds": PICTURE}]),
-        ("image", [MEASURED, {"holds": HOLDS}]),
-        ("image", [MEASURED, {"holds": PICTURE | {"frames": 2}}]),
-        ("image", [MEASURED, {"holds": PICTURE | {"height": 1 << 30, "width": 1 << 30}}]),
-        ("image", [MEASURED, {"holds": PICTURE | {"width": 0}}]),
-        ("image", [MEASURED, {"holds": PICTURE | {"fitted": 1}}]),
-        ("video", [MEASURED, {"holds": PICTURE}]),
-        ("video", [MEASURED, {"holds": PICTURE | {"fps": "2"}}]),
-    ],
-)
-def test_answers_that_no_decoder_of_ours_gives_are_refused(
-    shared: Shared, kind: str, said: list[Any]
-) -> None:
-    with pytest.raises(InputError, match=r"^here can't be decoded: its decoder gave no proper"):
-        shared.decode(job_of(kind, says(*said)))
-
-
-def test_a_result_of_a_process_that_crashes_while_it_writes_is_refused(shared: Shared) -> None:
-    content = says(MEASURED, {"holds": HOLDS}, status=7)
-    with pytest.raises(AudioError, match="its decoder ended with exit status 7"):
-        shared.decode(job_of("audio", content))
-
-
-def test_a_result_that_its_process_cuts_short_is_refused(shared: Shared) -> None:
-    with pytest.raises(AudioError, match="its decoder gave no proper answer"):
-        shared.decode(job_of("audio", fault("cut")))
-
-
-def test_a_child_that_says_much_and_waits_for_nothing_is_refused(shared: Shared) -> None:
-    with pytest.raises(AudioError, match="can't be decoded"):
-        shared.decode(job_of("audio", says("\xff" * (1 << 22), go_on=False)))
-
-
-def test_a_message_of_a_child_is_bounded_and_has_no_control_characters(shared: Shared) -> None:
-    error = {"error": ["AudioError", "bad \x1b[31m" + "x" * 9000]}
-    with pytest.raises(AudioError) as found:
-        shared.decode(job_of("audio", says(error)))
-    assert str(found.value).startswith("bad \\x1b[31mxxx")
-    assert len(str(found.value)) < 2100
-
-
-def test_a_child_has_limits_and_no_more_than_it_needs(shared: Shared) -> None:
-    with pytest.raises(AudioError) as found:
-        shared.decode(job_of("audio", fault("report")))
-    state = json.loads(str(found.value))
-    limits = state["limits"]
-    assert not state["torch"]
-    assert (state["threads"], state["nice"] - os.nice(0), state["ignored"]) == (1, 5, False)
-    assert state["files"] == 6  # of the standard streams, its connection, content and result
-    assert limits["AS"] <= state["mapped"] + 512 * MIB
-    del limits["AS"]
-    assert limits == {"CPU": 120, "CORE": 0, "FSIZE": MIB, "NOFILE": 64}
-
-
-def test_the_fork_server_is_small_and_has_one_thread(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> str:
-        pool = DecodingPool()
-        pool.start()
-        await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-        open_then = open_files(pool.pid)
-        for _ in range(3):
-            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-        assert open_files(pool.pid) == open_then
-        status = Path(f"/proc/{pool.pid}/status").read_text()
-        mapped = Path(f"/proc/{pool.pid}/maps").read_text()
-        await pool.close()
-        assert "torch" not in mapped
-        return status
-
-    status = dict(line.split(":", 1) for line in run(main()).splitlines())
-    assert int(status["Threads"]) == 1
-    assert int(status["VmRSS"].split()[0]) < 100_000
-
-
-def test_a_job_that_takes_too_long_is_ended(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
-        for wrong in (fault("sleep"), fault("busy"), fault("deaf")):
-            with pytest.raises(VideoError, match=r"its decoder needed more than 0\.5 s"):
-                await pool.decode("a", job_of("video", wrong))
-            await until(lambda: not children_of(pool))
-        await pool.close()
-
-    run(main())
-
-
-def test_processors_time_is_limited(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-    async def main() -> int | None:
-        server = ForkServer(MODULE)
-        ours, theirs = socket.socketpair()
-        with ours, theirs, nameless_file() as content, nameless_file() as result:
-            content.write(fault("busy"))
-            ours.sendall(wire.packed({}))
-            files = (theirs.fileno(), content.fileno(), result.fileno())
-            status = await server.fork(1, 512 * MIB, 1, files)
-        await server.close()
-        return status
-
-    assert run(main()) == -signal.SIGXCPU
-
-
-def test_a_job_of_one_owner_does_not_wait_for_those_of_another(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    """Four sounds of 8 channels at 655 kHz, which take minutes, and a question."""
-    wide = io.BytesIO()
-    with soundfile.SoundFile(wide, "w", 655_350, 8, "PCM_16", format="FLAC") as file:
-        for _ in range(60):
-            file.write(np.zeros((655_350, 8), np.int16))
-
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
-        held = [
-            asyncio.create_task(pool.decode("bad", job_of("audio", wide.getvalue())))
-            for _ in range(4)
-        ]
-        await until(lambda: children_of(pool))
-        for _ in range(3):
-            decoded = await pool.decode("good", job_of("audio", sound("FLAC", "PCM_16")))
-            assert decoded.measured.seconds == 1.3
-        assert len(children_of(pool)) == 1
-        assert not any(task.done() for task in held)
-        for task in held:
-            task.cancel()
-        await asyncio.wait(held)
-        await until(lambda: not children_of(pool))
-        await pool.close()
-
-    run(main())
-
-
-def test_a_cancelled_job_is_killed_at_once_and_the_next_begins(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=1, deadline_s=3600.0), MODULE)
-        first = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        second = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        third = asyncio.create_task(pool.decode("b", job_of("audio", sound("FLAC", "PCM_16"))))
-        (child,) = await until(lambda: children_of(pool))
-        second.cancel()
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        assert (await third).measured.seconds == 1.3
-        assert not lives(child)
-        await pool.close()
-
-    run(main())
-
-
-def test_a_task_may_be_cancelled_at_any_moment(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    """After every number of steps of the event loop; the place is free each time."""
-
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=1), MODULE)
-        job = job_of("image", picture("PNG"))
-        await pool.decode("a", job)
-        files = open_files()
-        for steps in (*range(12), *range(12, 400, 20)):
-            task = asyncio.create_task(pool.decode("a", job))
-            for _ in range(steps):
-                await asyncio.sleep(0)
-            if steps % 3 == 0:
-                await asyncio.sleep(0.001 * steps / 20)
-            task.cancel()
-            await asyncio.wait([task])
-        await asyncio.wait_for(pool.decode("b", job), LONG_S)
-        await until(lambda: not children_of(pool))
-        assert open_files() == files
-        await pool.close()
-
-    run(main())
-
-
-def test_a_fork_server_that_was_killed_is_started_anew(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(decoders=3, deadline_s=3600.0), MODULE)
-        job = job_of("audio", sound("FLAC", "PCM_16"))
-        await pool.decode("a", job)
-        assert pool.pid is not None
-        first = pool.pid
-        os.kill(first, signal.SIGKILL)
-        assert (await pool.decode("a", job)).measured.seconds == 1.3
-        assert pool.pid != first
-        # While a job runs: it is done again, once, and its child does not stay.
-        held = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
-        for _ in range(2):
-            (child,) = await until(lambda: children_of(pool))
-            os.kill(pool.pid, signal.SIGKILL)
-            await until(lambda: not lives(child))  # noqa: B023, it is awaited here
-        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
-            await held
-        assert (await pool.decode("a", job)).measured.seconds == 1.3
-        await pool.close()
-
-    run(main())
-
-
-def test_a_fork_server_that_does_nothing_is_replaced(
-    run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("qwen3_omni_neuron.serving.decoding.pool.KILL_S", 0.3)
-
-    async def main() -> None:
-        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
-        pool.start()
-        assert pool.pid is not None
-        os.kill(pool.pid, signal.SIGSTOP)
-        stopped = pool.pid
-        with pytest.raises(AudioError):
-            await pool.decode("a", job_of("audio", fault("sleep")))
-        assert pool.pid != stopped
-        await until(lambda: not lives(stopped))
-        await pool.close()
-
-    run(main())
-
-
-def test_a_fork_server_that_cannot_start_is_no_endless_wait(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> None:
-        pool = DecodingPool(server="no_such_module")
-        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
-            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-        await pool.close()
-
-    run(main())
-
-
-def test_close_ends_all_and_leaves_nothing(
-    run: Callable[[Coroutine[Any, Any, Any]], Any],
-) -> None:
-    async def main() -> None:
-        threads, files = threading.active_count(), open_files()
-        before = children(os.getpid())
-        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
-        jobs = [
-            asyncio.create_task(pool.decode(owner, job_of("audio", fault("sleep"))))
-            for owner in "abc"
-        ]
-        held = await until(lambda: len(c := children_of(pool)) == 2 and c)
-        server = pool.pid
-        await pool.close()
-        for job in jobs:
-            with pytest.raises(ClosedError):
-                await job
-        with pytest.raises(ClosedError):
-            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
-        with pytest.raises(ClosedError):
-            pool.start()
-        await pool.close()
-        assert not any(map(lives, (*held, server)))
-        assert children(os.getpid()) == before
-        assert open_files() == files
-        assert threading.active_count() == threads
-
-    run(main())
-
-
-def test_all_ends_with_a_parent_that_is_killed() -> None:
-    script = (
-        "import asyncio\n"
-        "from qwen3_omni_neuron.prompt.media.settings import MediaSettings\n"
-        "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
-        "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
-        "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
-        "from testing.decoding_faults import MODULE, fault\n"
-        "from testing.processes import children\n"
-        "async def main():\n"
-        "    pool = DecodingPool(PoolSettings(deadline_s=3600.0), MODULE)\n"
-        "    media = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1))\n"
-        "    job = Job('audio', fault('sleep'), 'here', media)\n"
-        "    asyncio.create_task(pool.decode('a', job))\n"
-        "    for _ in range(6000):\n"
-        "        if children(pool.pid):\n"
-        "            break\n"
-        "        await asyncio.sleep(0.01)\n"
-        "    print(pool.pid, *children(pool.pid), flush=True)\n"
-        "    await asyncio.sleep(600)\n"
-        "asyncio.run(main())\n"
-    )
-    command = [sys.executable, "-c", script]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        pids = [int(word) for word in process.stdout.readline().split()]
-        process.kill()
-    assert len(pids) == 2
-    wait_until(lambda: not any(map(lives, pids)))
-
-
-def test_a_result_keeps_no_file_open(shared: Shared) -> None:
-    before = len(open_files())
-    kept = [shared.decode(job_of("audio", sound("FLAC", "PCM_16"))).item for _ in range(3)]
-    assert len(open_files()) == before
-    assert all(item["audio"].flags.writeable for item in kept)
-
-
-def finished(tasks: list["asyncio.Task[Any]"]) -> list[int]:
-    return [index for index, task in enumerate(tasks) if task.done()]
-
-
-def test_owners_take_turns() -> None:
-    async def main() -> None:
-        turns = Turns(1)
-        order: list[str] = []
-
-        async def work_of(owner: str, name: str) -> None:
-            await turns.take(owner)
-            order.append(name)
-            await asyncio.sleep(0)
-            turns.give_back(owner)
-
-        names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1")
-        await asyncio.gather(*(work_of(name[0], name) for name in names))
-        assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
-
-    asyncio.run(main())
-
-
-def test_one_owner_leaves_a_place_for_another() -> None:
-    async def main() -> None:
-        turns = Turns(3)
-        tasks = [asyncio.create_task(turns.take("a")) for _ in range(4)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert finished(tasks) == [0, 1]
-        await asyncio.wait_for(turns.take("b"), LONG_S)
-        turns.give_back("a")
-        await asyncio.wait_for(tasks[2], LONG_S)
-        tasks[3].cancel()
-        await asyncio.wait([tasks[3]])
-        turns.give_back("b")
-        turns.give_back("a")
-        turns.give_back("a")
-        for owner in "abc":
-            await asyncio.wait_for(turns.take(owner), LONG_S)
-
-    asyncio.run(main())
-
-
-def test_a_place_that_is_given_while_its_task_is_cancelled_is_not_lost() -> None:
-    async def main() -> None:
-        turns = Turns(1)
-        await turns.take("a")
-        waiting = asyncio.create_task(turns.take("b"))
-        await asyncio.sleep(0)
-        turns.give_back("a")  # given to the task, which has not run since
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        await asyncio.wait_for(turns.take("c"), LONG_S)
-        other = asyncio.create_task(turns.take("b"))
-        await asyncio.sleep(0)
-        other.cancel()  # and here it is given after it was cancelled
-        turns.give_back("c")
-        await asyncio.wait([other])
-        await asyncio.wait_for(turns.take("c"), LONG_S)
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("channels", [1, 2, 5])
 @pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100])
 def test_plain_wav_is_read_inline_as_the_pool_reads_it(
-    shared: Shared, rate: int, channels: int
+    shared: SharedPool, rate: int, channels: int
 ) -> None:
     job = job_of("audio", sound("WAV", "PCM_16", rate, channels))
     inline, sizes = decode_inline(job), list[Measured]()
@@ -941,7 +385,7 @@ def test_our_own_wav_is_read_inline() -> None:
     assert np.abs(decoded.item["audio"] - samples).max() < 1e-4
 
 
-def test_plain_wav_that_is_wrong_is_refused_inline(shared: Shared) -> None:
+def test_plain_wav_that_is_wrong_is_refused_inline(shared: SharedPool) -> None:
     for job in (
         job_of("audio", sound("WAV", "PCM_16", s=0.01)),
         job_of("audio", sound("WAV", "PCM_16", s=4), most_tokens=20),
@@ -982,7 +426,7 @@ def test_all_else_is_the_pools(job: Job) -> None:
     assert decode_inline(job) is None
 
 
-def test_options_of_a_job_are_short(shared: Shared) -> None:
+def test_options_of_a_job_are_short(shared: SharedPool) -> None:
     job = job_of("image", picture("PNG"), options={"max_pixels": "many" * 1000})
     with pytest.raises(OptionError, match="here has options of 4"):
         shared.decode(job)

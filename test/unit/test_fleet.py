@@ -22,7 +22,6 @@ from qwen3_omni_neuron.serving.fleet.cores import check_nodes, stage_cores
 from qwen3_omni_neuron.serving.fleet.draining import Presence
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import ServedModel
-from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sites import Sites
 from testing.http_server import wait_until
 from testing.imports import ROOT
@@ -40,9 +39,9 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
             "allowed_hosts": ["Ray-head.example"],
         }
     )
-    assert settings.server.model_name == "/a/tiny"  # no such folder: as a hub id is
-    assert settings.server.drain_timeout_s == 7
-    assert settings.server.allowed_origins == ("https://a.b",)
+    assert settings.model_name == "/a/tiny"  # no such folder: as a hub id is
+    assert settings.drain_timeout_s == 7
+    assert settings.allowed_origins == ("https://a.b",)
     # Without keys a fleet is asked by address, and under the names that it is given.
     sites = Sites(settings.server_settings())
     for host in (b"127.0.0.1:8000", b"localhost:8000", b"10.0.0.7", b"ray-head.example:8000"):
@@ -50,7 +49,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
     with pytest.raises(ApiError, match="allowed_hosts"):
         sites.check([(b"host", b"evil.example")])
     assert settings.load_arguments(None)["max_concurrency"] == 3
-    compiled = replace(settings, max_concurrency=None, compiled="/tree")
+    compiled = settings.model_copy(update={"max_concurrency": None, "compiled": "/tree"})
     assert compiled.load_arguments(None)["max_concurrency"] is None  # the tree's
 
 
@@ -65,6 +64,7 @@ def test_settings_are_those_of_load_and_of_the_server() -> None:
         ({"drain_timeout_s": 0}, "drain_timeout_s is above 0, got 0"),
         ({"neuron_cores": -8}, "neuron_cores is 0 or more, got -8"),
         ({"max_queued": -1}, "max_queued is 0 or more, got -1"),
+        ({"kept_replies": 1.5}, "kept_replies: .*integer"),
         ({"threads": 0}, "threads is 1 or more, got 0"),
     ],
 )
@@ -85,10 +85,9 @@ def node(cores: float, alive: bool = True) -> dict[str, Any]:
     return {"Alive": alive, "Resources": {"CPU": 8.0, "neuron_cores": cores}}
 
 
-def test_threads_are_the_models_and_not_those_that_read_requests() -> None:
+def test_threads_are_the_models() -> None:
     settings = FleetSettings.parse({"threads": 16})
     assert settings.load_arguments(None)["threads"] == 16
-    assert settings.server.threads == ServerSettings().threads
     assert FleetSettings.parse({"threads": None}).threads is None
 
 
@@ -182,8 +181,8 @@ def test_the_command_line_takes_the_yaml_alone_and_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["serve", "--ray", "a.yaml", "--port", "1", "--stall-timeout-s", "3"])
-    assert "a.yaml has everything, leave out --port, --stall-timeout-s" in capsys.readouterr().err
+        main(["serve", "--ray", "a.yaml", "--port", "1", "--allow-host", "b"])
+    assert "a.yaml has everything, leave out --allow-host, --port" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "ray", None)
     assert main(["serve", "--ray", "a.yaml"]) == 1
     assert "pip install 'qwen3-omni-neuron[ray]'" in capsys.readouterr().err

@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".c", ".h", ".md", ".toml", ".txt", "Makefile", ".ci/run")
 
 # Words with capitals inside that are no class of this repository.
 WORDS = {
-    *("KiB", "MiB", "GiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
+    *("KiB", "LibriSpeech", "LiveKit", "MoE", "PyAV", "SoX"),
     *("KubeRay", "NeuronCores", "NxD", "ModelBuilderV2", "TorchScript"),
     *("WebRTC", "WebSocket", "WebSockets"),
 }

@@ -236,26 +236,6 @@ def test_an_idle_model_is_looked_after_and_a_busy_one_is_not(
     assert set(looks) == {0}
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"model_name": ""},
-        {"tls_cert": Path("cert.pem")},
-        {"max_body_bytes": 0},
-        {"send_timeout_s": 0.0},
-        {"requests_per_minute": 0},
-        {"api_keys": ("",)},
-    ],
-)
-def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(OptionError):
-        ServerSettings(**wrong)
-
-
-def test_settings_do_not_show_their_keys() -> None:
-    assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
-
-
 def test_a_line_of_the_log_is_json_with_its_fields() -> None:
     record = logging.makeLogRecord({"msg": "request", "levelname": "INFO", "status": 200})
     line = json.loads(JsonFormatter().format(record))

@@ -3,16 +3,15 @@
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from qwen3_omni_neuron import __version__
 from qwen3_omni_neuron.errors import Qwen3OmniError
-from qwen3_omni_neuron.serving import chat, health, listing, logs, speech, transcriptions
+from qwen3_omni_neuron.serving import chat, health, listing, speech, transcriptions
 from qwen3_omni_neuron.serving.chat_request import ChatRequest
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.gate import Gate
 from qwen3_omni_neuron.serving.openapi import schemas_of
 from qwen3_omni_neuron.serving.page import page_router
@@ -29,41 +28,39 @@ ENDPOINTS = (
 BODIES = (ChatRequest, SpeechRequest)
 
 
-def make_app(service: Service) -> Gate:
-    """Make the application of one server."""
-    app = FastAPI(title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None)
-    app.state.service = service
-    for endpoint in (*ENDPOINTS, page_router()):
-        app.include_router(endpoint)
-    for kind in (ApiError, Qwen3OmniError, HTTPException, RequestValidationError, Exception):
-        app.add_exception_handler(kind, _answer_error)
-    document = app.openapi
+class _Application(FastAPI):
+    """FastAPI for routes and their document: `serving` itself reads bodies and makes errors."""
 
-    def with_bodies() -> dict[str, Any]:
-        made = document()
+    def openapi(self) -> dict[str, Any]:
+        """Return the document, with the schemas of the bodies that the endpoints read."""
+        made = super().openapi()
         schemas = made.setdefault("components", {}).setdefault("schemas", {})
         for body in BODIES:
             schemas.update(schemas_of(body))
         return made
 
-    app.openapi = with_bodies  # type: ignore[method-assign]
+
+def make_app(service: Service) -> Gate:
+    """Make the application of one server."""
+    app = _Application(
+        title="qwen3-omni-neuron", version=__version__, docs_url=None, redoc_url=None
+    )
+    app.state.service = service
+    for endpoint in (*ENDPOINTS, page_router()):
+        app.include_router(endpoint)
+    for kind in (ApiError, Qwen3OmniError, HTTPException, Exception):
+        app.add_exception_handler(kind, _answer_error)
     return Gate(app, service)
 
 
 async def _answer_error(request: Request, error: Exception) -> JSONResponse:
     service: Service = request.app.state.service
     context: Context = request.scope["context"]
-    service.model.noticed(error)
-    if isinstance(error, HTTPException):
+    headers: dict[str, str] = {}
+    if isinstance(error, HTTPException):  # no endpoint has this path or method
         message = f"{request.method} {request.url.path[:200]}: {error.detail}."
-        refusal = ApiError(error.status_code, message, "unknown_url")
-        headers = dict(error.headers or {})
-    elif isinstance(error, RequestValidationError):
-        refusal, headers = ApiError(400, str(error)[:300], "invalid_value"), {}
-    else:
-        refusal, headers = api_error_of(error, context.param), {}
-    if refusal.code == "internal_error" and isinstance(error, Qwen3OmniError):
-        # All other errors go to the gate, which logs them.
-        logs.logger.error("failed", exc_info=error, extra={"request_id": context.request_id})
+        headers |= error.headers or {}
+        error = ApiError(error.status_code, message, "unknown_url")
+    refusal = service.failed(error, context)
     context.error = refusal.code
     return JSONResponse(refusal.body, refusal.status, {**headers, **refusal.headers})

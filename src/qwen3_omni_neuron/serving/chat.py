@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: a conversation in, text and speech out, whole or as it is made."""
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +19,10 @@ from qwen3_omni_neuron.events import (
     Event,
     SpeechResult,
     TextDelta,
-    Timings,
 )
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import SMALL_BODY_BYTES, check_model, parse_json
 from qwen3_omni_neuron.serving.chat_request import (
     FURTHER_FIELDS,
@@ -33,13 +33,13 @@ from qwen3_omni_neuron.serving.chat_request import (
 )
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, Reasoning, ReplyText
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.serving.usage import chat_usage
 
 router = APIRouter()
 Json = dict[str, Any]
@@ -67,7 +67,7 @@ async def chat_completions(request: Request) -> Response:
     reply = begun
     context.release_body()
     if reply.wanted.stream:
-        return EventStream(await with_first(reply.pieces()))
+        return PieceStream(reply.pieces())
     await reply.collect()
     body = await service.model.in_thread(reply.whole)
     return Response(body, media_type="application/json")
@@ -183,7 +183,7 @@ class ChatReply:
                     self._playback.arrived(len(event.samples) / SAMPLE_RATE)
         self._finish()
 
-    async def pieces(self) -> AsyncIterator[bytes]:
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events of a streamed answer, all that are ready in one piece.
 
         Text that is ready at the same time is one event.
@@ -290,7 +290,7 @@ class ChatReply:
         if self._speaks:
             self._service.replies.keep(self._audio_id, self._expires_at, self._context.owner, text)
         self._context.finished(result, text if self._service.settings.log_content else None)
-        self._service.metrics.finished(result, self._playback, cached_tokens(result.timings))
+        self._service.metrics.finished(result, self._playback, result.timings.reused_tokens)
         self._context.place.leave()
 
     def _finish_reason(self) -> str:
@@ -302,7 +302,7 @@ class ChatReply:
 
     def _usage(self) -> Json:
         assert self._result is not None, "an answer that has ended"
-        return usage_of(self._result.timings, self._reasoning_tokens)
+        return chat_usage(self._result.timings, self._reasoning_tokens)
 
     def _piece(self, delta: Json, finish_reason: str | None = None) -> bytes:
         """Return a delta as a server-sent event."""
@@ -351,33 +351,6 @@ def _joined(parts: Sequence[Part]) -> list[Part]:
         else:
             joined.append(part)
     return joined
-
-
-def usage_of(timings: Timings, reasoning_tokens: int = 0) -> Json:
-    """Return the usage of a reply. Audio tokens: audio of the prompt, and frames of speech."""
-    prompt, completion = timings.prompt_tokens, timings.text_tokens + timings.frames
-    media = timings.prompt_audio_tokens + timings.prompt_image_tokens
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {
-            "text_tokens": prompt - media,
-            "audio_tokens": timings.prompt_audio_tokens,
-            "image_tokens": timings.prompt_image_tokens,
-            "cached_tokens": cached_tokens(timings),
-        },
-        "completion_tokens_details": {
-            "text_tokens": timings.text_tokens,
-            "audio_tokens": timings.frames,
-            "reasoning_tokens": reasoning_tokens,
-        },
-    }
-
-
-def cached_tokens(timings: Timings) -> int:
-    """Return the number of the prompt's KV rows that an earlier request had computed."""
-    return timings.reused_tokens
 
 
 def _call(call: Call) -> Json:

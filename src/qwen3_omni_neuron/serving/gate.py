@@ -1,22 +1,20 @@
 """Middleware of all endpoints: request ids, keys, rates, bodies, deadlines, disconnects."""
 
 import asyncio
-import json
-from collections.abc import Sequence
 from contextlib import ExitStack
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3_omni_neuron.serving import logs, page
+from qwen3_omni_neuron.serving.answer import Answer
 from qwen3_omni_neuron.serving.context import BODY_COPIES, Context
-from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.keys import Keys
 from qwen3_omni_neuron.serving.protocol import MOST_HEADERS
 from qwen3_omni_neuron.serving.realtime.socket import PATH as REALTIME
 from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
-from qwen3_omni_neuron.serving.sending import PIECE_BYTES
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sites import Sites
 
@@ -54,7 +52,7 @@ class Gate:
         method = scope.get("method", "WEBSOCKET")
         context = Context(request_id, method, scope["path"])
         scope["context"] = context
-        answer = _Answer(send, context, scope["type"])
+        scope["answer"] = answer = Answer(send, self._service, context, scope["type"])
         watched = scope["path"] in _WATCHED
         self.running += not watched
         self._service.metrics.in_progress.inc(not watched)
@@ -65,20 +63,18 @@ class Gate:
                 await self._open(scope, receive, answer)
             else:
                 await self._run(scope, receive, answer, context)
-        except ApiError as error:
-            context.error = error.code
-            held.close()
-            await answer.refuse(error)
         except asyncio.CancelledError:  # the server ends without waiting for this request
             context.error = "cancelled"
             message = "the server ended before it had answered. Send the request again."
             with anyio.move_on_after(_LAST_S):
                 await answer.refuse(ApiError(503, message, "cancelled", retry_after_s=RETRY_S))
             raise
-        except Exception as error:  # no other handler has caught it
-            context.error = "internal_error"
-            logs.logger.exception("failed", extra={"request_id": request_id})
-            await answer.refuse(api_error_of(error))
+        except Exception as error:
+            held.close()
+            if context.error is None:  # otherwise the application has answered it
+                refusal = self._service.failed(error, context)
+                context.error = refusal.code
+                await answer.refuse(refusal)
         finally:
             held.close()
             context.body = b""
@@ -86,7 +82,7 @@ class Gate:
             self._service.metrics.in_progress.dec(not watched)
             self._note(context)
 
-    async def _open(self, scope: Scope, receive: Receive, answer: "_Answer") -> None:
+    async def _open(self, scope: Scope, receive: Receive, answer: Answer) -> None:
         """Serve a socket until it ends."""
         if scope["path"] != REALTIME:
             message = f"there is no socket at {scope['path'][:200]!r}, only at {REALTIME}."
@@ -170,9 +166,7 @@ class Gate:
                 "body_too_large",
             )
 
-    async def _run(
-        self, scope: Scope, receive: Receive, answer: "_Answer", context: Context
-    ) -> None:
+    async def _run(self, scope: Scope, receive: Receive, answer: Answer, context: Context) -> None:
         """Run the endpoint until it has answered, the client has left, or its time is over."""
 
         async def nothing_more() -> Message:
@@ -205,50 +199,6 @@ class Gate:
             if path != REALTIME:  # a realtime session lasts as long as its conversation
                 self._service.metrics.seconds.observe(fields["seconds"])
             logs.event("request", **fields)
-
-
-class _Answer:
-    """Sender of one answer. It adds the request id and records the status.
-
-    A large body is sent in pieces, each once the connection's buffer has space. Until the client
-    has taken all but the last piece, the answer is in progress, and cancelling the request ends it.
-    """
-
-    def __init__(self, send: Send, context: Context, kind: str):
-        self._send, self._context = send, context
-        self._before = "" if kind == "http" else "websocket."
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "websocket.accept":
-            self._context.status = 101
-        elif message["type"].endswith("http.response.start"):
-            self._context.status = message["status"]
-            headers: Sequence[tuple[bytes, bytes]] = message.get("headers", ())
-            request_id = (b"x-request-id", self._context.request_id.encode())
-            message = {**message, "headers": [*headers, request_id]}
-        body = message.get("body", b"")
-        if len(body) > PIECE_BYTES:
-            whole, last = memoryview(body), (len(body) - 1) // PIECE_BYTES * PIECE_BYTES
-            for start in range(0, last, PIECE_BYTES):
-                piece = bytes(whole[start : start + PIECE_BYTES])
-                await self._send({**message, "body": piece, "more_body": True})
-            message = {**message, "body": bytes(whole[last:])}
-        await self._send(message)
-
-    async def refuse(self, error: ApiError) -> None:
-        """Answer with an error; if an answer has already begun, leave it cut short."""
-        if self._context.status:
-            if self._before:
-                await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
-            return
-        body = json.dumps(error.body).encode()
-        headers = {"content-type": "application/json", **error.headers}
-        headers["content-length"] = str(len(body))
-        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        start = f"{self._before}http.response.start"
-        await self.send({"type": start, "status": error.status, "headers": raw})
-        end = f"{self._before}http.response.body"
-        await self.send({"type": end, "body": body, "more_body": False})
 
 
 def _authorization(headers: dict[bytes, bytes]) -> bytes | None:

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving.context import BODY_COPIES
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.quotas import Account
-from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch
+from qwen3_omni_neuron.serving.sending import PIECE_BYTES, SendWatch, pieces_of
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
@@ -316,13 +316,12 @@ class GuardedSocket(WebSocketsSansIOProtocol):
         text: ASCII, as events are; it is encoded frame by frame, as a copy takes milliseconds.
         """
         send: Any = self.conn.send_text
-        for start in range(0, len(text), PIECE_BYTES):
+        for piece, last in pieces_of(text):
             await self.writable.wait()
             if self.disconnected or self.close_sent:
                 return False
-            end = start + PIECE_BYTES
             try:
-                send(text[start:end].encode(), fin=end >= len(text))
+                send(piece.encode(), fin=last)
             except InvalidState:  # the client has closed the socket
                 return False
             self.transport.write(b"".join(self.conn.data_to_send()))

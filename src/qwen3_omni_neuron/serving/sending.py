@@ -1,19 +1,32 @@
-"""Watch over a connection's unsent bytes, which disconnects clients that have stopped reading."""
+"""Bytes that a connection sends: large ones in pieces, and a watch over those not sent yet."""
 
 import asyncio
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from qwen3_omni_neuron.serving.settings import ServerSettings
 
+Data = TypeVar("Data", bytes, str)
 PIECE_BYTES = 1 << 16
 """Largest part of an answer that is written at a time, and size of a connection's buffer."""
 LOOKS = 4  # checks within send_timeout_s
 # Fields of TCP_INFO on Linux: unacknowledged segments at byte 24, acknowledged bytes at byte 120,
 # bytes not yet sent at 144.
 _TCP_INFO = struct.Struct("=24xI92xQ16xI")
+
+
+def pieces_of(data: Data) -> Iterator[tuple[Data, bool]]:
+    """Yield the pieces that are written at a time, and whether each is the last one.
+
+    data: bytes, or ASCII text. The writer waits before each piece until the connection's buffer has
+    space.
+    """
+    for start in range(0, max(1, len(data)), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        yield data[start:end], end >= len(data)
 
 
 class SendWatch:

@@ -2,8 +2,11 @@
 
 from dataclasses import dataclass
 
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.context import Context
+from qwen3_omni_neuron.serving.decoding.job import PoolSettings
 from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
 from qwen3_omni_neuron.serving.fetching import Fetcher
 from qwen3_omni_neuron.serving.keys import Rates
 from qwen3_omni_neuron.serving.metrics import Metrics
@@ -12,6 +15,8 @@ from qwen3_omni_neuron.serving.quotas import Account, Quota
 from qwen3_omni_neuron.serving.replies import SpokenReplies
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.turnstile import Turnstile
+
+READERS = 4  # threads that read requests and their media
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,35 @@ class Service:
     def of(settings: ServerSettings, fetcher: Fetcher | None = None) -> "Service":
         """Make the objects. fetcher: by default one that uses the system's resolver."""
         share = settings.share_of_owner
-        model = ServedModel(settings.model_name, settings.threads, settings.stall_timeout_s)
+        model = ServedModel(settings.model_name, READERS, settings.stall_timeout_s)
         return Service(
             settings,
             model,
             Metrics(model),
             SpokenReplies(settings.kept_replies, settings.kept_reply_s),
             fetcher or Fetcher(settings),
-            DecodingPool(settings.decoding),
+            DecodingPool(
+                PoolSettings(settings.decoders, settings.decoder_bytes, settings.decode_timeout_s)
+            ),
             Rates(settings.requests_per_minute),
             Turnstile(),
             Quota("bytes", settings.max_held_bytes, share, "too_many_bytes"),
             Quota("requests", lambda: model.most_requests, share, "queue_full", 429),
             Quota("realtime sessions", settings.max_realtime_sessions, share, "too_many_sessions"),
         )
+
+    def failed(self, error: Exception, context: Context) -> ApiError:
+        """Return the client's error for an exception that ended a request or a part of it.
+
+        Logs an error that is not the client's, with its request's id, and ends the model's service
+        if the error means that the model died.
+        """
+        self.model.noticed(error)
+        refusal = api_error_of(error, context.param)
+        if refusal.code == "internal_error":
+            extra = {"request_id": context.request_id}
+            logs.logger.error("failed", exc_info=error, extra=extra)
+        return refusal
 
     def account_of_request(self, owner: str) -> Account:
         """Open the account of one request."""

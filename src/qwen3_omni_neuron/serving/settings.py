@@ -1,14 +1,36 @@
-"""Settings of the server: addresses, limits and deadlines."""
+"""Settings of a server. Each is a field with its default, bounds, meaning, and flag of `serve`.
 
-from dataclasses import dataclass, field
+The flags of `serve`, the `args` of a Ray application and a table of docs/serving.md are made from
+these fields. Imported by the command line: of other packages it needs pydantic alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from qwen3_omni_neuron.errors import OptionError
-from qwen3_omni_neuron.serving.decoding.job import PoolSettings
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 LOOPBACK = frozenset(("127.0.0.1", "::1", "localhost"))
 """Hosts that only this machine can reach."""
+KEYS_VARIABLE = "QWEN3_OMNI_API_KEYS"
+"""Environment variable with the API keys of `serve`, with commas between them."""
+SLOTS = 8
+"""Requests that a model runs at a time by default."""
+Seconds = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+_RETRY, _FULL, _CUT = "429, Retry-After", "503, Retry-After", "the connection is cut"
 
 
 def name_of_model(model: str) -> str:
@@ -17,109 +39,216 @@ def name_of_model(model: str) -> str:
 
 
 @dataclass(frozen=True)
-class ServerSettings:
-    """Addresses, limits and deadlines of one server. Times are in seconds.
+class Flag:
+    """Flag of `serve` that gives a setting.
 
-    model_name: model name in requests. api_keys: keys that may use the server; none: everybody may.
-    requests_per_minute: limit for one key, or one address without keys; None: no limit.
-    max_connections: open connections; one more gets a 503. header_timeout_s, body_timeout_s: time
-    for a request's headers, and for its body. send_timeout_s: time for a client that has stopped
-    reading to continue. request_timeout_s: time for a whole request.
-    max_body_bytes: size of one request's body. max_request_bytes: memory that one request holds:
-    its body, decoded media, mel features. max_held_bytes: memory that all requests and sessions
-    hold. owner_share: fraction of all bytes, requests and sessions for one owner, a key or an
-    address; None: half if there can be several owners, otherwise all.
-    max_media, max_media_bytes, max_media_s, max_pixels: number of media items in a request; and
-    one item's bytes, duration, and pixels of an image or a frame. decoders: processes that decode
-    media at a time; decoder_bytes, decode_timeout_s: memory and time of one. media_hosts: hosts
-    whose URLs may be fetched, none by default; media_timeout_s, media_redirects: limits of a fetch.
-    kept_replies, kept_reply_s: number of spoken replies that later turns may refer to, and time.
-    max_realtime_sessions: open sessions. max_realtime_s: duration of one. max_realtime_bytes: bytes
-    of one session's items, and of sound that is in no item yet.
-    allowed_hosts: further host names for a server without keys, beside localhost, its addresses,
-    and host. allowed_origins: pages of other hosts that may use the server, such as
-    "https://example.org".
-    drain_timeout_s: time for running requests to end after SIGTERM. stall_timeout_s: time of one
-    engine call, after which the model counts as stalled. threads: threads that read requests and
-    their media. log_content: write texts of requests and replies into the log.
+    name: None for a setting without a flag. default: text for the default. answer: status of a
+    request that exceeds a limit.
     """
 
-    model_name: str = "qwen3-omni"
-    host: str = "127.0.0.1"
-    port: int = 8000
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    requests_per_minute: int | None = None
-    max_connections: int = 1000
-    header_timeout_s: float = 10.0
-    body_timeout_s: float = 60.0
-    send_timeout_s: float = 30.0
-    request_timeout_s: float = 900.0
-    max_body_bytes: int = 32 * MIB
-    max_request_bytes: int = 512 * MIB
-    max_held_bytes: int = 1024 * MIB
-    owner_share: float | None = None
-    max_media: int = 32
-    max_media_bytes: int = 24 * MIB
-    max_media_s: float = 1800.0
-    max_pixels: int = 4096 * 4096
-    decoders: int = 2
-    decoder_bytes: int = 1024 * MIB
-    decode_timeout_s: float = 30.0
-    media_hosts: tuple[str, ...] = ()
-    media_timeout_s: float = 10.0
-    media_redirects: int = 3
-    kept_replies: int = 1000
-    kept_reply_s: float = 3600.0
-    max_realtime_sessions: int = 64
-    max_realtime_s: float = 3600.0
-    max_realtime_bytes: int = 128 * MIB
-    allowed_hosts: tuple[str, ...] = ()
-    allowed_origins: tuple[str, ...] = ()
-    drain_timeout_s: float = 300.0
-    stall_timeout_s: float = 300.0
-    threads: int = 4
-    log_content: bool = False
+    name: str | None
+    metavar: str
+    default: str
+    answer: str
 
-    def __post_init__(self) -> None:
-        """Check the values. Raises OptionError."""
-        if not self.model_name or not self.model_name.isprintable():
-            raise OptionError("the model's name is empty, or has characters that can't be printed.")
+    @staticmethod
+    def of(name: str) -> "Flag":
+        """Return the flag of a field of ServerSettings."""
+        field = ServerSettings.model_fields[name]
+        given: Any = field.json_schema_extra
+        spelled = f"--{name.replace('_', '-')}" if given["flag"] == "" else given["flag"]
+        text = given["shown"] or _value_text(name, field.default)
+        return Flag(spelled, given["metavar"], text, given["answer"])
+
+
+def setting(
+    default: Any,
+    description: str,
+    answer: str = "",
+    *,
+    flag: str | None = "",
+    metavar: str = "N",
+    shown: str = "",
+    **bounds: Any,
+) -> Any:
+    """Return the field of a setting.
+
+    answer: see Flag. flag: by default the setting's name with hyphens; None: it has no flag. shown:
+    text for a default that is not one value. bounds: those of pydantic's Field.
+    """
+    extra: Any = {"answer": answer, "flag": flag, "metavar": metavar, "shown": shown}
+    return Field(default, description=description, json_schema_extra=extra, **bounds)
+
+
+class Settings(BaseModel):
+    """Base of frozen settings. An unknown name or a wrong value raises OptionError."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **given: Any):
+        try:
+            super().__init__(**given)
+        except ValidationError as error:
+            raise OptionError("; ".join(map(_said, error.errors(include_url=False)))) from None
+
+
+def _origin(url: str) -> str:
+    """Return an origin as browsers send it."""
+    return url.lower().rstrip("/")
+
+
+def _share(share: float | None) -> float | None:
+    if share is not None and not 0 < share <= 1:
+        raise ValueError(f"owner_share is above 0 and at most 1, got {share}.")
+    return share
+
+
+def _host_name(name: str) -> str:
+    if not name or any(mark in name for mark in "/:@ "):
+        raise ValueError(
+            "allowed_hosts has names alone, such as example.org, without scheme and port; got "
+            f"{name!r}."
+        )
+    return name
+
+
+class Limits(Settings):
+    """Limits and deadlines of one server, alone or a replica in a Ray cluster."""
+
+    model_name: str = setting(
+        "qwen3-omni",
+        "name of the model in requests",
+        metavar="NAME",
+        shown="the folder's, or the hub id",
+    )
+    max_concurrency: Count | None = setting(
+        None, "requests that run at a time", _RETRY, shown=f"{SLOTS}, or as compiled"
+    )
+    max_queued: int = setting(64, "requests that wait for a slot", _RETRY, ge=0)
+    context_length: int | None = setting(
+        None, "positions of a request: its prompt and its text", "400", shown="8192, or as compiled"
+    )
+    requests_per_minute: Count | None = setting(
+        None,
+        "requests a minute of one key, or of one address without keys",
+        _RETRY,
+        shown="any number",
+    )
+    owner_share: Annotated[float | None, AfterValidator(_share)] = setting(
+        None,
+        "share of all bytes, requests and realtime sessions that one key may have, or one address "
+        "without keys",
+        _RETRY,
+        shown="0.5; 1 with one key, and without keys on loopback",
+    )
+    allowed_hosts: tuple[Annotated[str, AfterValidator(_host_name)], ...] = setting(
+        (),
+        "name under which a server without keys may be asked, beside localhost, its addresses and "
+        "`--host`; repeatable",
+        "403",
+        flag="--allow-host",
+        metavar="NAME",
+        shown="none",
+    )
+    allowed_origins: tuple[Annotated[str, AfterValidator(_origin)], ...] = setting(
+        (),
+        "page of another host that may use the server, such as https://example.org; repeatable",
+        "403",
+        flag="--allow-origin",
+        metavar="URL",
+        shown="none",
+    )
+    body_timeout_s: Seconds = setting(60.0, "time for a request's body", "408")
+    request_timeout_s: Seconds = setting(
+        900.0, "time of a whole request, and of the unsent rest of an ended answer", "504"
+    )
+    max_body_bytes: Count = setting(32 * MIB, "bytes of a request's body", "413")
+    max_request_bytes: Count = setting(
+        512 * MIB, "bytes that one request takes in memory, with its media decoded", "413"
+    )
+    max_held_bytes: Count = setting(
+        GIB, "bytes that all requests and sessions take in memory", _FULL
+    )
+    max_media: int = setting(32, "media items of a request", "400")
+    max_media_bytes: Count = setting(24 * MIB, "bytes of one media item", "413")
+    max_media_s: Seconds = setting(1800.0, "duration of one media item", "400")
+    max_pixels: Count = setting(4096 * 4096, "pixels of an image or a frame", "400")
+    decoders: Count = setting(2, "processes that decode media at a time")
+    decoder_bytes: int = setting(
+        GIB, "memory of one process that decodes media", "400", ge=64 * MIB
+    )
+    decode_timeout_s: Seconds = setting(30.0, "time to decode one media item", "400")
+    media_hosts: tuple[str, ...] = setting(
+        (),
+        "host whose URLs may be fetched for media; repeatable",
+        "400",
+        flag="--allow-media-host",
+        metavar="HOST",
+        shown="none",
+    )
+    media_timeout_s: Seconds = setting(10.0, "time to fetch a URL", "400")
+    media_redirects: int = setting(3, "redirects of a URL", "400", flag=None)
+    max_realtime_sessions: Count = setting(64, "realtime sessions that are open at a time", _FULL)
+    max_realtime_s: Seconds = setting(3600.0, "duration of a realtime session", "an error event")
+    max_realtime_bytes: Count = setting(
+        128 * MIB,
+        "bytes of a realtime session's items, and of its sound that is in no item yet",
+        "an error event",
+    )
+    kept_replies: Count = setting(
+        1000, "spoken replies that a later turn may name by the id of their audio", "400"
+    )
+    kept_reply_s: Seconds = setting(3600.0, "time that such a reply is kept", "400")
+    drain_timeout_s: Seconds = setting(
+        300.0, "time for running requests to end after SIGTERM", "503"
+    )
+    stall_timeout_s: Seconds = setting(
+        300.0, "time of one call of an engine; after it /health and /ready say 503", "503"
+    )
+    log_content: bool = setting(False, "write texts of requests and replies to the log")
+
+    @field_validator("model_name")
+    @classmethod
+    def _check_model_name(cls, name: str) -> str:
+        if not name or not name.isprintable():
+            raise ValueError("the model's name is empty, or has characters that can't be printed.")
+        return name
+
+
+class ServerSettings(Limits):
+    """Settings of a server that owns its connections and its address."""
+
+    host: str = setting("127.0.0.1", "address to listen on", metavar="HOST")
+    port: int = setting(8000, "port to listen on", ge=0, le=65535)
+    tls_cert: Path | None = setting(None, "certificate, for HTTPS", metavar="PEM", shown="none")
+    tls_key: Path | None = setting(
+        None, "private key of the certificate", metavar="PEM", shown="none"
+    )
+    api_keys: tuple[str, ...] = setting(
+        (),
+        "API keys: a file with one a line",
+        "401",
+        metavar="FILE",
+        shown=f"those in ${KEYS_VARIABLE}, with commas between them, or else none are needed",
+        repr=False,
+    )
+    max_connections: Count = setting(
+        1000, "connections that are open at a time, those in a TLS handshake among them", _FULL
+    )
+    header_timeout_s: Seconds = setting(
+        10.0, "time for a request's headers, and for a TLS handshake", _CUT
+    )
+    send_timeout_s: Seconds = setting(
+        30.0, "time for a client that has stopped reading to go on", _CUT
+    )
+
+    @model_validator(mode="after")
+    def _check_tls_and_keys(self) -> "ServerSettings":
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise OptionError("TLS needs both --tls-cert and --tls-key.")
-        for name in (
-            *("max_connections", "max_body_bytes", "max_request_bytes", "max_held_bytes"),
-            *("max_media_bytes", "max_pixels", "threads", "kept_replies"),
-            *("max_realtime_sessions", "max_realtime_bytes"),
-        ):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is 1 or more, got {getattr(self, name)}.")
-        for name in (
-            *("header_timeout_s", "body_timeout_s", "send_timeout_s", "request_timeout_s"),
-            *("max_media_s", "media_timeout_s", "kept_reply_s", "drain_timeout_s"),
-            *("max_realtime_s", "stall_timeout_s"),
-        ):
-            if not getattr(self, name) > 0:
-                raise OptionError(f"{name} is above 0, got {getattr(self, name)}.")
-        if self.requests_per_minute is not None and self.requests_per_minute < 1:
-            raise OptionError(f"requests_per_minute is 1 or more, got {self.requests_per_minute}.")
-        if self.owner_share is not None and not 0 < self.owner_share <= 1:
-            raise OptionError(f"owner_share is above 0 and at most 1, got {self.owner_share}.")
-        _ = self.decoding  # checks the decoders' values
-        for name in self.allowed_hosts:
-            if not name or any(mark in name for mark in "/:@ "):
-                raise OptionError(
-                    f"allowed_hosts has names alone, such as example.org, without scheme and port; "
-                    f"got {name!r}."
-                )
-        if any(not key for key in self.api_keys):
-            raise OptionError("an API key is empty.")
-
-    @property
-    def decoding(self) -> PoolSettings:
-        """Limits of the processes that decode media. Raises OptionError."""
-        return PoolSettings(self.decoders, self.decoder_bytes, self.decode_timeout_s)
+            raise ValueError("TLS needs both --tls-cert and --tls-key.")
+        if not all(self.api_keys):
+            raise ValueError("an API key is empty.")
+        return self
 
     @property
     def share_of_owner(self) -> float:
@@ -128,3 +257,22 @@ class ServerSettings:
             return self.owner_share
         one = len(self.api_keys) == 1 or (not self.api_keys and self.host in LOOPBACK)
         return 1.0 if one else 0.5
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    """Return what is wrong with a setting, and its bounds."""
+    name, context = ".".join(map(str, error["loc"])), error.get("ctx", {})
+    words = {"greater_than_equal": "{ge} or more", "greater_than": "above {gt:g}"}
+    words["less_than_equal"] = "at most {le}"
+    if error["type"] in words:
+        return f"{name} is {words[error['type']].format(**context)}, got {error['input']}."
+    return str(context["error"]) if error["type"] == "value_error" else f"{name}: {error['msg']}."
+
+
+def _value_text(name: str, value: Any) -> str:
+    """Return a default with its unit."""
+    if name.endswith("_bytes"):
+        return f"{value // GIB} GiB" if value % GIB == 0 else f"{value // MIB} MiB"
+    if isinstance(value, bool):
+        return "no"
+    return f"{value:g} s" if name.endswith("_s") else str(value)

@@ -40,6 +40,11 @@ def pcm16(samples: NDArray[np.float32]) -> bytes:
     return b"".join([np.rint(part * 32767).astype("<i2").tobytes() for part in parts])
 
 
+def samples_of_pcm16(data: bytes) -> NDArray[np.float32]:
+    """Convert the bytes of 16-bit PCM, little-endian, to float32 [samples] in [-1, 1)."""
+    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
+
+
 def wav_header(sample_rate: int, data_bytes: int | None = None) -> bytes:
     """Return the header of a mono 16-bit WAV. data_bytes: None if the size is not known yet."""
     size = _UNKNOWN_SIZE if data_bytes is None else data_bytes

@@ -1,7 +1,6 @@
 """POST /v1/audio/speech: a text in, its speech out, whole or streamed."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, get_type_hints
 
@@ -16,6 +15,7 @@ from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Finished
 from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.answer import EVENTS, PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import (
     LARGEST_SEED,
     bounded_options,
@@ -26,15 +26,10 @@ from qwen3_omni_neuron.serving.bodies import (
 )
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.event_stream import (
-    EventStream,
-    PieceStream,
-    json_event,
-    with_first,
-)
 from qwen3_omni_neuron.serving.openapi import body_of, errors_of, schema_of_option
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.sound import MEDIA_TYPES, Tempo, encode_sound, pcm16, wav_header
+from qwen3_omni_neuron.serving.usage import speech_usage
 
 MOST_CHARACTERS = 32_768  # half an hour of speech
 SMALL_TEXT_BYTES = 1 << 10  # a smaller body is split into pieces at once, in 2 ms at most
@@ -77,6 +72,11 @@ class SpeechRequest(BaseModel):
         return "pcm16" if self.response_format == "pcm" else self.response_format
 
     @property
+    def in_events(self) -> bool:
+        """True if the sound is sent in server-sent events."""
+        return self.stream_format == "sse"
+
+    @property
     def as_made(self) -> bool:
         """True if the sound is streamed while it is made.
 
@@ -104,11 +104,9 @@ async def speech(request: Request) -> Response:
         spoken = await service.model.start(_start, service, context)
     context.release_body()
     wanted = spoken.wanted
-    if wanted.stream_format == "sse":
-        return EventStream(await with_first(spoken.events()))
-    media_type = MEDIA_TYPES[wanted.sound_format]
-    if wanted.as_made:
-        return PieceStream(await with_first(spoken.pieces()), media_type)
+    media_type = EVENTS if wanted.in_events else MEDIA_TYPES[wanted.sound_format]
+    if wanted.as_made or wanted.in_events:
+        return PieceStream(spoken.pieces(), media_type)
     sound = [piece async for piece in spoken.pieces()]
     return Response(b"".join(sound), media_type=media_type)
 
@@ -138,7 +136,7 @@ def _start(service: Service, context: Context) -> "SpokenText":
         context.question = wanted.input
     options = bounded_options(extra, service.settings, context.owner)
     options |= {"speaker": voice, "seed": wanted.seed}
-    context.wanted(wanted.as_made or wanted.stream_format == "sse", True)
+    context.wanted(wanted.as_made or wanted.in_events, True)
     start = partial(omni.stream_speech, wanted.input, **options)
     return SpokenText(wanted, start, service, context)
 
@@ -157,14 +155,16 @@ class SpokenText:
         self.wanted, self._service, self._context = wanted, service, context
         self._file = _SoundFile(wanted)
         self._stream = start()
-        self._usage: dict[str, int] = {}
 
     def close(self) -> None:
         """Cancel the request."""
         self._stream.close()
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
-        """Yield the sound as it is made, or in one piece at the end."""
+        """Yield the sound as it is made, or in one piece at the end.
+
+        In events, if the request wants them: the last one has the usage.
+        """
         playback, result = Playback(), None
         with self._stream as stream:
             async for event in stream:
@@ -173,31 +173,28 @@ class SpokenText:
                         await self._service.turnstile.wait()
                     piece = self._file.push(event.samples)
                     if piece:
-                        yield piece
+                        yield self._sent(piece)
                     # After the yield: the chunk is with the client, or in its connection's buffer.
                     playback.arrived(len(event.samples) / SAMPLE_RATE)
                 elif isinstance(event, Finished):
                     result = event.result
         assert result is not None, "a stream that has ended"
-        yield await self._service.model.in_thread(self._file.finish)
+        piece = await self._service.model.in_thread(self._file.finish)
+        if piece or not self.wanted.in_events:
+            yield self._sent(piece)
         self._context.finished(result, None)
         self._context.place.leave()
         self._service.metrics.finished(result, playback, 0)
-        tokens, frames = result.timings.text_tokens, result.timings.frames
-        self._usage = {
-            "input_tokens": tokens,
-            "output_tokens": frames,
-            "total_tokens": tokens + frames,
-        }
+        if self.wanted.in_events:
+            usage = speech_usage(result.timings)
+            yield json_event({"type": "speech.audio.done", "usage": usage})
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the same pieces as server-sent events, then an event with the usage."""
-        async with aclosing(self.pieces()) as pieces:
-            async for piece in pieces:
-                if piece:
-                    sound = pybase64.b64encode(piece).decode("ascii")
-                    yield json_event({"type": "speech.audio.delta", "audio": sound})
-        yield json_event({"type": "speech.audio.done", "usage": self._usage})
+    def _sent(self, piece: bytes) -> bytes:
+        """Return a piece of the sound as it is sent."""
+        if not self.wanted.in_events:
+            return piece
+        sound = pybase64.b64encode(piece).decode("ascii")
+        return json_event({"type": "speech.audio.delta", "audio": sound})
 
 
 class _SoundFile:

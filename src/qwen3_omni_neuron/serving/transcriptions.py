@@ -13,10 +13,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta
+from qwen3_omni_neuron.events import Finished, SpeechResult, TextDelta, Timings
 from qwen3_omni_neuron.options import RequestOptions
 from qwen3_omni_neuron.runtime.playback import Playback
 from qwen3_omni_neuron.runtime.stream import SpeechStream
+from qwen3_omni_neuron.serving.answer import PieceStream, json_event
 from qwen3_omni_neuron.serving.bodies import (
     bounded_options,
     check_model,
@@ -24,11 +25,11 @@ from qwen3_omni_neuron.serving.bodies import (
     wrong_value,
 )
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.event_stream import EventStream, json_event, with_first
 from qwen3_omni_neuron.serving.forms import read_form
 from qwen3_omni_neuron.serving.media import MediaReader
 from qwen3_omni_neuron.serving.openapi import errors_of, form_of
 from qwen3_omni_neuron.serving.service import Service
+from qwen3_omni_neuron.serving.usage import duration_usage, transcription_usage
 from qwen3_omni_neuron.transcription import Segment, Window, read_windows, stream_transcript
 
 router = APIRouter()
@@ -87,7 +88,7 @@ async def transcriptions(request: Request) -> Response:
     context.wanted(wanted.stream, False)
     transcription = Transcription(wanted, windows, service, context)
     if wanted.stream:
-        return EventStream(await with_first(transcription.events()))
+        return PieceStream(transcription.events())
     async with aclosing(transcription.deltas()) as deltas:
         async for _ in deltas:
             pass
@@ -147,13 +148,7 @@ class Transcription:
         self._service, self._context = service, context
         self.text = ""
         self._segments: list[Segment] = []
-        self._usage: Json = {
-            "type": "tokens",
-            "input_tokens": 0,
-            "output_tokens": 0,
-            "total_tokens": 0,
-            "input_token_details": {"audio_tokens": 0, "text_tokens": 0},
-        }
+        self._timings: list[Timings] = []
         self._options = bounded_options({}, service.settings, context.owner)
         self._options |= {"literal_text": True}
         if wanted.temperature > 0:
@@ -180,8 +175,8 @@ class Transcription:
         self._context.place.leave()
         self._context.fields |= {
             "windows": len(self._windows),
-            "prompt_tokens": self._usage["input_tokens"],
-            "text_tokens": self._usage["output_tokens"],
+            "prompt_tokens": sum(timings.prompt_tokens for timings in self._timings),
+            "text_tokens": sum(timings.text_tokens for timings in self._timings),
         }
         if self._service.settings.log_content:
             self._context.answer = self.text
@@ -191,7 +186,11 @@ class Transcription:
         async with aclosing(self.deltas()) as deltas:
             async for delta in deltas:
                 yield json_event({"type": "transcript.text.delta", "delta": delta})
-        done = {"type": "transcript.text.done", "text": self.text, "usage": self._usage}
+        done = {
+            "type": "transcript.text.done",
+            "text": self.text,
+            "usage": transcription_usage(self._timings),
+        }
         yield json_event(done)
 
     def whole(self) -> bytes:
@@ -204,7 +203,7 @@ class Transcription:
         if wanted == "vtt":
             return "".join(("WEBVTT\n\n", *_vtt_cues(self._segments))).encode()
         if wanted == "json":
-            return to_json({"text": self.text, "usage": self._usage})
+            return to_json({"text": self.text, "usage": transcription_usage(self._timings)})
         seconds = round(self._windows[-1].end_s, 3)
         segments = map(self._verbose, range(len(self._segments)), self._segments)
         answer = {
@@ -213,7 +212,7 @@ class Transcription:
             "duration": seconds,
             "text": self.text,
             "segments": list(segments),
-            "usage": {"type": "duration", "seconds": seconds},
+            "usage": duration_usage(seconds),
         }
         return to_json(answer)
 
@@ -233,12 +232,7 @@ class Transcription:
     def _count(self, result: SpeechResult) -> None:
         timings = result.timings
         self._service.metrics.finished(result, Playback(), timings.reused_tokens)
-        details = self._usage["input_token_details"]
-        details["audio_tokens"] += timings.prompt_audio_tokens
-        details["text_tokens"] += timings.prompt_tokens - timings.prompt_audio_tokens
-        self._usage["input_tokens"] += timings.prompt_tokens
-        self._usage["output_tokens"] += timings.text_tokens
-        self._usage["total_tokens"] += timings.prompt_tokens + timings.text_tokens
+        self._timings.append(timings)
 
     def _verbose(self, number: int, segment: Segment) -> Json:
         """Return a segment with all fields of OpenAI's; values that nobody measures are zero."""

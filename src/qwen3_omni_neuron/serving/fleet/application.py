@@ -36,7 +36,7 @@ def build(args: dict[str, Any]) -> serve.Application:
         max_ongoing_requests=settings.slots,
         max_queued_requests=MOST_QUEUED,
         backpressure_config={"retry_after_s": 1},
-        graceful_shutdown_timeout_s=settings.server.drain_timeout_s + AFTER_DRAINING_S,
+        graceful_shutdown_timeout_s=settings.drain_timeout_s + AFTER_DRAINING_S,
         max_constructor_retry_count=ATTEMPTS,
         request_router_config=RequestRouterConfig(
             request_router_class="qwen3_omni_neuron.serving.fleet.router:AffinityRouter"

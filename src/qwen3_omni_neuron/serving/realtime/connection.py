@@ -9,9 +9,8 @@ from typing import Any
 
 from starlette.types import Send
 
-from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.context import Context
-from qwen3_omni_neuron.serving.errors import ApiError, api_error_of
+from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, is_large, server_event
 from qwen3_omni_neuron.serving.service import Service
 
@@ -49,9 +48,4 @@ class Connection:
 
     def error_of(self, error: Exception) -> ApiError:
         """Return the client's error for an exception, and log internal errors."""
-        self.service.model.noticed(error)
-        refusal = api_error_of(error)
-        if refusal.code == "internal_error":
-            extra = {"request_id": self.context.request_id}
-            logs.logger.error("failed", exc_info=error, extra=extra)
-        return refusal
+        return self.service.failed(error, self.context)

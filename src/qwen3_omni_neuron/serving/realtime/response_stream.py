@@ -16,6 +16,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError, Json
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem, ConversationItems
 from qwen3_omni_neuron.serving.reply_text import Call, Content, Part, ReplyText
+from qwen3_omni_neuron.serving.usage import realtime_usage
 from qwen3_omni_neuron.session import ReplyStream
 
 CancelReason = Literal["turn_detected", "client_cancelled"]
@@ -280,7 +281,7 @@ class Response:
         elif result is not None:
             if "length" in (result.thinker_finish_reason, result.talker_finish_reason):
                 details = {"type": "incomplete", "reason": "max_output_tokens"}
-            made["usage"] = _usage(result)
+            made["usage"] = realtime_usage(result.timings)
             cached = result.timings.reused_tokens
             self._connection.service.metrics.finished(result, self.playback, cached)
         if details is not None:
@@ -347,24 +348,3 @@ class _OutputItem:
     def part(self, spoken: bool, empty: bool = False) -> Json:
         text = "" if empty else self.text
         return {"type": "audio", "transcript": text} if spoken else {"type": "text", "text": text}
-
-
-def _usage(result: SpeechResult) -> Json:
-    timings = result.timings
-    media = timings.prompt_audio_tokens + timings.prompt_image_tokens
-    written = timings.text_tokens + timings.frames
-    return {
-        "total_tokens": timings.prompt_tokens + written,
-        "input_tokens": timings.prompt_tokens,
-        "output_tokens": written,
-        "input_token_details": {
-            "text_tokens": timings.prompt_tokens - media,
-            "audio_tokens": timings.prompt_audio_tokens,
-            "image_tokens": timings.prompt_image_tokens,
-            "cached_tokens": timings.reused_tokens,
-        },
-        "output_token_details": {
-            "text_tokens": timings.text_tokens,
-            "audio_tokens": timings.frames,
-        },
-    }

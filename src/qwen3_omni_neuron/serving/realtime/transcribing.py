@@ -12,6 +12,7 @@ from qwen3_omni_neuron.serving.realtime.audio_codecs import TURN_RATE, Samples
 from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem
+from qwen3_omni_neuron.serving.usage import duration_usage
 from qwen3_omni_neuron.transcription import INSTRUCTION
 
 MOST_WAITING = 16
@@ -76,7 +77,7 @@ class Transcriber:
                     await connection.send(f"{kind}.delta", **fields, delta=event.text)
                 elif isinstance(event, Finished):
                     seconds = len(samples) / TURN_RATE
-        usage = {"type": "duration", "seconds": seconds}
+        usage = duration_usage(seconds)
         transcript = "".join(texts)
         item.shown["content"][0]["transcript"] = transcript
         await connection.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)

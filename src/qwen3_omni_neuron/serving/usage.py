@@ -1,0 +1,80 @@
+"""Usage of tokens in the JSON of each endpoint.
+
+Audio tokens are those of the prompt's sound, and the frames of the reply's speech.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from qwen3_omni_neuron.events import Timings
+
+Json = dict[str, Any]
+
+
+def chat_usage(timings: Timings, reasoning_tokens: int) -> Json:
+    """Return the usage of a chat completion."""
+    made = timings.text_tokens + timings.frames
+    return {
+        "prompt_tokens": timings.prompt_tokens,
+        "completion_tokens": made,
+        "total_tokens": timings.prompt_tokens + made,
+        "prompt_tokens_details": _prompt_details(timings),
+        "completion_tokens_details": {
+            **_reply_details(timings),
+            "reasoning_tokens": reasoning_tokens,
+        },
+    }
+
+
+def realtime_usage(timings: Timings) -> Json:
+    """Return the usage of a realtime response."""
+    made = timings.text_tokens + timings.frames
+    return {
+        "total_tokens": timings.prompt_tokens + made,
+        "input_tokens": timings.prompt_tokens,
+        "output_tokens": made,
+        "input_token_details": _prompt_details(timings),
+        "output_token_details": _reply_details(timings),
+    }
+
+
+def speech_usage(timings: Timings) -> Json:
+    """Return the usage of a text that was spoken: its tokens, and the frames of its speech."""
+    return {
+        "input_tokens": timings.text_tokens,
+        "output_tokens": timings.frames,
+        "total_tokens": timings.text_tokens + timings.frames,
+    }
+
+
+def transcription_usage(windows: Sequence[Timings]) -> Json:
+    """Return the usage of a transcription. windows: timings of the requests that it took."""
+    prompt = sum(timings.prompt_tokens for timings in windows)
+    audio = sum(timings.prompt_audio_tokens for timings in windows)
+    text = sum(timings.text_tokens for timings in windows)
+    return {
+        "type": "tokens",
+        "input_tokens": prompt,
+        "output_tokens": text,
+        "total_tokens": prompt + text,
+        "input_token_details": {"audio_tokens": audio, "text_tokens": prompt - audio},
+    }
+
+
+def duration_usage(seconds: float) -> Json:
+    """Return the usage of a transcription that is counted by its sound's duration."""
+    return {"type": "duration", "seconds": seconds}
+
+
+def _prompt_details(timings: Timings) -> Json:
+    media = timings.prompt_audio_tokens + timings.prompt_image_tokens
+    return {
+        "text_tokens": timings.prompt_tokens - media,
+        "audio_tokens": timings.prompt_audio_tokens,
+        "image_tokens": timings.prompt_image_tokens,
+        "cached_tokens": timings.reused_tokens,
+    }
+
+
+def _reply_details(timings: Timings) -> Json:
+    return {"text_tokens": timings.text_tokens, "audio_tokens": timings.frames}

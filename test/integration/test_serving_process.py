@@ -1,0 +1,342 @@
+"""The server's process: it loads, drains, ends by signals or with its model, and logs."""
+
+import json
+import logging
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import openai
+import pytest
+from openai import OpenAI
+
+from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
+from qwen3_omni_neuron.engines.protocols import Engines
+from qwen3_omni_neuron.events import Status
+from qwen3_omni_neuron.serving import logs
+from qwen3_omni_neuron.serving.server import Server
+from testing.http_server import client_of, made_certificate, serving, url_of, wait_until
+from testing.raw_http import (
+    ASKED,
+    LONG,
+    SECONDS,
+    answer_of,
+    connected,
+    head,
+)
+from testing.scripted_model import ScriptedModel
+
+STAGES = ("thinker", "talker", "vocoder")
+
+
+def test_a_draining_server_ends_what_runs_and_takes_no_more(omni: Qwen3Omni) -> None:
+    with serving(omni) as server, client_of(server) as client:
+        asked: Any = {**LONG, "thinker_max_new_tokens": 60, "talker_max_new_tokens": 60}
+        extra = {k: asked.pop(k) for k in list(asked) if k.startswith(("thinker", "talker"))}
+        stream = iter(client.chat.completions.create(**asked, extra_body=extra))
+        next(stream)
+        server.stop()
+        with pytest.raises(openai.InternalServerError, match="draining") as refused:
+            client.chat.completions.create(**ASKED)
+        assert refused.value.status_code == 503
+        assert refused.value.response.headers["retry-after"] == "1"
+        ready = client._client.get(f"{url_of(server)}/ready")
+        assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+        pieces = list(stream)
+        assert pieces[-1].choices[0].finish_reason
+        wait_until(lambda: server._uvicorn.should_exit)
+
+
+def test_requests_before_the_model_is_loaded_are_told_to_wait_and_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from qwen3_omni_neuron.serving import server as server_module
+    from qwen3_omni_neuron.serving.settings import ServerSettings
+
+    monkeypatch.setattr(server_module, "PROGRESS_S", 0.1)
+    monkeypatch.setattr(logs.logger, "level", logging.INFO)
+    caplog.set_level(logging.INFO)
+
+    def loading() -> list[dict[str, Any]]:
+        return [vars(record) for record in caplog.records if record.getMessage() == "loading"]
+
+    go = threading.Event()
+
+    def load() -> Any:
+        go.wait(SECONDS)
+        raise RuntimeError("no such model")
+
+    server = Server(ServerSettings(port=0, model_name="big"), load)
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            server.run()
+        except RuntimeError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: server.port)
+    with client_of(server) as client:
+        assert client._client.get(f"{url_of(server)}/health").status_code == 200
+        told = []
+        for _ in range(2):
+            ready = client._client.get(f"{url_of(server)}/ready")
+            assert ready.status_code == 503
+            told.append(ready.json())
+            time.sleep(0.2)
+        assert [(one["status"], one["model"]) for one in told] == [("loading", "big")] * 2
+        assert told[0]["seconds"] < told[1]["seconds"] < SECONDS
+        assert told[0]["memory_mb"] is None or 50 < told[0]["memory_mb"] < 50_000
+        wait_until(lambda: len(loading()) > 1)
+        first, second, *_ = loading()
+        assert first["seconds"] < second["seconds"]
+        assert first["model"] == "big"
+        with pytest.raises(openai.InternalServerError, match="loading") as refused:
+            client.chat.completions.create(**ASKED)
+        assert refused.value.response.headers["retry-after"] == "10"
+    go.set()
+    thread.join(SECONDS)
+    assert str(failed[0]) == "no such model"
+
+
+Log = list[dict[str, Any]]
+
+
+@contextmanager
+def command(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, Log]]:
+    """The command line's server in a process, ready; its URL; and what it logs from then on."""
+    words = ["-m", "qwen3_omni_neuron.cli", "serve", "--port", "0", "--threads", "1", *arguments]
+    process = subprocess.Popen([sys.executable, *words], stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    lines, log = process.stderr, Log()
+
+    def read() -> None:
+        log.extend(json.loads(line) for line in lines if line.startswith("{"))
+
+    try:
+        for line in lines:
+            found = json.loads(line) if line.startswith("{") else {}
+            if found.get("event") == "ready":
+                break
+        threading.Thread(target=read, daemon=True).start()
+        yield process, found["url"], log
+    finally:
+        process.kill()
+        process.wait()
+
+
+def long_stream(url: str) -> tuple[OpenAI, Iterator[Any]]:
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    extra = {k: v for k, v in LONG.items() if k.startswith(("thinker", "talker"))}
+    asked: Any = {k: v for k, v in LONG.items() if k not in extra}
+    asked["model"] = client.models.list().data[0].id
+    extra["talker_max_new_tokens"] = 300
+    stream = iter(client.chat.completions.create(**asked, extra_body=extra))
+    next(stream)
+    return client, stream
+
+
+def test_sigterm_lets_requests_end() -> None:
+    with command() as (process, url, _):
+        client, stream = long_stream(url)
+        with closing(client):
+            process.send_signal(signal.SIGTERM)
+            *_, last = stream
+            assert last.choices[0].finish_reason
+        assert process.wait(SECONDS) == 0
+
+
+@pytest.mark.usefixtures("slow_steps")
+def test_a_second_signal_ends_all_at_once(omni: Qwen3Omni) -> None:
+    with serving(omni) as server, connected(server) as sock:
+        body = json.dumps(LONG).encode()
+        sock.sendall(head(len(body)) + body)
+        sock.recv(100)
+        server.stop()
+        time.sleep(0.2)
+        assert omni.status().running == 1
+        server.stop()
+        answer_of(sock)
+        wait_until(lambda: omni.status().running == 0, 3)
+
+
+def command_line(process: Path) -> bytes:
+    try:
+        return (process / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
+def stage_pids(server: int) -> dict[str, int]:
+    """The processes of a server's stages."""
+    lines = {p: command_line(p) for p in Path("/proc").iterdir() if p.name.isdecimal()}
+    parent = f"parent={server})".encode()
+    # They are started in this order.
+    pids = sorted(
+        int(p.name) for p, line in lines.items() if parent in line and b"process.server" in line
+    )
+    return dict(zip(STAGES, pids, strict=True))
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/task").exists(), reason="no /proc, which Linux has"
+)
+SPLIT = ("--placement", "split", "--model", str(SPEAKING_CHECKPOINT))
+ENDED = "the model has ended. The request may be sent again: the server starts anew."
+
+
+@needs_proc
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_crashes_fails_its_requests_and_ends_the_server_with_70(stage: str) -> None:
+    """Clients are told nothing of it but that; the log has what the process printed."""
+    with command(*SPLIT) as (process, url, log):
+        with ExitStack() as clients:
+            streams = []
+            for _ in range(3):
+                client, stream = long_stream(url)
+                clients.enter_context(closing(client))
+                streams.append(stream)
+            os.kill(stage_pids(process.pid)[stage], signal.SIGSEGV)
+            for stream in streams:
+                with pytest.raises(openai.APIError) as failed:
+                    list(stream)
+                assert failed.value.message == ENDED
+        assert process.wait(SECONDS) == 70
+        wait_until(lambda: any(line["event"] == "model_died" for line in log))
+        (died,) = (line for line in log if line["event"] == "model_died")
+        assert f"The {stage} engine" in died["reason"]
+        assert "Fatal Python error: Segmentation fault" in died["reason"]
+
+
+@needs_proc
+def test_a_stage_that_is_killed_while_nothing_runs_ends_the_server_with_70() -> None:
+    with command(*SPLIT) as (process, _, log):
+        os.kill(stage_pids(process.pid)["vocoder"], signal.SIGKILL)
+        assert process.wait(SECONDS) == 70
+        wait_until(lambda: any(line["event"] == "model_died" for line in log))
+
+
+class DyingModel(ScriptedModel):
+    """A model of which a process dies. fault: what its status says then."""
+
+    fault: str | None = None
+
+    def status(self) -> Status:
+        return replace(super().status(), fault=self.fault)
+
+
+def test_a_server_whose_model_dies_while_nothing_runs_says_so() -> None:
+    model = DyingModel(["Hello."])
+    with serving(model) as server, connected(server) as slow:  # type: ignore[arg-type]
+        slow.sendall(head(10))  # what waits for its body keeps the server until it has drained
+        wait_until(lambda: server._gate.running == 1)
+        http = client_of(server)._client
+        assert [http.get(f"{url_of(server)}/{p}").status_code for p in ("ready", "health")] == [
+            *(200, 200),
+        ]
+        model.fault = "The talker engine (process 7) was ended by SIGSEGV.\nFile /usr/secret.py"
+        wait_until(lambda: not server.service.model.ready)
+        ready, health = (http.get(f"{url_of(server)}/{path}") for path in ("ready", "health"))
+        assert (ready.status_code, ready.json()["status"]) == (503, "failed")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        assert "process or thread of the model has died" in health.json()["reason"]
+        assert "secret" not in health.text and "process 7" not in health.text
+        with client_of(server) as client, pytest.raises(openai.InternalServerError) as refused:
+            client.chat.completions.create(**ASKED)
+        assert refused.value.status_code == 503 and "secret" not in str(refused.value)
+        slow.close()
+        wait_until(lambda: server._uvicorn.should_exit)
+    assert server._status == 70
+
+
+class Exiting:
+    """A thinker whose step ends its thread, once it may."""
+
+    def __init__(self, engine: Any):
+        self._engine, self.exits = engine, False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def step(self, *given: Any) -> Any:
+        if self.exits:
+            sys.exit("a library has had enough")
+        return self._engine.step(*given)
+
+
+def test_a_stages_thread_that_ends_fails_its_requests_and_ends_the_server_with_70(
+    checkpoint: Path,
+) -> None:
+    thinkers: list[Exiting] = []
+
+    def wrap(engines: Engines) -> Engines:
+        thinkers.append(Exiting(engines.thinker))
+        return replace(engines, thinker=thinkers[0])  # type: ignore[arg-type]
+
+    with (
+        Qwen3Omni.load(checkpoint, max_concurrency=1, wrap_engines=wrap) as omni,
+        serving(omni) as server,
+        client_of(server) as client,
+    ):
+        asked: Any = {k: v for k, v in LONG.items() if not k.startswith(("thinker", "talker"))}
+        extra = {k: v for k, v in LONG.items() if k not in asked}
+        stream = iter(client.chat.completions.create(**asked, extra_body=extra))
+        next(stream)
+        thinkers[0].exits = True
+        with pytest.raises(openai.APIError, match=re.escape(ENDED)):
+            list(stream)
+        wait_until(lambda: server._uvicorn.should_exit)
+    assert server._status == 70
+
+
+def test_a_port_that_is_taken_is_an_error_that_says_so() -> None:
+    from qwen3_omni_neuron.errors import OutputError
+    from qwen3_omni_neuron.serving.settings import ServerSettings
+
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        settings = ServerSettings(port=taken.getsockname()[1])
+        with pytest.raises(OutputError, match="can't be listened on"):
+            Server(settings, lambda: ScriptedModel([])).run()  # type: ignore[arg-type, return-value]
+
+
+def test_https_is_served_where_there_is_a_certificate(omni: Qwen3Omni, tmp_path: Path) -> None:
+    cert, key = made_certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(cert))
+    with serving(omni, tls_cert=cert, tls_key=key) as server:
+        url = url_of(server).replace("http://", "https://")
+        with urlopen(f"{url}/ready", context=context) as answer:
+            assert json.load(answer)["status"] == "ready"
+
+
+def test_the_log_has_a_line_a_request_and_content_only_where_it_is_asked_for(
+    omni: Qwen3Omni, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    for content in (False, True):
+        caplog.clear()
+        with serving(omni, log_content=content) as server, client_of(server) as client:
+            logs.logger.setLevel(logging.INFO)
+            answer = client.chat.completions.with_raw_response.create(**ASKED)
+            wait_until(lambda: any(r.getMessage() == "request" for r in caplog.records))
+        (record,) = [r for r in caplog.records if r.getMessage() == "request"]
+        fields = vars(record)
+        assert fields["request_id"] == answer.headers["x-request-id"]
+        assert (fields["status"], fields["path"]) == (200, "/v1/chat/completions")
+        assert fields["text_tokens"] == 2
+        assert fields["ttft_s"] > 0
+        assert ("Hello" in str(fields.get("question"))) == content
+        assert ("answer" in fields) == content

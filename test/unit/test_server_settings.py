@@ -1,0 +1,70 @@
+"""Settings of the server: their bounds, and the flags that are made from them."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.cli import main, make_parser
+from qwen3_omni_neuron.errors import OptionError
+from qwen3_omni_neuron.serving.settings import ServerSettings
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model_name": ""}, "the model's name is empty"),
+        ({"tls_cert": Path("cert.pem")}, "TLS needs both --tls-cert and --tls-key"),
+        ({"max_body_bytes": 0}, "max_body_bytes is 1 or more, got 0."),
+        ({"send_timeout_s": 0.0}, "send_timeout_s is above 0, got 0.0."),
+        ({"requests_per_minute": 0}, "requests_per_minute is 1 or more, got 0."),
+        ({"decoder_bytes": 1}, "decoder_bytes is 67108864 or more, got 1."),
+        ({"allowed_hosts": ("http://a",)}, "names alone, .* got 'http://a'"),
+        ({"api_keys": ("",)}, "an API key is empty."),
+        ({"port": 65536}, "port is at most 65535, got 65536."),
+        ({"max_medja": 1}, "max_medja: "),
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        ServerSettings(**wrong)
+
+
+def test_a_setting_is_given_by_its_flag_or_has_its_default() -> None:
+    parsed = make_parser().parse_args(["serve"])
+    changed = {
+        name for name, default in ServerSettings() if getattr(parsed, name, default) != default
+    }
+    assert changed == {"model_name", "api_keys", "allowed_hosts", "allowed_origins", "media_hosts"}
+    given = {"--max-media-s": "0.5", "--allow-host": "a", "--log-content": None, "--port": "81"}
+    words = [word for pair in given.items() for word in pair if word is not None]
+    parsed = make_parser().parse_args(["serve", *words, "--allow-host", "b"])
+    assert (parsed.max_media_s, parsed.allowed_hosts) == (0.5, ["a", "b"])
+    assert (parsed.log_content, parsed.port) == (True, 81)
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["serve", "--max-media", "few"])
+
+
+def test_settings_are_described_without_torch() -> None:
+    script = (
+        "import sys; import qwen3_omni_neuron.serving.settings; "
+        "print([m for m in ('torch', 'numpy', 'fastapi', 'starlette') if m in sys.modules])"
+    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_the_servers_packages_serve_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "pydantic", None)
+    monkeypatch.delitem(sys.modules, "qwen3_omni_neuron.serving.settings")
+    assert main(["serve", "--port", "81"]) == 1
+    assert "pip install 'qwen3-omni-neuron[serve]'" in capsys.readouterr().err
+
+
+def test_settings_do_not_show_their_keys() -> None:
+    assert "secret" not in repr(ServerSettings(api_keys=("secret",)))
