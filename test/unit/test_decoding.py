@@ -51,7 +51,7 @@ from qwen3_omni_neuron.serving.sound import pcm16, wav_header
 from testing.decoding_faults import MODULE, fault, says
 from testing.made_videos import make_video
 from testing.media_cases import QUESTION_WAV, noise_image, tone, user
-from testing.processes import children, lives, open_files
+from testing.subprocesses import children, lives, open_files
 
 LONG_S = 60.0  # for what takes a moment, on a machine that does other things
 MEDIA = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 3136, 12_845_056))
@@ -821,7 +821,7 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
         "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
         "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
-        "from testing.processes import children\n"
+        "from testing.subprocesses import children\n"
         "async def main():\n"
         "    pool = DecodingPool(PoolSettings(deadline_s=3600.0), MODULE)\n"
         "    media = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1))\n"
