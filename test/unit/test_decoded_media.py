@@ -1,0 +1,465 @@
+"""Decoding in processes apart: what comes of a file is what the API makes of it."""
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    ImageError,
+    InputError,
+    OptionError,
+    PromptTooLongError,
+    VideoError,
+)
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.prompt.media.video import VideoHeader
+from qwen3_omni_neuron.prompt.prompt import Prompt
+from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.serving.decoding import pcm, work
+from qwen3_omni_neuron.serving.decoding.job import Job, Measured
+from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
+from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
+from qwen3_omni_neuron.serving.sound import pcm16, wav_header
+from testing.decoding import Shared, job_of, picture, sound
+from testing.made_videos import make_video
+from testing.media_cases import QUESTION_WAV, noise_image, tone, user
+from testing.subprocesses import open_files
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Shared]:
+    with closing(Shared()) as pool:
+        yield pool
+
+
+ORIENTATION = 0x0112
+
+
+def wav_of_infinity() -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.full(16000, np.inf), 16000, format="WAV", subtype="FLOAT")
+    return file.getvalue()
+
+
+def rotated() -> bytes:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    return picture("JPEG", exif=exif)
+
+
+def grey_video(n: int, width: int, height: int) -> bytes:
+    """Return a video of grey frames, a MPEG-4 of 30 frames a second."""
+    import av
+
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as out:
+        stream: Any = out.add_stream("mpeg4", rate=30)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        frame = av.VideoFrame(width, height, "yuv420p")
+        for plane in frame.planes:
+            plane.update(bytes([100]) * plane.buffer_size)
+        for index in range(n):
+            frame.pts = index
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode())
+    return file.getvalue()
+
+
+def without_length() -> bytes:
+    """Return an MP3 without the frame that has its length, which is guessed too short."""
+    loud = np.random.default_rng(0).standard_normal(8000) / 3
+    file = io.BytesIO()
+    samples = np.concatenate([loud, np.zeros(80_000)])
+    soundfile.write(file, samples, 16000, format="MP3", subtype="MPEG_LAYER_III")
+    assert b"Xing" in file.getvalue()[:288]
+    return file.getvalue()[288:]
+
+
+def heard_longer_than_seen() -> bytes:
+    """Return a video of 1 s with 2.5 s of sound, in a format that does not say how long it is."""
+    return make_video(container="matroska", audio="aac", audio_s=2.5)
+
+
+@pytest.fixture(scope="module")
+def conversation(checkpoint: Path, config: OmniConfig) -> Conversation:
+    return Conversation(checkpoint, config)
+
+
+def assert_equal(prompt: Prompt, expected: Prompt) -> None:
+    assert prompt.token_ids.equal(expected.token_ids)
+    assert prompt.positions.equal(expected.positions)
+    assert prompt.talker.positions.equal(expected.talker.positions)
+    assert len(prompt.audio_mel) == len(expected.audio_mel)
+    assert all(map(np.array_equal, prompt.audio_mel, expected.audio_mel))
+    for given, wanted in ((prompt.images, expected.images), (prompt.videos, expected.videos)):
+        assert [p.grid for p in given] == [p.grid for p in wanted]
+        assert all(np.array_equal(p.pixels, w.pixels) for p, w in zip(given, wanted, strict=True))
+    assert (prompt.audio_tokens, prompt.image_tokens) == (
+        expected.audio_tokens,
+        expected.image_tokens,
+    )
+
+
+AUDIO = {
+    "wav": lambda: sound("WAV", "PCM_16"),
+    "question": QUESTION_WAV.read_bytes,
+    "wav-8-bit": lambda: sound("WAV", "PCM_U8", 8000),
+    "wav-24-bit-stereo": lambda: sound("WAV", "PCM_24", 44100, 2),
+    "wav-float": lambda: sound("WAV", "FLOAT", 48000, 6),
+    "wav-of-mu-law": lambda: sound("WAV", "ULAW", 8000),
+    "flac": lambda: sound("FLAC", "PCM_16", 22050),
+    "flac-stereo": lambda: sound("FLAC", "PCM_24", 96000, 2),
+    "mp3": lambda: sound("MP3", "MPEG_LAYER_III", 24000),
+    "mp3-of-guessed-length": without_length,
+    "ogg": lambda: sound("OGG", "VORBIS", 44100, 2),
+    "opus": lambda: sound("OGG", "OPUS", 48000),
+    "aiff": lambda: sound("AIFF", "PCM_16", 11025),
+    "just-long-enough": lambda: sound("FLAC", "PCM_16", 44100, s=0.03),
+}
+
+
+IMAGES: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
+    "png": (lambda: picture("PNG"), {}),
+    "jpeg": (lambda: picture("JPEG"), {}),
+    "webp": (lambda: picture("WEBP"), {}),
+    "gif": (lambda: picture("GIF"), {}),
+    "bmp": (lambda: picture("BMP"), {}),
+    "tiff": (lambda: picture("TIFF", compression="tiff_lzw"), {}),
+    "rotated": (rotated, {}),
+    "clear": (lambda: picture("PNG", noise_image(90, 70).convert("RGBA").rotate(9)), {}),
+    "grey-16": (
+        lambda: picture("PNG", Image.fromarray(np.arange(4200, dtype=np.uint16).reshape(60, 70))),
+        {},
+    ),
+    "palette": (lambda: picture("PNG", noise_image(90, 70).quantize(40)), {}),
+    "cmyk": (lambda: picture("JPEG", noise_image(90, 70).convert("CMYK")), {}),
+    "enlarged": (lambda: picture("PNG"), {"min_pixels": 90_000}),
+    "shrunk": (lambda: picture("PNG"), {"max_pixels": 5_000}),
+    "size-kept": (lambda: picture("PNG"), {"min_pixels": 1, "max_pixels": 2**70}),
+    "tiny": (lambda: picture("PNG", noise_image(1, 1)), {}),
+    "narrow": (lambda: picture("PNG", noise_image(1, 200)), {}),
+    # 9000 x 45 pixels become 281 x 1 tokens, and 281 is more than 200.
+    "narrow-and-fitted-narrower": (lambda: picture("PNG", noise_image(9000, 45)), {}),
+}
+
+
+VIDEOS: dict[str, tuple[Callable[[], bytes], dict[str, Any]]] = {
+    "mp4": (make_video, {}),
+    "heard": (lambda: make_video(audio="aac"), {}),
+    "heard-late": (lambda: make_video(audio="aac", audio_late_s=0.4), {}),
+    "heard-longer-than-said": (heard_longer_than_seen, {}),
+    "heard-longer": (lambda: make_video(audio="aac", audio_s=2.5), {}),
+    "mkv": (lambda: make_video(container="matroska", audio="ac3"), {"fps": 5.0}),
+    "avi": (lambda: make_video(container="avi", codec="libx264", b_frames=2), {"fps": 7}),
+    "webm": (lambda: make_video(container="webm", codec="libvpx", rate=15), {"max_frames": 6}),
+    "mpeg-ts": (lambda: make_video(container="mpegts", codec="mpeg2video"), {"fps": 30}),
+    "uneven": (lambda: make_video(5, times_ms=[0, 40, 700, 710, 1500]), {}),
+    "rotated": (lambda: make_video(rotation=90), {"min_pixels": 1024}),
+    "shrunk": (make_video, {"max_pixels": 1024, "fps": 10.0}),
+    "narrow": (lambda: grey_video(4, 2000, 10), {"min_pixels": 1024}),
+}
+
+
+@pytest.mark.parametrize("name", AUDIO)
+def test_a_decoded_sound_gives_the_prompt_of_its_file(
+    shared: Shared, conversation: Conversation, name: str
+) -> None:
+    content = AUDIO[name]()
+    job = job_of("audio", content, media=conversation.media_settings)
+    decoded = shared.decode(job)
+    expected = conversation.prompt([user({"type": "audio", "audio": content})])
+    assert_equal(conversation.prompt([user(decoded.item)]), expected)
+    assert decoded.item["audio"].dtype == np.float32
+    assert decoded.measured.size == decoded.item["audio"].nbytes
+
+
+@pytest.mark.parametrize("name", IMAGES)
+def test_a_decoded_image_gives_the_prompt_of_its_file(
+    shared: Shared, conversation: Conversation, name: str
+) -> None:
+    make, options = IMAGES[name]
+    content = make()
+    job = job_of("image", content, media=conversation.media_settings, options=options)
+    sizes: list[Measured] = []
+    decoded = shared.decode(job, sizes.append)
+    expected = conversation.prompt([user({"type": "image", "image": content, **options})])
+    assert_equal(conversation.prompt([user(decoded.item)]), expected)
+    assert sizes == [decoded.measured]
+    assert decoded.measured.size == decoded.item["image"].nbytes
+
+
+@pytest.mark.parametrize("heard", [False, True])
+@pytest.mark.parametrize("name", VIDEOS)
+def test_a_decoded_video_gives_the_prompt_of_its_file(
+    shared: Shared, conversation: Conversation, name: str, heard: bool
+) -> None:
+    make, options = VIDEOS[name]
+    content = make()
+    media = conversation.media_settings
+    job = job_of("video", content, media=media, options=options, use_audio_in_video=heard)
+    decoded = shared.decode(job)
+    file = {"type": "video", "video": content, **options}
+    expected = conversation.prompt([user(file)], use_audio_in_video=heard)
+    assert_equal(conversation.prompt([user(decoded.item)], use_audio_in_video=heard), expected)
+
+
+REFUSED: dict[str, tuple[str, Callable[[], bytes], dict[str, Any]]] = {
+    "no-sound": ("audio", lambda: b"hello", {}),
+    "empty": ("audio", lambda: b"", {}),
+    "short-sound": ("audio", lambda: sound("FLAC", "PCM_16", s=0.01), {}),
+    "cut-flac": ("audio", lambda: sound("FLAC", "PCM_16")[:9000], {}),
+    "infinite": ("audio", wav_of_infinity, {}),
+    "no-image": ("image", lambda: b"hello", {}),
+    "ico": ("image", lambda: picture("ICO"), {}),
+    "cut-png": ("image", lambda: picture("PNG")[:5000], {}),
+    "too-narrow": ("image", lambda: picture("PNG", noise_image(201, 1)), {}),
+    "no-such-limit": ("image", lambda: picture("PNG"), {"max_pixels": "many"}),
+    "contradiction": ("image", lambda: picture("PNG"), {"max_pixels": 5, "min_pixels": 9}),
+    "no-video": ("video", lambda: b"hello", {}),
+    "cut-mp4": ("video", lambda: make_video()[: len(make_video()) // 2], {}),
+    "song": ("video", lambda: make_video(video=False, audio="aac"), {}),
+    "no-rate": ("video", make_video, {"fps": 0}),
+    "no-decoder": ("video", lambda: make_video(codec="libx264").replace(b"avc1", b"zzzz"), {}),
+    "too-narrow-video": ("video", lambda: grey_video(4, 2010, 10), {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_is_refused_as_the_api_refuses_it(
+    shared: Shared, conversation: Conversation, name: str
+) -> None:
+    kind, make, options = REFUSED[name]
+    content = make()
+    load = conversation.loader(False, None)
+    with pytest.raises(InputError) as expected:
+        load(kind, {kind: content, **options}, "here")
+    with pytest.raises(InputError) as found:
+        shared.decode(job_of(kind, content, media=conversation.media_settings, options=options))
+    addresses = re.compile("0x[0-9a-f]+")  # of Python's objects, in libsndfile's messages
+    assert found.type is expected.type
+    assert addresses.sub("", str(found.value)) == addresses.sub("", str(expected.value))
+
+
+@pytest.mark.parametrize("kind", ["audio", "image", "video"])
+def test_a_file_of_too_many_tokens_is_refused_as_the_api_refuses_it(
+    shared: Shared, conversation: Conversation, kind: str
+) -> None:
+    content = {
+        "audio": lambda: sound("FLAC", "PCM_16", s=4),
+        "image": lambda: picture("PNG", noise_image(600, 400)),
+        "video": make_video,
+    }[kind]()
+    with pytest.raises(PromptTooLongError) as expected:
+        conversation.loader(False, 20)(kind, {kind: content}, "here")
+    job = job_of(kind, content, media=conversation.media_settings, most_tokens=20)
+    with pytest.raises(PromptTooLongError) as found:
+        shared.decode(job)
+    assert str(found.value) == str(expected.value)
+
+
+def test_sound_of_a_video_that_is_too_long_is_refused_while_it_is_decoded(
+    shared: Shared, conversation: Conversation
+) -> None:
+    content = make_video(audio="aac", audio_s=9)
+    expected = "^here \\(its audio\\) lasts longer, and"
+    with pytest.raises(PromptTooLongError, match=expected):
+        conversation.loader(True, 90)("video", {"video": content, "max_pixels": 1024}, "here")
+    fields = {"most_tokens": 90, "use_audio_in_video": True, "options": {"max_pixels": 1024}}
+    with pytest.raises(PromptTooLongError, match=expected):
+        shared.decode(job_of("video", content, media=conversation.media_settings, **fields))
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "limits", "error", "said"),
+    [
+        (
+            "audio",
+            lambda: sound("FLAC", "PCM_16", s=4),
+            {"most_s": 3},
+            AudioError,
+            "4.0 s, and 3 s",
+        ),
+        ("image", lambda: picture("PNG"), {"most_pixels": 14_999}, ImageError, "15000 pixels"),
+        ("video", make_video, {"most_s": 0.9}, VideoError, "1.0 s, and 0.9 s"),
+        ("video", make_video, {"most_pixels": 3071}, VideoError, "3072 pixels"),
+    ],
+)
+def test_limits_of_a_job(
+    shared: Shared,
+    kind: str,
+    content: Callable[[], bytes],
+    limits: dict[str, Any],
+    error: type[InputError],
+    said: str,
+) -> None:
+    with pytest.raises(error, match=f"^here .*{said}"):
+        shared.decode(job_of(kind, content(), **limits))
+
+
+class RefusedError(Exception):
+    """A refusal by the caller's budget."""
+
+
+def refuse(measured: Measured) -> None:
+    raise RefusedError(measured)
+
+
+@pytest.mark.parametrize(
+    ("job", "measured"),
+    [
+        # 600 s of silence: 1 kB that becomes 38 MB.
+        (
+            lambda: job_of("audio", flac_of_silence(600)),
+            Measured(600.0, 0, 38_400_000),
+        ),
+        (
+            lambda: job_of("image", picture("PNG", Image.new("1", (4096, 4096)))),
+            Measured(0.0, 4096 * 4096, 3 * 3584 * 3584),
+        ),
+        (
+            lambda: job_of("video", make_video(audio="aac"), use_audio_in_video=True),
+            Measured(1.021678, 48 * 64, 4 * 3 * 320 * 448 + 4 * 16347),
+        ),
+    ],
+)
+def test_the_budget_is_asked_before_anything_is_decoded(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, job: Callable[[], Job], measured: Measured
+) -> None:
+    with pytest.raises(RefusedError) as refused:
+        shared.decode(job(), refuse)
+    (asked,) = refused.value.args
+    assert asked.seconds == pytest.approx(measured.seconds, abs=0.03)
+    assert asked == replace(measured, seconds=asked.seconds, size=asked.size)
+    assert asked.size == pytest.approx(measured.size, rel=0.03)
+
+
+def flac_of_silence(seconds: int) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, np.zeros(16000 * seconds, np.int16), 16000, format="FLAC")
+    return file.getvalue()
+
+
+def test_the_budget_is_asked_again_where_a_file_is_longer_than_it_said(shared: Shared) -> None:
+    job = job_of("video", heard_longer_than_seen(), use_audio_in_video=True)
+    sizes: list[Measured] = []
+    decoded = shared.decode(job, sizes.append)
+    first, second = sizes
+    assert first.size < second.size == decoded.measured.size
+    assert second.seconds == pytest.approx(2.5, abs=0.1)
+
+    def refuse_the_second(measured: Measured) -> None:
+        if measured.size > first.size:
+            raise RefusedError
+
+    with pytest.raises(RefusedError):
+        shared.decode(job, refuse_the_second)
+
+
+def test_a_frame_larger_than_the_header_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, check: Any, fit: Any, **__: Any) -> None:
+        check(VideoHeader(4, 64, 64, 1.0, 0.0))
+        fit(np.zeros((64, 64, 3), np.uint8))
+        fit(np.zeros((400, 400, 3), np.uint8))
+
+    monkeypatch.setattr(work, "load_video", load)
+    with pytest.raises(VideoError, match=r"^here has 160000 pixels, and 9999 is the most"):
+        work.decode(job_of("video", b"", most_pixels=9999), admitted)
+
+
+def test_frames_are_made_small_while_they_are_decoded(shared: Shared) -> None:
+    """In their own size they would take 1.5 GB, of the 512 MiB that a decoder has here."""
+    options = {"fps": 30.0, "max_pixels": 32 * 32}
+    decoded = shared.decode(job_of("video", grey_video(240, 1920, 1080), options=options))
+    assert decoded.item["video"].shape == (240, 32, 32, 3)
+
+
+def test_a_result_keeps_no_file_open(shared: Shared) -> None:
+    job = job_of("audio", sound("FLAC", "PCM_16"))
+    shared.decode(job)  # starts the fork server
+    before = len(open_files())
+    kept = [shared.decode(job).item for _ in range(3)]
+    assert len(open_files()) == before
+    assert all(item["audio"].flags.writeable for item in kept)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5])
+@pytest.mark.parametrize("rate", [8000, 16000, 24000, 44100])
+def test_plain_wav_is_read_inline_as_the_pool_reads_it(
+    shared: Shared, rate: int, channels: int
+) -> None:
+    job = job_of("audio", sound("WAV", "PCM_16", rate, channels))
+    inline, sizes = decode_inline(job), list[Measured]()
+    assert inline is not None
+    decoded = shared.decode(job, sizes.append)
+    assert np.array_equal(inline.item["audio"], decoded.item["audio"])
+    assert inline.item["audio"].dtype == np.float32
+    assert inline.item["sampling_rate"] == decoded.item["sampling_rate"]
+    assert inline.measured == decoded.measured
+    with pytest.raises(RefusedError) as refused:
+        decode_inline(job, refuse)
+    assert list(refused.value.args) == sizes
+
+
+def test_our_own_wav_is_read_inline() -> None:
+    samples = tone(0.5)
+    data = pcm16(samples)
+    decoded = decode_inline(job_of("audio", wav_header(16000, len(data)) + data))
+    assert decoded is not None
+    assert np.abs(decoded.item["audio"] - samples).max() < 1e-4
+
+
+def test_plain_wav_that_is_wrong_is_refused_inline(shared: Shared) -> None:
+    for job in (
+        job_of("audio", sound("WAV", "PCM_16", s=0.01)),
+        job_of("audio", sound("WAV", "PCM_16", s=4), most_tokens=20),
+        job_of("audio", sound("WAV", "PCM_16", s=4), most_s=3),
+    ):
+        with pytest.raises(InputError) as found:
+            decode_inline(job)
+        with pytest.raises(InputError) as expected:
+            shared.decode(job)
+        assert (found.type, str(found.value)) == (expected.type, str(expected.value))
+
+
+WAV = sound("WAV", "PCM_16")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        job_of("image", WAV),
+        job_of("audio", b""),
+        job_of("audio", b"RIFF"),
+        job_of("audio", WAV[:40]),
+        job_of("audio", WAV[:-2]),
+        job_of("audio", WAV.replace(b"fmt ", b"smt ")),
+        job_of("audio", WAV.replace(b"data", b"dat_")),
+        job_of("audio", wav_header(16000) + bytes(64000)),
+        job_of("audio", wav_header(1000, 64000) + bytes(64000)),
+        job_of("audio", WAV[:32] + b"\x03\x00" + WAV[34:]),  # bytes of a frame
+        job_of("audio", sound("WAV", "PCM_U8")),
+        job_of("audio", wav_header(16000, 2 * pcm.MOST_BYTES) + bytes(2 * pcm.MOST_BYTES)),
+        job_of("audio", sound("WAV", "ULAW", 8000)),
+        job_of("audio", sound("WAV", "PCM_24")),
+        job_of("audio", sound("FLAC", "PCM_16")),
+        job_of("audio", sound("WAV", "PCM_16", 16000, 16)),
+    ],
+)
+def test_all_else_is_the_pools(job: Job) -> None:
+    assert decode_inline(job) is None
+
+
+def test_options_of_a_job_are_short(shared: Shared) -> None:
+    job = job_of("image", picture("PNG"), options={"max_pixels": "many" * 1000})
+    with pytest.raises(OptionError, match="here has options of 4"):
+        shared.decode(job)

@@ -1,0 +1,384 @@
+"""Decoding in processes apart: the pool's processes, their turns, and their end."""
+
+import asyncio
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import uvloop
+
+from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
+from qwen3_omni_neuron.errors import (
+    AudioError,
+    ClosedError,
+    OptionError,
+    VideoError,
+)
+from qwen3_omni_neuron.serving.decoding import wire
+from qwen3_omni_neuron.serving.decoding.job import MIB, PoolSettings
+from qwen3_omni_neuron.serving.decoding.link import ForkServer
+from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
+from qwen3_omni_neuron.serving.decoding.turns import Turns
+from testing.decoding import LONG_S, job_of, picture, sound
+from testing.decoding_faults import MODULE, fault
+from testing.subprocesses import children, lives, open_files
+
+
+def wait_until(condition: Callable[[], Any]) -> Any:
+    end_s = time.monotonic() + LONG_S
+    while not (value := condition()):
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+    return value
+
+
+def children_of(pool: DecodingPool) -> list[int]:
+    return [] if pool.pid is None else children(pool.pid)
+
+
+async def until(condition: Callable[[], Any]) -> Any:
+    end_s = time.monotonic() + LONG_S
+    while not (value := condition()):
+        assert time.monotonic() < end_s
+        await asyncio.sleep(0.01)
+    return value
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
+    """Runs a coroutine in an event loop of either kind."""
+
+    def run_in_loop(coroutine: Coroutine[Any, Any, Any]) -> Any:
+        async def bounded() -> Any:
+            return await asyncio.wait_for(coroutine, 3 * LONG_S)
+
+        return (uvloop.run if request.param == "uvloop" else asyncio.run)(bounded())
+
+    return run_in_loop
+
+
+def test_the_fork_server_is_small_and_has_one_thread(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    async def main() -> str:
+        pool = DecodingPool()
+        pool.start()
+        await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        open_then = open_files(pool.pid)
+        for _ in range(3):
+            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        assert open_files(pool.pid) == open_then
+        status = Path(f"/proc/{pool.pid}/status").read_text()
+        mapped = Path(f"/proc/{pool.pid}/maps").read_text()
+        await pool.close()
+        assert "torch" not in mapped
+        return status
+
+    status = dict(line.split(":", 1) for line in run(main()).splitlines())
+    assert int(status["Threads"]) == 1
+    assert int(status["VmRSS"].split()[0]) < 100_000
+
+
+def test_a_job_that_takes_too_long_is_ended(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
+        for wrong in (fault("sleep"), fault("busy"), fault("deaf")):
+            with pytest.raises(VideoError, match=r"its decoder needed more than 0\.5 s"):
+                await pool.decode("a", job_of("video", wrong))
+            await until(lambda: not children_of(pool))
+        await pool.close()
+
+    run(main())
+
+
+def test_processors_time_is_limited(run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    async def main() -> int | None:
+        server = ForkServer(MODULE)
+        ours, theirs = socket.socketpair()
+        with ours, theirs, nameless_file() as content, nameless_file() as result:
+            content.write(fault("busy"))
+            ours.sendall(wire.packed({}))
+            files = (theirs.fileno(), content.fileno(), result.fileno())
+            status = await server.fork(1, 512 * MIB, 1, files)
+        await server.close()
+        return status
+
+    assert run(main()) == -signal.SIGXCPU
+
+
+def test_a_job_of_one_owner_does_not_wait_for_those_of_another(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    """Four sounds of 8 channels at 655 kHz, which take minutes, and a question."""
+    wide = io.BytesIO()
+    with soundfile.SoundFile(wide, "w", 655_350, 8, "PCM_16", format="FLAC") as file:
+        for _ in range(60):
+            file.write(np.zeros((655_350, 8), np.int16))
+
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
+        held = [
+            asyncio.create_task(pool.decode("bad", job_of("audio", wide.getvalue())))
+            for _ in range(4)
+        ]
+        await until(lambda: children_of(pool))
+        for _ in range(3):
+            decoded = await pool.decode("good", job_of("audio", sound("FLAC", "PCM_16")))
+            assert decoded.measured.seconds == 1.3
+        assert len(children_of(pool)) == 1
+        assert not any(task.done() for task in held)
+        for task in held:
+            task.cancel()
+        await asyncio.wait(held)
+        await until(lambda: not children_of(pool))
+        await pool.close()
+
+    run(main())
+
+
+def test_a_cancelled_job_is_killed_at_once_and_the_next_begins(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(decoders=1, deadline_s=3600.0), MODULE)
+        first = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
+        second = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
+        third = asyncio.create_task(pool.decode("b", job_of("audio", sound("FLAC", "PCM_16"))))
+        (child,) = await until(lambda: children_of(pool))
+        second.cancel()
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        assert (await third).measured.seconds == 1.3
+        assert not lives(child)
+        await pool.close()
+
+    run(main())
+
+
+def test_a_task_may_be_cancelled_at_any_moment(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    """After every number of steps of the event loop; the place is free each time."""
+
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(decoders=1), MODULE)
+        job = job_of("image", picture("PNG"))
+        await pool.decode("a", job)
+        files = open_files()
+        for steps in (*range(12), *range(12, 400, 20)):
+            task = asyncio.create_task(pool.decode("a", job))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            if steps % 3 == 0:
+                await asyncio.sleep(0.001 * steps / 20)
+            task.cancel()
+            await asyncio.wait([task])
+        await asyncio.wait_for(pool.decode("b", job), LONG_S)
+        await until(lambda: not children_of(pool))
+        assert open_files() == files
+        await pool.close()
+
+    run(main())
+
+
+def test_a_fork_server_that_was_killed_is_started_anew(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(decoders=3, deadline_s=3600.0), MODULE)
+        job = job_of("audio", sound("FLAC", "PCM_16"))
+        await pool.decode("a", job)
+        assert pool.pid is not None
+        first = pool.pid
+        os.kill(first, signal.SIGKILL)
+        assert (await pool.decode("a", job)).measured.seconds == 1.3
+        assert pool.pid != first
+        # While a job runs: it is done again, once, and its child does not stay.
+        held = asyncio.create_task(pool.decode("a", job_of("audio", fault("sleep"))))
+        for _ in range(2):
+            (child,) = await until(lambda: children_of(pool))
+            os.kill(pool.pid, signal.SIGKILL)
+            await until(lambda: not lives(child))  # noqa: B023, it is awaited here
+        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
+            await held
+        assert (await pool.decode("a", job)).measured.seconds == 1.3
+        await pool.close()
+
+    run(main())
+
+
+def test_a_fork_server_that_does_nothing_is_replaced(
+    run: Callable[[Coroutine[Any, Any, Any]], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("qwen3_omni_neuron.serving.decoding.pool.KILL_S", 0.3)
+
+    async def main() -> None:
+        pool = DecodingPool(PoolSettings(deadline_s=0.5), MODULE)
+        pool.start()
+        assert pool.pid is not None
+        os.kill(pool.pid, signal.SIGSTOP)
+        stopped = pool.pid
+        with pytest.raises(AudioError):
+            await pool.decode("a", job_of("audio", fault("sleep")))
+        assert pool.pid != stopped
+        await until(lambda: not lives(stopped))
+        await pool.close()
+
+    run(main())
+
+
+def test_a_fork_server_that_cannot_start_is_no_endless_wait(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    async def main() -> None:
+        pool = DecodingPool(server="no_such_module")
+        with pytest.raises(AudioError, match="the process that starts decoders was ended"):
+            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        await pool.close()
+
+    run(main())
+
+
+def test_close_ends_all_and_leaves_nothing(
+    run: Callable[[Coroutine[Any, Any, Any]], Any],
+) -> None:
+    async def main() -> None:
+        threads, files = threading.active_count(), open_files()
+        before = children(os.getpid())
+        pool = DecodingPool(PoolSettings(decoders=2, deadline_s=3600.0), MODULE)
+        jobs = [
+            asyncio.create_task(pool.decode(owner, job_of("audio", fault("sleep"))))
+            for owner in "abc"
+        ]
+        held = await until(lambda: len(c := children_of(pool)) == 2 and c)
+        server = pool.pid
+        await pool.close()
+        for job in jobs:
+            with pytest.raises(ClosedError):
+                await job
+        with pytest.raises(ClosedError):
+            await pool.decode("a", job_of("audio", sound("FLAC", "PCM_16")))
+        with pytest.raises(ClosedError):
+            pool.start()
+        await pool.close()
+        assert not any(map(lives, (*held, server)))
+        assert children(os.getpid()) == before
+        assert open_files() == files
+        assert threading.active_count() == threads
+
+    run(main())
+
+
+def test_all_ends_with_a_parent_that_is_killed() -> None:
+    script = (
+        "import asyncio\n"
+        "from qwen3_omni_neuron.prompt.media.settings import MediaSettings\n"
+        "from qwen3_omni_neuron.prompt.media.sizes import Sizes\n"
+        "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
+        "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
+        "from testing.decoding_faults import MODULE, fault\n"
+        "from testing.subprocesses import children\n"
+        "async def main():\n"
+        "    pool = DecodingPool(PoolSettings(deadline_s=3600.0), MODULE)\n"
+        "    media = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1))\n"
+        "    job = Job('audio', fault('sleep'), 'here', media)\n"
+        "    asyncio.create_task(pool.decode('a', job))\n"
+        "    for _ in range(6000):\n"
+        "        if children(pool.pid):\n"
+        "            break\n"
+        "        await asyncio.sleep(0.01)\n"
+        "    print(pool.pid, *children(pool.pid), flush=True)\n"
+        "    await asyncio.sleep(600)\n"
+        "asyncio.run(main())\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pids = [int(word) for word in process.stdout.readline().split()]
+        process.kill()
+    assert len(pids) == 2
+    wait_until(lambda: not any(map(lives, pids)))
+
+
+def finished(tasks: list["asyncio.Task[Any]"]) -> list[int]:
+    return [index for index, task in enumerate(tasks) if task.done()]
+
+
+def test_owners_take_turns() -> None:
+    async def main() -> None:
+        turns = Turns(1)
+        order: list[str] = []
+
+        async def work_of(owner: str, name: str) -> None:
+            await turns.take(owner)
+            order.append(name)
+            await asyncio.sleep(0)
+            turns.give_back(owner)
+
+        names = ("a1", "a2", "a3", "a4", "b1", "b2", "c1")
+        await asyncio.gather(*(work_of(name[0], name) for name in names))
+        assert order == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+    asyncio.run(main())
+
+
+def test_one_owner_leaves_a_place_for_another() -> None:
+    async def main() -> None:
+        turns = Turns(3)
+        tasks = [asyncio.create_task(turns.take("a")) for _ in range(4)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert finished(tasks) == [0, 1]
+        await asyncio.wait_for(turns.take("b"), LONG_S)
+        turns.give_back("a")
+        await asyncio.wait_for(tasks[2], LONG_S)
+        tasks[3].cancel()
+        await asyncio.wait([tasks[3]])
+        turns.give_back("b")
+        turns.give_back("a")
+        turns.give_back("a")
+        for owner in "abc":
+            await asyncio.wait_for(turns.take(owner), LONG_S)
+
+    asyncio.run(main())
+
+
+def test_a_place_that_is_given_while_its_task_is_cancelled_is_not_lost() -> None:
+    async def main() -> None:
+        turns = Turns(1)
+        await turns.take("a")
+        waiting = asyncio.create_task(turns.take("b"))
+        await asyncio.sleep(0)
+        turns.give_back("a")  # given to the task, which has not run since
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        await asyncio.wait_for(turns.take("c"), LONG_S)
+        other = asyncio.create_task(turns.take("b"))
+        await asyncio.sleep(0)
+        other.cancel()  # and here it is given after it was cancelled
+        turns.give_back("c")
+        await asyncio.wait([other])
+        await asyncio.wait_for(turns.take("c"), LONG_S)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("wrong", [{"decoders": 0}, {"memory_bytes": 1}, {"deadline_s": 0}])
+def test_settings_are_checked(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        PoolSettings(**wrong)

@@ -1,0 +1,63 @@
+"""Files to decode, and a pool of decoders for tests that only ask for results."""
+
+import asyncio
+import io
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import numpy as np
+import soundfile
+from PIL import Image
+
+from qwen3_omni_neuron.prompt.media.settings import MediaSettings
+from qwen3_omni_neuron.prompt.media.sizes import Sizes
+from qwen3_omni_neuron.serving.decoding.job import MIB, Admit, Decoded, Job, PoolSettings
+from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
+from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
+from testing.decoding_faults import MODULE
+from testing.media_cases import noise_image
+
+LONG_S = 60.0  # for what takes a moment, on a machine that does other things
+MEDIA = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 3136, 12_845_056))
+Result = TypeVar("Result")
+
+
+def sound(form: str, subtype: str, rate: int = 16000, channels: int = 1, s: float = 1.3) -> bytes:
+    noise = np.random.default_rng(rate).standard_normal((round(s * rate), channels)) / 10
+    file = io.BytesIO()
+    soundfile.write(file, noise, rate, format=form, subtype=subtype)
+    return file.getvalue()
+
+
+def picture(kind: str, image: Image.Image | None = None, **options: Any) -> bytes:
+    file = io.BytesIO()
+    (image or noise_image(150, 100)).save(file, kind, **options)
+    return file.getvalue()
+
+
+def job_of(kind: Any, content: bytes, **fields: Any) -> Job:
+    return Job(kind, content, "here", fields.pop("media", MEDIA), **fields)
+
+
+class Shared:
+    """A pool whose event loop runs in a thread, for tests that only ask for results."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        settings = PoolSettings(memory_bytes=512 * MIB, deadline_s=LONG_S)
+        self._pool = DecodingPool(settings, MODULE)
+
+    def decode(self, job: Job, admit: Admit = admitted) -> Decoded:
+        return self.do(self._pool.decode("owner", job, admit))
+
+    def do(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(3 * LONG_S)
+
+    def close(self) -> None:
+        self.do(self._pool.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
