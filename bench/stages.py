@@ -60,7 +60,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.models import load_host_models
 from testing.packed import packed_and_widened
-from testing.visuals import random_visual
+from testing.prompts import random_visual
 
 TOKEN = 1  # any token: all take the same time
 

@@ -21,8 +21,12 @@ from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.files import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    DECODERS,
+    DecoderPlan,
+    DecoderSpec,
+    decoder_files,
+)
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import soundfile
 import uvloop
+from testing.processes import children, lives, open_files
 
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import (
@@ -38,7 +39,6 @@ from testing.decoding_cases import (
     wait_until,
 )
 from testing.decoding_faults import MODULE, fault
-from testing.processes import children, lives, open_files
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])

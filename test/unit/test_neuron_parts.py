@@ -23,7 +23,7 @@ from qwen3_omni_neuron.neuron.engines.encoders import (
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
-from testing.visuals import random_visual
+from testing.prompts import random_visual
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 GREEDY = PredictorSampling(None, 50, 1.0)
