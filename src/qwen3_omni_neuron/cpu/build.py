@@ -1,7 +1,7 @@
 """Builds engines on the CPU from a checkpoint or a compiled tree, for all stages or some."""
 
-import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, Models
@@ -46,9 +46,7 @@ def _models(spec: EngineSpec, stages: Sequence[str]) -> Models:
     return load_checkpoint_models(Checkpoint(spec.plan.model), spec.config, dtype, stages)
 
 
-def _thinker(
-    models: Models, spec: EngineSpec, library: ctypes.CDLL | None, encoder: MediaEncoders
-) -> CpuThinker:
+def _thinker(models: Models, spec: EngineSpec, library: Any, encoder: MediaEncoders) -> CpuThinker:
     assert models.thinker
     return CpuThinker(
         spec.config,
@@ -62,9 +60,7 @@ def _thinker(
     )
 
 
-def media_encoders(
-    models: Models, spec: EngineSpec, library: ctypes.CDLL | None = None
-) -> MediaEncoders:
+def media_encoders(models: Models, spec: EngineSpec, library: Any = None) -> MediaEncoders:
     """Build the thinker's audio and vision encoder; in `library` over packed weights."""
     assert models.audio_encoder and models.vision_encoder
     threads = spec.threads.get("thinker", 1)
@@ -75,7 +71,7 @@ def media_encoders(
     return MediaEncoders(spec.config, audio, vision, spec.dtype)
 
 
-def _talker(models: Models, spec: EngineSpec, library: ctypes.CDLL | None) -> TalkerEngine:
+def _talker(models: Models, spec: EngineSpec, library: Any) -> TalkerEngine:
     assert models.talker and spec.config.talker
     decoder = Slots(
         spec.config.talker.text,
@@ -95,7 +91,7 @@ def talker_engine(
     models: Models,
     spec: EngineSpec,
     decoder: DecoderSlots,
-    library: ctypes.CDLL | None = None,
+    library: Any = None,
     engine: Callable[..., TalkerEngine] = TalkerEngine,
 ) -> TalkerEngine:
     """Build the talker over its decoder, which may run elsewhere; the rest runs on the CPU.
@@ -123,9 +119,7 @@ def talker_engine(
     )
 
 
-def vocoder_engine(
-    models: Models, spec: EngineSpec, library: ctypes.CDLL | None = None
-) -> CpuVocoder:
+def vocoder_engine(models: Models, spec: EngineSpec, library: Any = None) -> CpuVocoder:
     """Build the vocoder, in `library` or, if that is None, in torch."""
     assert models.code2wav
     return CpuVocoder(

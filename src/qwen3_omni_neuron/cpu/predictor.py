@@ -1,7 +1,7 @@
 """The code predictor on the CPU."""
 
-import ctypes
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class CpuPredictor:
         self,
         c: TalkerConfig,
         predictor: CodePredictor,
-        library: ctypes.CDLL | None = None,
+        library: Any = None,
         threads: int = 1,
     ):
         self._code_groups = c.code_groups

@@ -7,7 +7,6 @@ and for which position. That code computes new keys and values and writes them t
 - in torch, in `append` of the caches of model.kv_cache.
 """
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,7 +42,7 @@ class Slots:
         context_length: int,
         dtype: torch.dtype,
         prompt_buckets: Sequence[int] = (),
-        library: ctypes.CDLL | None = None,
+        library: Any = None,
         threads: int = 1,
     ):
         self.slots, self.context_length = slots, context_length

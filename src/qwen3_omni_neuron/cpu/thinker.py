@@ -1,7 +1,7 @@
 """Thinker engine on the CPU, with the audio and vision encoders."""
 
-import ctypes
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ class CpuAudio:
     library: computes the convolutions, with up to `threads` threads; None: torch computes them.
     """
 
-    def __init__(self, encoder: AudioEncoder, library: ctypes.CDLL | None = None, threads: int = 1):
+    def __init__(self, encoder: AudioEncoder, library: Any = None, threads: int = 1):
         self._encoder, self._dtype = encoder, encoder.norm.weight.dtype
         self._convolve: Callable[[Tensor, int], Tensor] = encoder.convolve
         if library is not None:
@@ -100,7 +100,7 @@ class CpuThinker:
         slots: int,
         context_length: int,
         prompt_buckets: Sequence[int] = (),
-        library: ctypes.CDLL | None = None,
+        library: Any = None,
         threads: int = 1,
     ):
         self.slots, self.context_length = slots, context_length

@@ -1,6 +1,5 @@
 """Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -27,7 +26,7 @@ class CpuVocoder:
         code2wav: Code2Wav,
         slots: int,
         chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
-        library: ctypes.CDLL | None = None,
+        library: Any = None,
         threads: int = 1,
     ):
         self.slots = slots
@@ -105,9 +104,7 @@ class Code2WavCalls(Protocol):
         ...
 
 
-def code2wav_calls(
-    code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
-) -> Code2WavCalls:
+def code2wav_calls(code2wav: Code2Wav, library: Any = None, threads: int = 1) -> Code2WavCalls:
     """Return calls in `library`, with up to `threads` threads, or in torch where it is None."""
     if library is None:
         return _TorchCalls(code2wav)
