@@ -196,9 +196,12 @@ def host_draws() -> "DrawIds":
 
     It uses the compiled library, or numpy without it.
     """
-    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
     from qwen3_omni_neuron.cpu.native.installed import find_library
     from qwen3_omni_neuron.engines.sampling import draw_ids
 
     library = find_library()
-    return draw_ids if library is None else NativeDraws(library)
+    if library is None:
+        return draw_ids
+    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+
+    return NativeDraws(library)

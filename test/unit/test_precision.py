@@ -13,7 +13,6 @@ from torch import Tensor
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import STAGES, lay_out
-from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.packing import PANEL, pack, packed_shape, quantise, unpack
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, SCALE, weight_form
@@ -162,21 +161,21 @@ def test_encoders_and_code2wav_keep_their_convolutions_in_float32(config: OmniCo
 
 @pytest.mark.parametrize("dtype", ["mixed", "float32", "int8"])
 def test_weights_widened_at_load_are_those_that_were_packed(
-    checkpoint: Path, config: OmniConfig, monkeypatch: pytest.MonkeyPatch, dtype: str
+    checkpoint: Path, config: OmniConfig, dtype: str
 ) -> None:
     """Values are the same without the library, in float32 and in the modules' own shapes."""
-    packed = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES)
-    monkeypatch.setattr(precision, "find_library", lambda: None)
-    wide = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES)
+    packed, wide = (
+        load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES, packed=packed)
+        for packed in (True, False)
+    )
     _, parts = lay_out(config)
     for part, laid_out in parts.items():
         ours = getattr(packed, part)
         kept = dict(ours.named_parameters()) | dict(ours.named_buffers())
         for name, parameter in getattr(wide, part).named_parameters():
             form = weight_form(PRECISIONS[dtype], part, laid_out.module, name)
-            if find_library() is not None:
-                expected = form.widen(kept, name, parameter.shape)
-                assert torch.equal(parameter, expected), f"{part}.{name}"
+            expected = form.widen(kept, name, parameter.shape)
+            assert torch.equal(parameter, expected), f"{part}.{name}"
             assert parameter.dtype == torch.float32
 
 

@@ -1,5 +1,6 @@
-"""Functions of model/ in C: one call does the work of hundreds of torch operations.
+"""The engines in C: one call does the work of hundreds of torch operations.
 
+engines: builds those of all stages. slots, thinker, talker: their calls, over what follows.
 library.h: all that Python uses of the C. The build makes module _declarations of it, through which
 cffi fills structs and calls functions.
 steps: decode steps and prompts of thinker and talker. predictor: a frame of the code predictor.

@@ -45,7 +45,7 @@ class NativeCode2Wav:
     """
 
     def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
-        c = self._config = code2wav.config
+        c = self.config = code2wav.config
         if c.frame_samples <= c.latency_samples:
             raise UnsuitedError(
                 f"the C needs samples from a first frame, and its {c.frame_inputs} inputs give none"
@@ -81,7 +81,7 @@ class NativeCode2Wav:
         return [(positions[i : i + 1], held[i : i + 1]) for i in range(len(held))]
 
     def _advance(self, codes: Tensor, state: NativeState | None) -> tuple[Tensor, NativeState]:
-        c, size = self._config, self._state_size
+        c, size = self.config, self._state_size
         streams, _, frames = codes.shape
         missing = c.latency_samples if state is None else 0
         samples = np.empty((streams, frames * c.frame_samples - missing), np.float32)

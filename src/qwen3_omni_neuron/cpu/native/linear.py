@@ -45,10 +45,8 @@ class NativeLinear(nn.Module):
         return y.view(*x.shape[:-1], self._out)
 
 
-def use_native_linears(module: nn.Module, library: Library | None, threads: int) -> None:
-    """Replace a module's linear layers, whose weights are packed; no-op if library is None."""
-    if library is None:
-        return
+def use_native_linears(module: nn.Module, library: Library, threads: int) -> None:
+    """Replace a module's linear layers, whose weights are packed."""
     for parent in list(module.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, nn.Linear):

@@ -187,7 +187,7 @@ class NativeSteps:
         IndexError for an id beyond the table or a position outside the slot, ValueError for another
         type or shape, and MemoryError.
         """
-        # No torch operation: see cpu.talker.NativeTalker.
+        # No torch operation: see cpu.native.talker.NativeTalker.
         ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
         more = 0 if after is None else len(after)
         count = len(ids) + more
