@@ -13,7 +13,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.thinker import PATCHES_AT_ONCE, CpuVision
+from qwen3_omni_neuron.cpu.encoders import PATCHES_AT_ONCE, CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.pixels import Visual

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine
+from qwen3_omni_neuron.cpu.eager.engines import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig

@@ -10,7 +10,11 @@ import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine, vocoder_engine
+from qwen3_omni_neuron.cpu.eager.engines import (
+    media_encoders,
+    talker_engine,
+    vocoder_engine,
+)
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_spec
