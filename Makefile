@@ -174,7 +174,7 @@ $(VENV)/ray: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so
+	rm -rf $(VENV) $(NXDI_VENV) $(HLO_VENV) $(IMPORT_VENV) $(OPENVINO_VENV) build demo.wav $(NATIVE)/*.so $(NATIVE)/_declarations.py
 
 $(VENV)/installed: $(INSTALLED_FROM) requirements/newest.txt
 	$(PYTHON) -m venv $(VENV)

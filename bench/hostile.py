@@ -28,10 +28,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 
+from bench.attacks import connections, media, processes, sockets, texts
 from bench.attacks.kinds import Kind, restarted, unmet
 from bench.attacks.outcomes import FAILED, REFUSED, Outcome
 from bench.attacks.over_socket import session
-from bench.attacks.table import KINDS
 from bench.attacks.target import Peak, Target, target_of, waited
 from bench.attacks.watching import Seen, Watcher, seen
 from bench.common.command_line import Figures, Row, parser_of, run
@@ -43,6 +43,13 @@ from qwen3_omni_neuron.cli import model_arguments
 HEALTH_P99_S, HEALTH_WORST_S, GAP_S = 0.1, 0.3, 0.2
 HELD_MB, HELD_AFTER_S = 50.0, 30.0
 ALONE_S, SETTLE_S, AFTER_S = 5.0, 0.5, 2.0  # seconds before the first kind, and around each
+KINDS: tuple[Kind, ...] = (
+    *texts.KINDS,
+    *media.KINDS,
+    *connections.KINDS,
+    *sockets.KINDS,
+    *processes.KINDS,
+)
 TIMES = ("health_p99", "health_worst", "idle_p99", "idle_worst", "gap", "gap_alone", "refused")
 
 

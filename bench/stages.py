@@ -51,16 +51,15 @@ from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint, resolve_checkpoint
 from qwen3_omni_neuron.compilation.plan import make_plan
 from qwen3_omni_neuron.compilation.target import EngineSpec
-from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.precision import PRECISIONS, library_for
 from qwen3_omni_neuron.cpu.target import CPU
-from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import Engines, Talker, Thinker, Vocoder
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.models import load_host_models
 from testing.packed import packed_and_widened
-from testing.visuals import random_visual
+from testing.prompts import random_visual
 
 TOKEN = 1  # any token: all take the same time
 
@@ -135,12 +134,13 @@ def encoder_rows(folder: Path, config: OmniConfig, options: argparse.Namespace) 
     # Which of the two modules is timed: without the library torch computes with widened weights.
     kind = int(PRECISIONS[plan.dtype].packed and library is None)
     encoder = packed_and_widened(models.audio_encoder, "audio_encoder", plan.dtype)[kind]
-    use_native_linears(encoder, library, threads)
-    audio = CpuAudio(encoder)
     eye = packed_and_widened(models.vision_encoder, "vision_encoder", plan.dtype)[kind]
-    use_native_linears(eye, library, threads)
-    vision = CpuVision(eye)
-    c = config.thinker
+    if library is not None:
+        from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+
+        use_native_linears(encoder, library, threads)
+        use_native_linears(eye, library, threads)
+    audio, vision, c = CpuAudio(encoder), CpuVision(eye), config.thinker
     with torch.inference_mode():
         for seconds in options.audio_seconds:
             mel = [torch.rand(c.audio.mel_bins, 100 * seconds)]

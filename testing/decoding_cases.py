@@ -18,7 +18,7 @@ from qwen3_omni_neuron.serving.decoding.job import admit_all as admitted
 from qwen3_omni_neuron.serving.decoding.pool import DecodingPool
 from testing.decoding_faults import MODULE
 from testing.media_cases import noise_image
-from testing.processes import children
+from testing.subprocesses import children
 
 LONG_S = 60.0  # for what takes a moment, on a machine that does other things
 MEDIA = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 3136, 12_845_056))

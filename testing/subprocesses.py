@@ -1,12 +1,16 @@
-"""Python in a process of its own, with the import path of this one."""
+"""Python in a process of its own; processes and open files, as Linux shows them."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 
 def run_python(*arguments: object, timeout_s: float = 300) -> str:
-    """Run Python on one thread, and return stdout. On failure, raises with the end of stderr."""
+    """Run Python on one thread, with the import path of this process, and return its stdout.
+
+    Raises AssertionError with the end of its stderr where it fails.
+    """
     done = subprocess.run(
         [sys.executable, *map(str, arguments)],
         env={
@@ -21,3 +25,30 @@ def run_python(*arguments: object, timeout_s: float = 300) -> str:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started, apart from those that have ended."""
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit():
+            try:
+                state, parent = (path / "stat").read_text().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) == pid and state != "Z":
+                found.append(int(path.name))
+    return found
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process is there and has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def open_files(pid: int | str | None = "self") -> set[str]:
+    """Return the numbers of a process's open files; for this process, one is this call's own."""
+    return {path.name for path in Path(f"/proc/{pid}/fd").iterdir()}

@@ -196,9 +196,12 @@ def host_sampler() -> "SampleIds":
 
     It uses the compiled library, or numpy without it.
     """
-    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
     from qwen3_omni_neuron.cpu.native.installed import find_library
     from qwen3_omni_neuron.engines.sampling import sample_ids
 
     library = find_library()
-    return sample_ids if library is None else NativeDraws(library)
+    if library is None:
+        return sample_ids
+    from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+
+    return NativeDraws(library)

@@ -26,7 +26,6 @@ from qwen3_omni_neuron.compilation.manifest import read_manifest
 from qwen3_omni_neuron.compilation.plan import GRAPH_PARTS, GRAPHS
 from qwen3_omni_neuron.compilation.storage import push_tree
 from qwen3_omni_neuron.cpu import precision
-from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.weights import load_checkpoint_models, load_compiled_models
 from qwen3_omni_neuron.errors import ArtifactError, OptionError
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -149,15 +148,16 @@ def mapped_ranges(file: Path) -> list[tuple[int, int]]:
     return [(int(start, 16), int(end, 16)) for start, end in pairs]
 
 
+@pytest.mark.parametrize("packed", [True, False], ids=["for the C", "for torch"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_weights_are_the_checkpoints_converted(
-    checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, dtype: str
+    checkpoint: Path, tree_of: Callable[[str], Path], config: OmniConfig, dtype: str, packed: bool
 ) -> None:
     """In memory and on the disk, where safetensors' own reader finds them; mapped, not copied."""
     tree = tree_of(dtype)
-    loaded = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES)
-    compiled = load_compiled_models(tree, config, dtype, STAGES)
-    uncopied = find_library() is not None or dtype in ("bfloat16", "float64")
+    loaded = load_checkpoint_models(Checkpoint(checkpoint), config, dtype, STAGES, packed)
+    compiled = load_compiled_models(tree, config, dtype, STAGES, packed)
+    uncopied = packed or dtype in ("bfloat16", "float64")
     files = [tree / graph / "weights.safetensors" for graph in GRAPHS] if MAPS.exists() else []
     ranges = [pair for file in files for pair in mapped_ranges(file)]
     for parts in GRAPH_PARTS.values():
@@ -309,11 +309,11 @@ def test_a_file_of_the_right_size_with_other_tensors_is_named(
     with pytest.raises(ArtifactError, match=r"weights.safetensors can't be read"):
         Qwen3Omni.load(checkpoint, compiled_path=copy)
     with pytest.raises(ArtifactError, match=r"float32 .* and torch.float64"):
-        load_compiled_models(copy, config, "float64", ("thinker",))
+        load_compiled_models(copy, config, "float64", ("thinker",), packed=True)
     with pytest.raises(ArtifactError, match=r"float32 .* and torch.bfloat16"):
-        load_compiled_models(copy, config, "mixed", ("talker",))
+        load_compiled_models(copy, config, "mixed", ("talker",), packed=True)
     with pytest.raises(ArtifactError, match=r"differ, thinker.*_scale first"):
-        load_compiled_models(copy, config, "int8", ("thinker",))
+        load_compiled_models(copy, config, "int8", ("thinker",), packed=True)
 
 
 def test_where_there_is_no_tree_it_says_so(checkpoint: Path) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from qwen3_omni_neuron import Qwen3Omni, SpeechResult
 from qwen3_omni_neuron.checkpoint.tiny import write_tiny_checkpoint
-from qwen3_omni_neuron.cpu.talker import NativeTalker
+from qwen3_omni_neuron.cpu.native.talker import NativeTalker
 from qwen3_omni_neuron.errors import PromptTooLongError
 from qwen3_omni_neuron.events import AudioChunk, Finished, TextDelta
 from qwen3_omni_neuron.model.config import OmniConfig

@@ -16,8 +16,8 @@ import pytest
 from bench.attacks.good_client import ANSWER
 from bench.attacks.kinds import Kind, restarted, unmet
 from bench.attacks.outcomes import Outcome, wrong_of
-from bench.attacks.table import KINDS
 from bench.attacks.target import ServerSpec, Target, target_of, waited
+from bench.hostile import KINDS
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT
 
 OPTIONS = argparse.Namespace(dtype="auto", placement="shared", threads=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import WhisperFeatureExtractor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.thinker import CpuAudio
+from qwen3_omni_neuron.cpu.encoders import CpuAudio
 from qwen3_omni_neuron.model.audio_encoder import window_batches
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.log_mel import LogMelStream, MelSettings, log_mel, scaled
@@ -145,7 +145,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from testing.models import load_models
 from qwen3_omni_neuron.prompt.media.audio import load_waveform
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings, log_mel
-from qwen3_omni_neuron.cpu.thinker import CpuAudio
+from qwen3_omni_neuron.cpu.encoders import CpuAudio
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.config_json import read_config
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.thinker import PATCHES_AT_ONCE, CpuVision
+from qwen3_omni_neuron.cpu.encoders import PATCHES_AT_ONCE, CpuVision
 from qwen3_omni_neuron.events import Finished
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.prompt.media.pixels import Visual
@@ -21,8 +21,8 @@ from qwen3_omni_neuron.prompt.prompt import Prompt
 from testing.media_cases import CASES, Case, audio, text, user, write_deeper_checkpoint
 from testing.models import load_models
 from testing.oracle import Reference, media_inputs
+from testing.prompts import random_visual
 from testing.replies import GREEDY, assert_same, reply_to_the_limit
-from testing.visuals import random_visual
 
 TRANSFORMERS_5 = Version(transformers.__version__) >= Version("5")
 CLOSE = {"atol": 1e-4, "rtol": 1e-4}

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import fsspec
 import pytest
+from fsspec.callbacks import Callback
 from fsspec.implementations.memory import MemoryFileSystem
 
 from qwen3_omni_neuron import cli
@@ -74,17 +75,26 @@ def flip(path: Path) -> None:
 
 
 def start(call: str) -> "subprocess.Popen[str]":
-    """A process that pushes or pulls in small steps, and prints how far it is."""
+    """A process that pushes or pulls in small steps, and prints how far it is.
+
+    slow:// is a folder of which each block of 997 bytes is copied and reported by itself.
+    """
     code = (
         f"import sys; sys.path[:] = {[str(p) for p in sys.path]!r}\n"
         "import time\n"
         "from pathlib import Path\n"
+        "from fsspec import AbstractFileSystem, register_implementation\n"
+        "from fsspec.callbacks import Callback\n"
+        "from fsspec.implementations.local import LocalFileSystem\n"
         "from qwen3_omni_neuron.compilation import storage\n"
-        "storage._BLOCK_BYTES = 997\n"
-        "def tell(done, total):\n"
+        "class Slow(LocalFileSystem):\n"
+        "    protocol, blocksize = 'slow', 997\n"
+        "    get_file, put_file = AbstractFileSystem.get_file, AbstractFileSystem.put_file\n"
+        "register_implementation('slow', Slow)\n"
+        "def tell(total, done):\n"
         "    print(done, total, flush=True)\n"
         "    time.sleep(0.002)\n"
-        f"storage.{call}, progress=tell)\n"
+        f"storage.{call}, callback=Callback(hooks={{'tell': tell}}))\n"
     )
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
 
@@ -93,7 +103,8 @@ def test_a_tree_comes_back_as_it_was(tree: Path, url: str, tmp_path: Path) -> No
     address = push_tree(tree, url)
     assert re.fullmatch(re.escape(url) + r"/[0-9a-f]{64}", address)
     told: list[tuple[int, int]] = []
-    folder = pull_tree(address, tmp_path / "pulled", lambda *bytes_: told.append(bytes_))
+    callback = Callback(hooks={"tell": lambda total, done: told.append((done, total))})
+    folder = pull_tree(address, tmp_path / "pulled", callback)
     assert content(folder) == content(tree)
     total = sum(record.bytes for record in read_manifest(tree).graphs.values())
     assert told[-1] == (total, total)
@@ -122,10 +133,10 @@ def test_killed_at_any_moment_it_goes_on(
     expected, moments = content(tree), random.Random(7)
     if verb == "push":
         target = tmp_path / "elsewhere" / store.name
-        call = f"push_tree(Path({str(tree)!r}), {str(target.parent)!r}"
+        call = f"push_tree(Path({str(tree)!r}), {f'slow://{target.parent}'!r}"
     else:
         target = tmp_path / "pulled"
-        call = f"pull_tree({str(store)!r}, Path({str(target)!r})"
+        call = f"pull_tree({f'slow://{store}'!r}, Path({str(target)!r})"
     kept: dict[str, int] = {}
     for _ in range(MOMENTS):
         process = start(call)
@@ -149,7 +160,7 @@ def test_killed_at_any_moment_it_goes_on(
 
 
 def test_of_several_processes_one_copies(tree: Path, store: Path, cache: Path) -> None:
-    processes = [start(f"pull_tree({str(store)!r}") for _ in range(3)]
+    processes = [start(f"pull_tree({f'slow://{store}'!r}") for _ in range(3)]
     copied = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert sorted(map(bool, copied)) == [False, False, True]

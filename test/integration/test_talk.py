@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
 from qwen3_omni_neuron.cli import main, talk_sound
 from qwen3_omni_neuron.cli.talk_partners import ServerPartner
 from qwen3_omni_neuron.cli.talk_sound import FileSink, Player
-from qwen3_omni_neuron.cli.talk_turns import Talk
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -174,13 +174,12 @@ def test_an_answer_that_is_interrupted_before_it_begins(
     sink = FileSink(out)
     with serve(converse, "127.0.0.1", 0) as server, sink:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        conversation = Talk(sink)
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        with ServerPartner(url, "", None, False, conversation) as partner:
+        with closing(ServerPartner(url, "", None, False, sink)) as partner:
             partner.answer()
             partner.interrupt()
             partner.answer()
-            assert conversation.over.wait(20)  # the server has said all that it had to
+            assert partner.over.wait(20)  # the server has said all that it had to
         server.shutdown()
     assert capsys.readouterr().out.split() == ["two"]
     samples, _ = soundfile.read(out, dtype="float32")

@@ -15,14 +15,18 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
-from qwen3_omni_neuron.cpu.build import media_encoders, talker_engine
+from qwen3_omni_neuron.cpu.eager.engines import media_encoders, talker_engine
 from qwen3_omni_neuron.engines.protocols import Engines
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.engines.thinker import NeuronThinker
 from qwen3_omni_neuron.neuron.nxdi.build import warm_up_decoder
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.files import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
+    DECODERS,
+    DecoderPlan,
+    DecoderSpec,
+    decoder_files,
+)
 from qwen3_omni_neuron.neuron.nxdi.inputs import decoder_examples
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain
 from qwen3_omni_neuron.neuron.nxdi.slots import NxdiSlots, NxdiThinkerSlots

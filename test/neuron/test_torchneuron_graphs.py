@@ -22,9 +22,8 @@ from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from testing.graph_cases import TINY_PLAN, with_weights
 from testing.models import load_models
 from testing.torchneuron import backend
-from testing.torchneuron.backend import Refused
+from testing.torchneuron.backend import Refused, standing_in
 from testing.torchneuron.leaner import write_leaner_checkpoint
-from testing.torchneuron.process import standing_in
 from testing.torchneuron.supported import SUPPORTED
 
 CPU = torch.device("cpu")

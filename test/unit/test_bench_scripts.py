@@ -31,6 +31,7 @@ from bench.common.results import Results, ResultsError, load_results, publish
 from bench.common.work import Work, work_of
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.checkpoint.modules import Models, lay_out
+from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.model.config import OmniConfig
@@ -448,7 +449,7 @@ def test_the_verdicts_compare_late_frames_with_early_ones() -> None:
 def test_a_stream_of_sound_leaves_nothing_behind(models: Models, config: OmniConfig) -> None:
     """State that grows, and a call whose tensors need more and more."""
     assert models.code2wav is not None
-    vocoder = CpuVocoder(models.code2wav, slots=1)
+    vocoder = CpuVocoder(EagerCode2Wav(models.code2wav), slots=1)
     frames = long_speech.decoded_chunks(vocoder, config, chunk=1, seed=0)
     held, needed, shapes = [], [], []
     for number in range(260):

@@ -16,8 +16,10 @@ from torch import Tensor
 from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
+from qwen3_omni_neuron.cpu.eager.code2wav import EagerCode2Wav
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.vocoder import CpuVocoder, code2wav_calls
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
 from qwen3_omni_neuron.engines.protocols import Vocoder
 from qwen3_omni_neuron.errors import BucketError
 from qwen3_omni_neuron.model.code2wav import Code2Wav, State, window_mask
@@ -59,7 +61,7 @@ def double(single: Code2Wav) -> Code2Wav:
 
 @pytest.fixture(scope="module")
 def cpu_vocoder(single: Code2Wav) -> CpuVocoder:
-    return CpuVocoder(single, slots=4)
+    return CpuVocoder(EagerCode2Wav(single), slots=4)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def c_vocoder(single: Code2Wav) -> CpuVocoder:
     library = find_library()
     if library is None:
         pytest.skip("the C was not compiled")
-    return CpuVocoder(single, slots=4, library=library, threads=2)
+    return CpuVocoder(NativeCode2Wav(single, library, threads=2), slots=4)
 
 
 def neuron_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> NeuronVocoder:
@@ -386,7 +388,7 @@ def test_calls_take_every_size(single: Code2Wav, in_c: bool) -> None:
     library = find_library() if in_c else None
     if in_c and library is None:
         pytest.skip("the C was not compiled")
-    calls = code2wav_calls(single, library)
+    calls = EagerCode2Wav(single) if library is None else NativeCode2Wav(single, library)
     for streams, frames in product([1, 2, 5], [1, 3, 30]):
         codes = random_codes(frames, streams)
         (samples, state), (expected, expected_state) = calls.start(codes), single.start(codes)
@@ -442,7 +444,11 @@ def test_a_call_that_raises_moves_no_slot(vocoder: Vocoder, single: Code2Wav) ->
         assert_same(as_chunks(sound[slot]), single(codes[slot]), 1e-5)
 
 
-@pytest.mark.parametrize("make", [CpuVocoder, neuron_vocoder])
+def eager_vocoder(single: Code2Wav, slots: int, chunk_frames: tuple[int, ...]) -> CpuVocoder:
+    return CpuVocoder(EagerCode2Wav(single), slots, chunk_frames)
+
+
+@pytest.mark.parametrize("make", [eager_vocoder, neuron_vocoder])
 def test_close_drops_the_streams(single: Code2Wav, make: Callable[..., Vocoder]) -> None:
     vocoder = make(single, slots=1, chunk_frames=(2, 4))
     assert (vocoder.slots, vocoder.chunk_frames) == (1, (2, 4))

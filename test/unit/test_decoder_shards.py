@@ -19,13 +19,13 @@ from qwen3_omni_neuron.neuron.nxdi.decoder_spec import (
     DecoderSpec,
     blockwise_options,
     check_experts,
+    decoder_files,
 )
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import (
     cut_parameters,
     decoder_shard_bytes,
     write_decoder_shards,
 )
-from qwen3_omni_neuron.neuron.nxdi.files import decoder_files
 from qwen3_omni_neuron.neuron.part import rank_file
 from testing.neuron.whole_weights import whole_weights
 from testing.parallel import unshard

@@ -19,7 +19,7 @@ from qwen3_omni_neuron.serving.decoding import wire
 from qwen3_omni_neuron.serving.decoding.job import MIB
 from testing.decoding_cases import SharedPool, job_of, picture, sound
 from testing.decoding_faults import fault, says
-from testing.processes import open_files
+from testing.subprocesses import open_files
 
 
 @pytest.fixture(scope="module")

@@ -24,20 +24,14 @@ from qwen3_omni_neuron import Qwen3Omni, cli
 from qwen3_omni_neuron.cpu import precision
 from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
-from qwen3_omni_neuron.cpu.native.binding import (
-    MismatchError,
-    Number,
-    Pointer,
-    UnsuitedError,
-    table_of,
-)
+from qwen3_omni_neuron.cpu.native.binding import Library, UnsuitedError, table_of
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.cpu.native.draws import NativeDraws
-from qwen3_omni_neuron.cpu.native.installed import find_library, load_library
+from qwen3_omni_neuron.cpu.native.installed import MismatchError, find_library, load_library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear, use_native_linears
-from qwen3_omni_neuron.cpu.native.matrix import pack
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
-from qwen3_omni_neuron.cpu.native.sources import source_hash
+from qwen3_omni_neuron.cpu.native.sources import source_digest
 from qwen3_omni_neuron.cpu.native.steps import NativeSteps
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.sampling import (
@@ -71,7 +65,7 @@ LIMITS = {"thinker_max_new_tokens": 5, "talker_max_new_tokens": 12}
 
 
 @pytest.fixture(scope="module")
-def library() -> CDLL:
+def library() -> Library:
     found = find_library()
     assert found is not None, "a compiler is there, and the library is not: pip install -e . -v"
     found.grow_pool(4)
@@ -117,7 +111,9 @@ class Made(NamedTuple):
     model: Thinker | Talker
     cache: KvCache
 
-    def native(self, library: CDLL, threads: int = 1, cache: KvCache | None = None) -> NativeSteps:
+    def native(
+        self, library: Library, threads: int = 1, cache: KvCache | None = None
+    ) -> NativeSteps:
         return NativeSteps(self.c, self.packed, cache or self.cache, library, threads)
 
 
@@ -179,7 +175,7 @@ def decode(
     """A step with the inputs and outputs of the module's `decode`."""
     if not inputs.is_floating_point():
         return steps.decode(slots, lengths, positions, inputs.tolist())
-    hidden = torch.empty(steps._stepper.kv.slots, inputs.shape[1])
+    hidden = torch.empty(steps._slots, inputs.shape[1])
     rows, places = table_of(inputs, *inputs.shape), range(len(slots))
     logits = steps.decode(slots, lengths, positions, places, rows, None, hidden)
     return logits, hidden[slots]
@@ -200,7 +196,7 @@ def assert_equal(got: Tensor | tuple[Tensor, ...], expected: Tensor | tuple[Tens
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("slots", [[2], [3, 0, 1]], ids=str)
 def test_a_decode_step_is_the_modules(
-    config: OmniConfig, library: CDLL, which: str, stack: str, slots: list[int], dtype: str
+    config: OmniConfig, library: Library, which: str, stack: str, slots: list[int], dtype: str
 ) -> None:
     """Outputs and what is left in the cache, with slots at places of their own."""
     m = made(config, which, stack, dtype)
@@ -218,7 +214,7 @@ def test_a_decode_step_is_the_modules(
 @torch.no_grad()
 @pytest.mark.parametrize("slots", [[2], [3, 0, 1]], ids=str)
 def test_a_step_takes_rows_of_tables_and_leaves_hidden_states_there(
-    config: OmniConfig, library: CDLL, slots: list[int]
+    config: OmniConfig, library: Library, slots: list[int]
 ) -> None:
     m, lengths = made(config, "talker", "tiny"), [5 + slot for slot in slots]
     cache, positions = copied(m.cache), [float(length) for length in lengths]
@@ -242,7 +238,7 @@ def test_a_step_takes_rows_of_tables_and_leaves_hidden_states_there(
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 @pytest.mark.parametrize(("named", "more"), [(1, 0), (9, 0), (9, 4), (0, 4), (600, 3)])
 def test_a_prompt_takes_rows_of_a_table_and_rows_after_them(
-    config: OmniConfig, library: CDLL, which: str, named: int, more: int
+    config: OmniConfig, library: Library, which: str, named: int, more: int
 ) -> None:
     """To the bit what it gives for the same rows; of 600 not all go through the layers together."""
     m, start = made(config, which, "tiny", positions=700), 3
@@ -267,7 +263,9 @@ def test_a_prompt_takes_rows_of_a_table_and_rows_after_them(
 
 
 @torch.no_grad()
-def test_ids_and_positions_that_do_not_fit_are_refused(config: OmniConfig, library: CDLL) -> None:
+def test_ids_and_positions_that_do_not_fit_are_refused(
+    config: OmniConfig, library: Library
+) -> None:
     m = made(config, "thinker", "tiny")
     steps, ids, at = m.native(library), np.array([1, 2]), np.zeros((3, 2), np.float32)
     for wrong in (-1, 10**9):
@@ -340,7 +338,7 @@ def test_a_reply_without_media_is_computed_without_a_torch_operation(pair: Qwen3
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("count", [1, 2, 21])
 def test_a_prompt_is_the_modules(
-    config: OmniConfig, library: CDLL, which: str, stack: str, count: int, dtype: str
+    config: OmniConfig, library: Library, which: str, stack: str, count: int, dtype: str
 ) -> None:
     """Logits of its last row, the accept layer's or the last hidden state, and its slot; with three
     axes that disagree."""
@@ -363,7 +361,7 @@ def test_a_prompt_is_the_modules(
 @pytest.mark.parametrize("accept_layer", [0, 1, 2, 3])
 @pytest.mark.parametrize("layers", [0, 1, 2, 3])
 def test_the_accept_layer_and_deepstack_are_the_modules(
-    config: OmniConfig, library: CDLL, accept_layer: int, layers: int
+    config: OmniConfig, library: Library, accept_layer: int, layers: int
 ) -> None:
     """Accepted rows are those before deepstack adds to them."""
     m = made(config, "thinker", "tiny", accept_layer=accept_layer)
@@ -384,7 +382,7 @@ LONG = BLOCK + 90
 @torch.no_grad()
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 def test_a_prompt_of_several_blocks_is_the_modules(
-    config: OmniConfig, library: CDLL, which: str
+    config: OmniConfig, library: Library, which: str
 ) -> None:
     m = made(config, which, "odd", slots=2, positions=LONG)
     rows, positions = prompt_rows(m.c, LONG)
@@ -413,7 +411,9 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("suppressed", [(), range(40, 90)], ids=["all", "some"])
 @pytest.mark.parametrize(("vocab", "steps"), [(5, 50), (200, 200), (3000, 50), (151_936, 2)])
-def test_draws_are_those_of_numpy(library: CDLL, vocab: int, steps: int, suppressed: range) -> None:
+def test_draws_are_those_of_numpy(
+    library: Library, vocab: int, steps: int, suppressed: range
+) -> None:
     """With the interpreter's lock held and without, by the number of logits."""
     allowed = allowed_ids(vocab, suppressed) if suppressed else None
 
@@ -433,14 +433,14 @@ def test_draws_are_those_of_numpy(library: CDLL, vocab: int, steps: int, suppres
         np.testing.assert_array_equal(one.penalties, other.penalties)
 
 
-def test_logits_of_another_type_are_widened(library: CDLL) -> None:
+def test_logits_of_another_type_are_widened(library: Library) -> None:
     logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
     first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
     for _ in range(20):
         assert NativeDraws(library)([first], [logits[None]]) == sample_ids([second], [logits[None]])
 
 
-def test_logits_of_another_vocabulary_are_refused(library: CDLL) -> None:
+def test_logits_of_another_vocabulary_are_refused(library: Library) -> None:
     sampler = Sampler(SAMPLINGS[0], 10, RequestRandom(0).talker)
     with pytest.raises(ValueError, match=r"\[1, 10\]"):
         NativeDraws(library)([sampler], [torch.zeros(1, 9)])
@@ -456,7 +456,7 @@ CUTS = [[1], [7], [20], [4, 5, 6], [1, 13, 14, 30], [BLOCK], [BLOCK - 1], [3, BL
 @pytest.mark.parametrize(("which", "stack"), [("thinker", "odd"), ("talker", "wide")])
 @pytest.mark.parametrize("threads", [1, 4])
 def test_a_prompt_in_pieces_is_the_whole_bit_for_bit(
-    config: OmniConfig, library: CDLL, which: str, stack: str, dtype: str, threads: int
+    config: OmniConfig, library: Library, which: str, stack: str, dtype: str, threads: int
 ) -> None:
     """At several cuts, within and across the blocks of a long one; so are threads."""
     m = made(config, which, stack, dtype, slots=2, positions=LONG)
@@ -480,7 +480,7 @@ def test_a_prompt_in_pieces_is_the_whole_bit_for_bit(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stack", ["tiny", "odd", "one kv head", "wide"])
 def test_a_prompt_is_its_rows_appended_one_by_one(
-    config: OmniConfig, library: CDLL, stack: str, dtype: str
+    config: OmniConfig, library: Library, stack: str, dtype: str
 ) -> None:
     """By decode steps, to the bit: a prompt's rows and a step's differ in nothing but the call."""
     m = made(config, "talker", stack, dtype, slots=2)
@@ -500,7 +500,7 @@ def test_a_prompt_is_its_rows_appended_one_by_one(
 @pytest.mark.parametrize("stack", ["tiny", "odd", "one kv head", "wide"])
 @pytest.mark.parametrize("count", [2, 3, 5, 8, 13])
 def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
-    config: OmniConfig, library: CDLL, which: str, stack: str, dtype: str, count: int
+    config: OmniConfig, library: Library, which: str, stack: str, dtype: str, count: int
 ) -> None:
     m = made(config, which, stack, dtype, slots=count)
     alone_cache, inputs = copied(m.cache), inputs_of(m.c, which, count)
@@ -520,7 +520,7 @@ def test_a_step_of_several_slots_is_each_alone_bit_for_bit(
 @pytest.mark.parametrize("rows", [1, 5, 200])
 @pytest.mark.parametrize("out", [1, 31, 33, 64, 500])
 def test_a_linear_layer_is_torchs_whatever_its_rows_and_threads(
-    library: CDLL, dtype: str, rows: int, out: int
+    library: Library, dtype: str, rows: int, out: int
 ) -> None:
     """With a bias; each row alone gives the same bits."""
     layer = nn.Linear(301, out)
@@ -536,7 +536,7 @@ def test_a_linear_layer_is_torchs_whatever_its_rows_and_threads(
 
 
 @torch.no_grad()
-def test_native_linears_take_the_place_of_all(config: OmniConfig, library: CDLL) -> None:
+def test_native_linears_take_the_place_of_all(config: OmniConfig, library: Library) -> None:
     assert config.talker is not None
     projection = ResizeMlp(config.talker)
     packed, widened = packed_and_widened(projection, "text_projection", "int8")
@@ -549,7 +549,7 @@ def test_native_linears_take_the_place_of_all(config: OmniConfig, library: CDLL)
 @torch.no_grad()
 @pytest.mark.parametrize("channels", [5, 32, 40])
 def test_audio_convolutions_are_the_modules_whatever_is_beside_a_chunk_and_the_threads(
-    config: OmniConfig, library: CDLL, channels: int
+    config: OmniConfig, library: Library, channels: int
 ) -> None:
     """Odd numbers of mels and times, too, and chunks that are not filled to their end."""
     for mels, times in ((128, 100), (19, 100), (20, 37)):
@@ -571,7 +571,7 @@ def test_audio_convolutions_are_the_modules_whatever_is_beside_a_chunk_and_the_t
 
 
 @torch.no_grad()
-def test_what_a_slot_held_before_does_not_matter(config: OmniConfig, library: CDLL) -> None:
+def test_what_a_slot_held_before_does_not_matter(config: OmniConfig, library: Library) -> None:
     """NaN beyond its rows, and in the other slots."""
     m = made(config, "thinker", "tiny")
     dirty = copied(m.cache)
@@ -590,7 +590,7 @@ def test_what_a_slot_held_before_does_not_matter(config: OmniConfig, library: CD
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stack", ["tiny", "dense"])
 def test_nan_stays_in_its_row_and_slot(
-    config: OmniConfig, library: CDLL, stack: str, dtype: str
+    config: OmniConfig, library: Library, stack: str, dtype: str
 ) -> None:
     m = made(config, "talker", stack, dtype)
     clean_cache, rows = copied(m.cache), inputs_of(m.c, "talker", 3)
@@ -615,7 +615,7 @@ def test_nan_stays_in_its_row_and_slot(
 
 
 @torch.no_grad()
-def test_several_threads_step_their_own_slots(config: OmniConfig, library: CDLL) -> None:
+def test_several_threads_step_their_own_slots(config: OmniConfig, library: Library) -> None:
     """At once, from a pool of 4: each gives what it gives alone."""
     m = made(config, "talker", "wide", "int8", positions=80)
     rows, _ = prompt_rows(m.c, 80)
@@ -643,7 +643,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.native.linear import NativeLinear
-from qwen3_omni_neuron.cpu.native.matrix import pack
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 
 faulthandler.dump_traceback_later(100, exit=True)
 
@@ -655,7 +655,7 @@ library, before = find_library(), threads()
 library.grow_pool(4)
 torch.manual_seed(0)
 linear = torch.nn.Linear(64, 4000, bias=False)  # shared by 32 tasks of some microseconds
-linear.weight.data = pack(linear.weight.data, library)
+linear.weight.data = pack_in_c(linear.weight.data, library)
 native, x = NativeLinear(linear, library, 4), torch.randn(3, 64)
 with torch.inference_mode():
     expected = NativeLinear(linear, library, 1)(x)
@@ -695,7 +695,7 @@ print("helpers", helpers)
 
 
 @pytest.mark.parametrize("how", ["fork", "threads"])
-def test_the_pool_works(how: str, library: CDLL) -> None:
+def test_the_pool_works(how: str, library: Library) -> None:
     """In a forked child, which has helpers of its own, and under 2000 short calls of 4 threads."""
     said = run_python("-c", POOL_SCRIPT, how, timeout_s=150)
     if Path("/proc/self/task").is_dir():
@@ -705,27 +705,34 @@ def test_the_pool_works(how: str, library: CDLL) -> None:
 # ---- the kernels of each kind of processor
 
 KINDS = ("_avx512", "_avx2", "_plain")
+Number, Pointer = ctypes.c_int64, ctypes.c_void_p
 
 
-def kind_in_use(library: CDLL) -> bytes:
+@pytest.fixture(scope="module")
+def exported(library: Library) -> CDLL:
+    """The same library, with what it exports beside library.h."""
+    return CDLL(str(installed.library_path()))
+
+
+def kind_in_use(exported: CDLL) -> bytes:
     """The first field of the structure that `kernels` points to."""
-    name = ctypes.POINTER(ctypes.c_char_p).in_dll(library, "kernels").contents.value
+    name = ctypes.POINTER(ctypes.c_char_p).in_dll(exported, "kernels").contents.value
     assert name is not None
     return name
 
 
 @pytest.fixture
-def use_kind(library: CDLL) -> Iterator[Callable[[str], None]]:
+def use_kind(exported: CDLL) -> Iterator[Callable[[str], None]]:
     """Take the kernels of another kind; the test is skipped where the processor lacks them."""
-    usual = kind_in_use(library)
+    usual = kind_in_use(exported)
 
     def use(name: str) -> None:
-        if not library.use_kernels(name.encode()):
+        if not exported.use_kernels(name.encode()):
             pytest.skip(f"this processor has no kernels {name}")
-        assert kind_in_use(library) == name.encode()
+        assert kind_in_use(exported) == name.encode()
 
     yield use
-    assert library.use_kernels(usual)
+    assert exported.use_kernels(usual)
 
 
 @torch.no_grad()
@@ -733,7 +740,7 @@ def use_kind(library: CDLL) -> Iterator[Callable[[str], None]]:
 @pytest.mark.parametrize("rows", [1, 3, 12, 13, 40])
 @pytest.mark.parametrize("out", [1, 33, 64, 160])
 def test_products_of_all_kinds_agree(
-    library: CDLL, use_kind: Callable[[str], None], dtype: str, rows: int, out: int
+    library: Library, use_kind: Callable[[str], None], dtype: str, rows: int, out: int
 ) -> None:
     """Those with fused multiplications to the bit, the others within rounding."""
     packed, _ = packed_and_widened(nn.Linear(301, out), "talker", dtype)
@@ -751,7 +758,7 @@ def test_products_of_all_kinds_agree(
 @pytest.mark.parametrize("which", ["thinker", "talker"])
 def test_every_kind_runs_prompts_and_steps(
     config: OmniConfig,
-    library: CDLL,
+    library: Library,
     use_kind: Callable[[str], None],
     kind: str,
     stack: str,
@@ -784,23 +791,23 @@ def test_every_kind_runs_prompts_and_steps(
     )
 
 
-def kernel(library: CDLL, name: str, *arguments: type) -> Callable[..., None]:
+def kernel(exported: CDLL, name: str, *arguments: type) -> Callable[..., None]:
     """Return a function of the kernels in use, by its name in the structure of kernels.h."""
     declared = (NATIVE / "kernels.h").read_text()
     structure = declared[declared.index("typedef struct") : declared.index("} Kernels;")]
     names = ["name", *re.findall(r"\(\*(\w+)\)\(", structure)]
-    pointers = ctypes.POINTER(ctypes.c_void_p * len(names)).in_dll(library, "kernels").contents
+    pointers = ctypes.POINTER(ctypes.c_void_p * len(names)).in_dll(exported, "kernels").contents
     return ctypes.CFUNCTYPE(None, *arguments)(pointers[names.index(name)])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_exponentials_are_within_two_units_in_the_last_place(
-    library: CDLL, use_kind: Callable[[str], None], kind: str
+    exported: CDLL, use_kind: Callable[[str], None], kind: str
 ) -> None:
     use_kind(kind)
     x = np.linspace(-87, 88, 100_001).astype(np.float32)
     got = np.empty_like(x)
-    kernel(library, "exponentials", Pointer, Pointer, Number)(
+    kernel(exported, "exponentials", Pointer, Pointer, Number)(
         got.ctypes.data, x.ctypes.data, len(x)
     )
     exact = np.exp(x.astype(np.float64))
@@ -810,15 +817,15 @@ def test_exponentials_are_within_two_units_in_the_last_place(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gelu_and_layer_norm_are_torchs(
-    library: CDLL, use_kind: Callable[[str], None], kind: str
+    exported: CDLL, use_kind: Callable[[str], None], kind: str
 ) -> None:
     use_kind(kind)
     x = torch.linspace(-9, 9, 10_001)
     y, weight, bias = torch.empty_like(x), torch.randn(10_001), torch.randn(10_001)
-    kernel(library, "gelu", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
+    kernel(exported, "gelu", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
     exact = nn.functional.gelu(x.double())
     torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
-    norm = kernel(library, "layer_norm", *[Pointer] * 4, Number, ctypes.c_float)
+    norm = kernel(exported, "layer_norm", *[Pointer] * 4, Number, ctypes.c_float)
     norm(*(t.data_ptr() for t in (y, x, weight, bias)), len(x), 1e-5)
     expected = nn.functional.layer_norm(x, (len(x),), weight, bias, 1e-5)
     torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
@@ -845,14 +852,18 @@ def random_predictor(c: TalkerConfig, seed: int = 0, embedded: float = 1.0) -> C
 
 
 def both_predictors(
-    c: TalkerConfig, library: CDLL, predictor: CodePredictor, dtype: str = "mixed", threads: int = 1
+    c: TalkerConfig,
+    library: Library,
+    predictor: CodePredictor,
+    dtype: str = "mixed",
+    threads: int = 1,
 ) -> tuple[NativePredictor, CodePredictor]:
     """In C, and in torch with the same weights."""
     packed, widened = packed_and_widened(predictor, "code_predictor", dtype)
     return NativePredictor(c, packed, library, threads), widened
 
 
-def native_predictor(c: TalkerConfig, library: CDLL, seed: int = 0) -> NativePredictor:
+def native_predictor(c: TalkerConfig, library: Library, seed: int = 0) -> NativePredictor:
     return both_predictors(c, library, random_predictor(c, seed))[0]
 
 
@@ -869,7 +880,7 @@ def frames(c: TalkerConfig, count: int, seed: int = 1) -> tuple[Tensor, Tensor, 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_greedy_codes_and_feedback_are_the_modules(
-    config: OmniConfig, library: CDLL, layers: int, seed: int, dtype: str
+    config: OmniConfig, library: Library, layers: int, seed: int, dtype: str
 ) -> None:
     c = talker_config(config, layers=layers)
     native, predictor = both_predictors(c, library, random_predictor(c, seed), dtype)
@@ -892,7 +903,7 @@ LARGE_PREDICTOR = {
 @torch.no_grad()
 @pytest.mark.parametrize("rows", [[2], [3, 0, 1]], ids=str)
 def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
-    config: OmniConfig, library: CDLL, rows: list[int]
+    config: OmniConfig, library: Library, rows: list[int]
 ) -> None:
     c = talker_config(config)
     native, (hidden, code0, uniforms) = native_predictor(c, library), frames(c, 4)
@@ -913,7 +924,7 @@ def test_frames_start_from_rows_of_tables_and_leave_their_feedback_there(
 @pytest.mark.parametrize("embedded", [1.0, 1e-3], ids=["", "where eps counts"])
 @pytest.mark.parametrize("sizes", [{}, {"layers": 3}, ODD_PREDICTOR, LARGE_PREDICTOR], ids=str)
 def test_predicted_logits_are_the_modules(
-    config: OmniConfig, library: CDLL, sizes: dict[str, int], embedded: float, dtype: str
+    config: OmniConfig, library: Library, sizes: dict[str, int], embedded: float, dtype: str
 ) -> None:
     c = talker_config(config, **sizes)
     native, predictor = both_predictors(
@@ -930,7 +941,7 @@ def test_predicted_logits_are_the_modules(
 @torch.no_grad()
 @pytest.mark.parametrize("vocab_size", [1, 31, 33])
 def test_a_frame_of_an_odd_vocabulary_is_the_modules(
-    config: OmniConfig, library: CDLL, vocab_size: int
+    config: OmniConfig, library: Library, vocab_size: int
 ) -> None:
     c = talker_config(config, vocab_size=vocab_size)
     native, predictor = both_predictors(c, library, random_predictor(c))
@@ -947,7 +958,7 @@ def test_a_frame_of_an_odd_vocabulary_is_the_modules(
     [(50, 0.8), (50, 1.0), (0, 0.9), (0, 1.0), (5, 0.3), (1, 0.8), (270, 0.9), (999, 0.8)],
 )
 def test_draws_are_the_samplers(
-    config: OmniConfig, library: CDLL, top_k: int, top_p: float, vocab_size: int
+    config: OmniConfig, library: Library, top_k: int, top_p: float, vocab_size: int
 ) -> None:
     """3000 draws each: the same code for the same logits and uniform. The module's own logits are
     other by a rounding, which swapped two neighbours in 1 draw of 300,000."""
@@ -965,7 +976,7 @@ def test_draws_are_the_samplers(
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sampled_frames_are_the_modules(config: OmniConfig, library: CDLL, dtype: str) -> None:
+def test_sampled_frames_are_the_modules(config: OmniConfig, library: Library, dtype: str) -> None:
     c = talker_config(config, layers=3)
     native, predictor = both_predictors(c, library, random_predictor(c), dtype)
     hidden, code0, uniforms = frames(c, 100)
@@ -977,7 +988,7 @@ def test_sampled_frames_are_the_modules(config: OmniConfig, library: CDLL, dtype
 
 
 @torch.no_grad()
-def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library: CDLL) -> None:
+def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library: Library) -> None:
     c = talker_config(config)
     predictor = random_predictor(c)
     predictor.head.zero_()
@@ -995,7 +1006,7 @@ def test_of_equal_logits_the_smaller_id_comes_first(config: OmniConfig, library:
 @pytest.mark.parametrize("vocab_size", [64, 300])
 @pytest.mark.parametrize("top_k", [50, 0])
 def test_nan_gives_codes_of_the_vocabulary(
-    config: OmniConfig, library: CDLL, vocab_size: int, top_k: int
+    config: OmniConfig, library: Library, vocab_size: int, top_k: int
 ) -> None:
     """Broken weights must not lead outside the tables."""
     c = talker_config(config, vocab_size=vocab_size)
@@ -1018,7 +1029,7 @@ def test_nan_gives_codes_of_the_vocabulary(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("sizes", [{"layers": 3}, ODD_PREDICTOR, LARGE_PREDICTOR], ids=str)
 def test_a_batch_of_frames_is_each_alone_bit_for_bit(
-    config: OmniConfig, library: CDLL, sizes: dict[str, int], dtype: str
+    config: OmniConfig, library: Library, sizes: dict[str, int], dtype: str
 ) -> None:
     """By 1, 2 and 4 threads."""
     c = talker_config(config, **sizes)
@@ -1038,7 +1049,7 @@ def test_a_batch_of_frames_is_each_alone_bit_for_bit(
 
 
 @torch.no_grad()
-def test_two_threads_at_once(config: OmniConfig, library: CDLL) -> None:
+def test_two_threads_at_once(config: OmniConfig, library: Library) -> None:
     """Two predictors, and one of them from both threads."""
     c = talker_config(config, layers=3)
     natives = [native_predictor(c, library, seed) for seed in (0, 1)]
@@ -1058,7 +1069,7 @@ def test_two_threads_at_once(config: OmniConfig, library: CDLL) -> None:
 
 
 @torch.no_grad()
-def test_the_weights_outlive_the_module(config: OmniConfig, library: CDLL) -> None:
+def test_the_weights_outlive_the_module(config: OmniConfig, library: Library) -> None:
     c = talker_config(config)
     packed, widened = packed_and_widened(random_predictor(c), "code_predictor", "float32")
     hidden, code0, _ = frames(c, 1)
@@ -1072,7 +1083,7 @@ def test_the_weights_outlive_the_module(config: OmniConfig, library: CDLL) -> No
 
 
 @torch.no_grad()
-def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -> None:
+def test_other_shapes_and_types_are_refused(config: OmniConfig, library: Library) -> None:
     c = talker_config(config)
     native = native_predictor(c, library)
     hidden, code0, uniforms = frames(c, 2)
@@ -1124,7 +1135,7 @@ def test_other_shapes_and_types_are_refused(config: OmniConfig, library: CDLL) -
 
 
 @torch.no_grad()
-def test_weights_in_other_forms_are_refused(config: OmniConfig, library: CDLL) -> None:
+def test_weights_in_other_forms_are_refused(config: OmniConfig, library: Library) -> None:
     c = talker_config(config)
     whole = random_predictor(c)
     with pytest.raises(UnsuitedError, match="float32"):  # not packed
@@ -1148,7 +1159,7 @@ def test_weights_in_other_forms_are_refused(config: OmniConfig, library: CDLL) -
         m.native(library)
 
 
-def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: CDLL) -> None:
+def test_a_place_outside_the_slots_is_refused(config: OmniConfig, library: Library) -> None:
     m = made(config, "talker", "tiny")
     steps, row = m.native(library), torch.zeros(1, m.c.hidden_size)
     for slot, length in ((4, 0), (-1, 0), (0, POSITIONS)):
@@ -1199,7 +1210,7 @@ CALLS = [
 ]  # fmt: skip
 
 
-def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], object]]:
+def every_call(config: OmniConfig, library: Library) -> dict[str, Callable[[], object]]:
     """Each call of the library by its name, with small inputs."""
     c = talker_config(config)
     native = native_predictor(c, library)
@@ -1223,7 +1234,7 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
         "prefill": lambda: steps.prefill(0, 0, rows, at, visual, features),
         "predict_frame": lambda: native(hidden, code0, uniforms, torch.full((2,), 0.8)),
         "multiply_rows": lambda: layer(rows),
-        "pack_matrices": lambda: pack(hidden, library),
+        "pack_matrices": lambda: pack_in_c(hidden, library),
         "run_code2wav": lambda: (vocoder.start(codes), vocoder.step(codes, state)),
         "convolve_audio": lambda: convolve(chunks, audio.chunk_mel_frames),
     }
@@ -1232,7 +1243,9 @@ def every_call(config: OmniConfig, library: CDLL) -> dict[str, Callable[[], obje
 @torch.no_grad()
 @pytest.mark.skipif(not hasattr(CDLL(None), "mallinfo2"), reason="malloc is not glibc's of 2.33")
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_frees_what_it_allocates(config: OmniConfig, library: CDLL, name: str) -> None:
+def test_every_call_frees_what_it_allocates(
+    config: OmniConfig, library: Library, name: str
+) -> None:
     """Counted in malloc itself: a peak of memory hides what is leaked below it."""
     before = allocated_bytes()
     held = ctypes.create_string_buffer(100_000)
@@ -1292,9 +1305,9 @@ KERNELS = "kernels.o"  # which no test changes, and which takes most of the time
 
 
 def compile_library(folder: Path) -> Path:
-    """Compile the sources of a folder into it, with their hash, as setup.py does."""
+    """Compile the sources of a folder into it, with their digest, as setup.py does."""
     library = folder / "_library.so"
-    macro = f'-DSOURCE_HASH="{source_hash(folder)}"'
+    macro = f"-DSOURCE_DIGEST={source_digest(folder)}"
     sources = [file for file in folder.glob("*.c") if file.name != "kernels.c"]
     sources += folder.glob(KERNELS)
     subprocess.run(["cc", "-shared", *FLAGS, macro, "-o", library, *sources, "-lm"], check=True)
@@ -1319,34 +1332,36 @@ def sources(kernels: Path, tmp_path: Path) -> Path:
 
 
 def of_another_layout(sources: Path) -> Path:
-    change(sources / "steps.c", "    int64_t threads;  ", "    int64_t more, threads;  ")
+    old = "    int64_t threads;          /* that a call may use */\n} Stepper;"
+    change(sources / "library.h", old, old.replace("threads;", "more, threads;"))
     return compile_library(sources)
 
 
 def of_fields_in_another_order(sources: Path) -> Path:
     """All sizes are the same."""
-    change(sources / "wave.h", "int64_t into, out, rate;", "int64_t out, into, rate;")
+    change(sources / "library.h", "int64_t into, out, rate;", "int64_t out, into, rate;")
     return compile_library(sources)
 
 
 def of_another_constant(sources: Path) -> Path:
-    change(sources / "status.h", "NO_SUCH_ROW = 2", "NO_SUCH_ROW = 3")
+    change(sources / "library.h", "NO_SUCH_ROW = 2", "NO_SUCH_ROW = 3")
     return compile_library(sources)
 
 
 def without_a_call(sources: Path) -> Path:
-    change(sources / "code2wav.c", "int run_code2wav(", "int run_code2wavs(")
+    for file in ("library.h", "code2wav.c"):
+        change(sources / file, "int run_code2wav(", "int run_code2wavs(")
     return compile_library(sources)
 
 
 def of_older_sources(sources: Path) -> Path:
-    """An update without a compiler: sources that do something else, the same structs."""
+    """An update without a compiler: sources that do something else, the same declarations."""
     library = compile_library(sources)
-    change(sources / "status.h", "DONE = 0", "DONE = 0 /* new */")
+    change(sources / "library.h", "DONE = 0", "DONE = 0 /* new */")
     return library
 
 
-def without_a_hash(sources: Path) -> Path:
+def without_a_digest(sources: Path) -> Path:
     for file in sources.iterdir():
         file.unlink()
     (sources / "old.c").write_text("int decode_step(void) { return 0; }\n")
@@ -1359,13 +1374,14 @@ def not_a_library(sources: Path) -> Path:
     return path
 
 
+OTHER_DECLARATIONS = "sources of digest [0-9a-f]{15}, and the Python beside it is for [0-9a-f]{15};"
 MISMATCHES: dict[Callable[[Path], Path], str] = {
-    of_another_layout: "Stepper is 216 in the library and 208 here, Stepper.threads is 208 in",
-    of_fields_in_another_order: "Block.into is 8 in the library and 0 here, Block.out is 0 in",
-    of_another_constant: "NO_SUCH_ROW is 3 in the library and 2 here",
-    without_a_call: "another version .*run_code2wav",
-    of_older_sources: "sources of hash [0-9a-f]{16}, and those beside it have [0-9a-f]{16};",
-    without_a_hash: "another version .*source_hash",
+    of_another_layout: OTHER_DECLARATIONS,
+    of_fields_in_another_order: OTHER_DECLARATIONS,
+    of_another_constant: OTHER_DECLARATIONS,
+    without_a_call: OTHER_DECLARATIONS,
+    of_older_sources: "sources of digest [0-9a-f]{15}, and those beside it have [0-9a-f]{15};",
+    without_a_digest: "can't be loaded .*source_digest",
     not_a_library: "can't be loaded",
 }
 
@@ -1409,7 +1425,7 @@ def test_a_library_of_other_sources_is_refused(
 def test_a_library_of_these_sources_is_accepted(
     config: OmniConfig, sources: Path, install: Callable[[Path | None], None]
 ) -> None:
-    """Also where an installation was stripped of the sources, as layouts can still be compared."""
+    """Also where an installation was stripped of its sources: the declarations have the digest."""
     library = compile_library(sources)
     load_library(library)
     for file in (*sources.glob("*.c"), *sources.glob("*.h")):
@@ -1423,7 +1439,7 @@ def test_a_library_of_these_sources_is_accepted(
     shutil.copytree(NATIVE, stripped_of_another_layout, ignore=shutil.ignore_patterns("*.so"))
     shutil.copy(sources / KERNELS, stripped_of_another_layout)
     other = shutil.move(of_another_layout(stripped_of_another_layout), sources / "other.so")
-    with pytest.raises(MismatchError, match="Stepper is 216"):
+    with pytest.raises(MismatchError, match=OTHER_DECLARATIONS):
         load_library(other)
 
 
@@ -1447,7 +1463,7 @@ def test_a_reply_comes_without_a_refused_library(
 class CountedLibrary:
     """A library that counts its calls by name."""
 
-    def __init__(self, library: CDLL) -> None:
+    def __init__(self, library: Library) -> None:
         self.calls: Counter[str] = Counter()
         self._library = library
 
@@ -1463,7 +1479,7 @@ class CountedLibrary:
 
 @pytest.mark.parametrize("dtype", ["auto", "float32", "int8"])
 def test_a_reply_runs_in_c(
-    checkpoint: Path, library: CDLL, monkeypatch: pytest.MonkeyPatch, dtype: str
+    checkpoint: Path, library: Library, monkeypatch: pytest.MonkeyPatch, dtype: str
 ) -> None:
     """Every step, prompt, frame and chunk of a reply is one call of the library."""
     counted = CountedLibrary(library)

@@ -3,7 +3,7 @@
 import dataclasses
 import shutil
 from collections.abc import Iterator
-from ctypes import CDLL, byref, c_char_p, c_void_p
+from ctypes import CDLL, c_char_p, c_void_p
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
-from qwen3_omni_neuron.cpu.native.binding import Matrix, UnsuitedError
+from qwen3_omni_neuron.cpu.native import installed
+from qwen3_omni_neuron.cpu.native._declarations import ffi
+from qwen3_omni_neuron.cpu.native.binding import TYPES, Library, UnsuitedError, address_of
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.native.matrix import TYPES, pack
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
 
@@ -42,7 +44,7 @@ def without_gradients() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def library() -> CDLL:
+def library() -> Library:
     found = find_library()
     assert found is not None, "a compiler is there, and the library is not: pip install -e . -v"
     found.grow_pool(2)
@@ -50,11 +52,12 @@ def library() -> CDLL:
 
 
 @pytest.fixture
-def kind(library: CDLL, request: pytest.FixtureRequest) -> Iterator[str]:
+def kind(library: Library, request: pytest.FixtureRequest) -> Iterator[str]:
     """Kernels for another kind of processor, of those that this one can run."""
-    best = c_void_p.in_dll(library, "kernels")
+    exported = CDLL(str(installed.library_path()))
+    best = c_void_p.in_dll(exported, "kernels")
     before = best.value
-    if not library.use_kernels(c_char_p(request.param.encode())):
+    if not exported.use_kernels(c_char_p(request.param.encode())):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
     best.value = before
@@ -102,7 +105,7 @@ def stream(native: NativeCode2Wav, codes: Tensor, split: list[int]) -> tuple[Ten
     "split", [[1] * 73, [5, 1, 40, 2, 25], [31, 1, 32, 9], [33, 40], [3, 70]], ids=str
 )
 def test_a_stream_in_pieces_is_one_call_bit_for_bit(
-    models: Models, library: CDLL, split: list[int], threads: int
+    models: Models, library: Library, split: list[int], threads: int
 ) -> None:
     """Within and beyond what is computed together, of three streams; and it is the module's."""
     code2wav = models.code2wav
@@ -120,7 +123,7 @@ def test_a_stream_in_pieces_is_one_call_bit_for_bit(
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_batch_is_each_stream_alone_bit_for_bit(
-    config: OmniConfig, library: CDLL, size: str, threads: int
+    config: OmniConfig, library: Library, size: str, threads: int
 ) -> None:
     """Streams that share the threads, and one that has all of them; at positions of their own."""
     code2wav = code2wav_of(config, size)
@@ -139,7 +142,7 @@ def test_a_batch_is_each_stream_alone_bit_for_bit(
 @pytest.mark.parametrize("kind", KINDS, indirect=True)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_kind_of_processor_gives_the_modules_samples(
-    config: OmniConfig, library: CDLL, size: str, kind: str
+    config: OmniConfig, library: Library, size: str, kind: str
 ) -> None:
     """Samples are as exact as the module's by float64, over weights that amplify each rounding, and
     in pieces the same to the bit."""
@@ -155,7 +158,7 @@ def test_every_kind_of_processor_gives_the_modules_samples(
 
 @pytest.mark.parametrize("larger", [100.0, 3000.0])
 def test_snakes_of_large_angles_are_as_exact_as_the_modules(
-    config: OmniConfig, library: CDLL, larger: float
+    config: OmniConfig, library: Library, larger: float
 ) -> None:
     """Frequencies by which the sines' angles leave the first period far behind."""
     code2wav, codes = code2wav_of(config), random_codes(4)
@@ -168,7 +171,9 @@ def test_snakes_of_large_angles_are_as_exact_as_the_modules(
     assert float((got - exact).abs().mean()) < 3 * float((theirs - exact).abs().mean()) + 1e-6
 
 
-def test_bfloat16_weights_give_what_they_give_in_float32(config: OmniConfig, library: CDLL) -> None:
+def test_bfloat16_weights_give_what_they_give_in_float32(
+    config: OmniConfig, library: Library
+) -> None:
     """They are widened; a layer's scale times a bias is the only product of two weights."""
     code2wav, codes = code2wav_of(config).bfloat16(), random_codes(9, 2)
     native = NativeCode2Wav(code2wav, library)
@@ -176,7 +181,7 @@ def test_bfloat16_weights_give_what_they_give_in_float32(config: OmniConfig, lib
     assert torch.equal(native.start(codes)[0], wide.start(codes)[0])
 
 
-def test_keys_before_a_stream_are_not_seen(config: OmniConfig, library: CDLL) -> None:
+def test_keys_before_a_stream_are_not_seen(config: OmniConfig, library: Library) -> None:
     """After 3 frames the first 8 of 11 keys are from before it."""
     code2wav, codes = code2wav_of(config), random_codes(6)
     native, c = NativeCode2Wav(code2wav, library), code2wav.config
@@ -190,7 +195,7 @@ def test_keys_before_a_stream_are_not_seen(config: OmniConfig, library: CDLL) ->
     assert torch.equal(native.step(codes, (position, state))[0], expected)
 
 
-def test_a_broken_stream_breaks_no_other(config: OmniConfig, library: CDLL) -> None:
+def test_a_broken_stream_breaks_no_other(config: OmniConfig, library: Library) -> None:
     native, codes = NativeCode2Wav(code2wav_of(config), library), random_codes(6)
     _, (position, state) = native.start(random_codes(3))
     alone, _ = native.step(codes, (position, state))
@@ -201,7 +206,7 @@ def test_a_broken_stream_breaks_no_other(config: OmniConfig, library: CDLL) -> N
     assert torch.equal(samples[1:2], alone)
 
 
-def test_what_the_c_cannot_take_is_refused(config: OmniConfig, library: CDLL) -> None:
+def test_what_the_c_cannot_take_is_refused(config: OmniConfig, library: Library) -> None:
     code2wav, codes = code2wav_of(config), random_codes(2)
     native = NativeCode2Wav(code2wav, library)
     for code in (-1, 64):
@@ -225,25 +230,26 @@ def test_what_the_c_cannot_take_is_refused(config: OmniConfig, library: CDLL) ->
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
 def test_a_row_of_a_product_does_not_depend_on_the_number_of_rows(
-    library: CDLL, kind: str, scaled: bool, biased: bool
+    library: Library, kind: str, scaled: bool, biased: bool
 ) -> None:
     """Bit for bit, whichever tile computes it; of whole panels and of a part of one."""
     generator = torch.Generator().manual_seed(0)
     weight, x = torch.randn(100, 300, generator=generator), torch.randn(40, 300)
     scale, bias = torch.randn(100, generator=generator), torch.randn(100, generator=generator)
-    packed = pack(weight, library)
-    matrix = Matrix(
-        panels=packed.data_ptr(),
-        scale=scale.data_ptr() if scaled else None,
-        bias=bias.data_ptr() if biased else None,
-        into=300,
-        out=100,
-        type=TYPES[torch.float32],
-    )
+    packed = pack_in_c(weight, library)
+    fields = {
+        "panels": address_of(packed),
+        "scale": address_of(scale) if scaled else ffi.NULL,
+        "bias": address_of(bias) if biased else ffi.NULL,
+        "into": 300,
+        "out": 100,
+        "type": TYPES[torch.float32],
+    }
+    matrix = ffi.new("Matrix *", fields)
 
     def product(rows: Tensor) -> Tensor:
         y = torch.empty(len(rows), 100)
-        library.multiply_rows(byref(matrix), len(rows), rows.data_ptr(), 300, y.data_ptr(), 1)
+        library.multiply_rows(matrix, len(rows), address_of(rows), 300, address_of(y), 1)
         return y
 
     whole = product(x)

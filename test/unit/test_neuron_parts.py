@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
-from qwen3_omni_neuron.cpu.thinker import CpuAudio, CpuVision
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
 from qwen3_omni_neuron.engines.talker import ROWS_AT_ONCE, TextRows
 from qwen3_omni_neuron.errors import ArtifactError, BucketError
@@ -23,7 +23,7 @@ from qwen3_omni_neuron.neuron.engines.encoders import (
 from qwen3_omni_neuron.neuron.engines.predictor import NeuronPredictor
 from qwen3_omni_neuron.neuron.graphs.all import all_graphs
 from testing.eager_neuron import EagerPart, eager_models, eager_spec
-from testing.visuals import random_visual
+from testing.prompts import random_visual
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 GREEDY = PredictorSampling(None, 50, 1.0)
@@ -41,7 +41,7 @@ def part_of(checkpoint: Path, config: OmniConfig, name: str) -> EagerPart:
 def cpu(config: OmniConfig, models: Models) -> CpuPredictor:
     assert models.code_predictor is not None
     assert config.talker is not None
-    return CpuPredictor(config.talker, models.code_predictor)
+    return CpuPredictor(models.code_predictor, config.talker.code_groups)
 
 
 def sampled(seed: int, top_k: int, top_p: float) -> PredictorSampling:

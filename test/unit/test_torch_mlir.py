@@ -19,7 +19,7 @@ from qwen3_omni_neuron.neuron.torchneuron.part import PartGraphs
 from qwen3_omni_neuron.neuron.torchneuron.runtime import make_fake_group
 from testing.graph_cases import TINY_PLAN
 from testing.torchneuron import backend
-from testing.torchneuron.process import standing_in
+from testing.torchneuron.backend import standing_in
 from testing.torchneuron.torch_mlir import collectives_of, imported
 
 pytest.importorskip("iree.compiler", reason="torch-mlir is not installed: nothing was imported")

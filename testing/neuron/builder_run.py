@@ -21,7 +21,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.errors import ArtifactError, CompileError
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.graphs.all import static_models
-from qwen3_omni_neuron.neuron.nxdi.files import EXECUTABLE_FILE
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.nxd_toolchain import NxdToolchain, compiler_flags
 from testing.graph_cases import with_weights
 from testing.models import load_models

@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -196,3 +197,20 @@ def _unset_outputs(module: fx.GraphModule) -> list[Any]:
         torch.empty(tuple(node.meta["val"].shape), dtype=node.meta["val"].dtype)
         for node in output.args[0]
     ]
+
+
+@contextmanager
+def standing_in() -> Iterator[None]:
+    """Register `backend="neuron"`, with TorchNeuron's settings, until the block ends."""
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    os.environ.update(SETTINGS)
+    register()
+    try:
+        yield
+    finally:
+        torch.compiler.reset()
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""The command line, `qwen3-omni-neuron VERB`: each verb has a file of its own."""
+"""The command line, `qwen3-omni-neuron VERB`: a file for each verb, or for two alike."""
 
 import argparse
 import os
@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from qwen3_omni_neuron.cli.compile import add_compile
 from qwen3_omni_neuron.cli.doctor import add_doctor
 from qwen3_omni_neuron.cli.inspect import add_inspect
-from qwen3_omni_neuron.cli.say import add_say
 from qwen3_omni_neuron.cli.serve import add_serve
-from qwen3_omni_neuron.cli.speak import add_speak
+from qwen3_omni_neuron.cli.speak import add_say, add_speak
 from qwen3_omni_neuron.cli.storage import add_pull, add_push
 from qwen3_omni_neuron.cli.talk import add_talk
 from qwen3_omni_neuron.cli.tiny import add_tiny

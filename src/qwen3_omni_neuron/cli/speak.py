@@ -1,4 +1,4 @@
-"""`qwen3-omni-neuron speak`: answer a question in text and speech."""
+"""`qwen3-omni-neuron speak` and `say`: answer a question in speech, or speak a text itself."""
 
 import argparse
 import sys
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from qwen3_omni_neuron.options import Option
     from qwen3_omni_neuron.runtime.stream import SpeechStream
 
-STDOUT = "-"
+STDIN = STDOUT = "-"
 # Options that need the tokenizer, a list or dicts, or serve several callers.
 _FOR_PROGRAMS = ("thinker_eos_token_id", "stop", "tools", "cache_key", "owner")
 
@@ -48,12 +48,24 @@ def add_speak(parser: argparse.ArgumentParser) -> None:
             help=f"{what} of the question; repeatable, in order",
         )
     parser.add_argument("--system", help="a system message before the question")
-    add_out(parser)
+    _add_out(parser)
     add_model_arguments(parser, "the small one that ships with the package")
-    add_options(parser, REQUEST_OPTIONS)
+    _add_options(parser, REQUEST_OPTIONS)
 
 
-def add_out(parser: argparse.ArgumentParser) -> None:
+def add_say(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb and a flag for each option that its requests have."""
+    from qwen3_omni_neuron.options import REQUEST_OPTIONS, SpeechArguments
+
+    parser.set_defaults(run=_say)
+    parser.add_argument("text", help="the words to speak; - reads them from stdin")
+    _add_out(parser)
+    add_model_arguments(parser, "the small one that ships with the package")
+    names = SpeechArguments.__annotations__
+    _add_options(parser, [option for option in REQUEST_OPTIONS if option.name in names])
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
     """Add --out."""
     parser.add_argument(
         "--out",
@@ -63,7 +75,7 @@ def add_out(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_options(parser: argparse.ArgumentParser, options: "Sequence[Option]") -> None:
+def _add_options(parser: argparse.ArgumentParser, options: "Sequence[Option]") -> None:
     """Add a flag for each option of a request."""
     for option in options:
         if option.name in _FOR_PROGRAMS:
@@ -82,10 +94,18 @@ def _speak(parsed: argparse.Namespace) -> int:
     if not parsed.text and not parsed.media:
         raise OptionError("nothing to answer: give a text, or --audio, --image or --video FILE.")
     messages = _messages(parsed)
-    return write_speech(parsed, lambda omni, options: omni.stream(messages, **options))
+    return _write_speech(parsed, lambda omni, options: omni.stream(messages, **options))
 
 
-def write_speech(
+def _say(parsed: argparse.Namespace) -> int:
+    """Speak one text. Returns the exit status."""
+    text = sys.stdin.read() if parsed.text == STDIN else parsed.text
+    return _write_speech(
+        parsed, lambda omni, options: omni.stream_speech(text, **options), shows_text=False
+    )
+
+
+def _write_speech(
     parsed: argparse.Namespace,
     start: "Callable[[Qwen3Omni, dict[str, Any]], SpeechStream]",
     shows_text: bool = True,

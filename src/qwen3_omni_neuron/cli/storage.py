@@ -2,11 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from qwen3_omni_neuron.compilation.storage import Progress, pull_tree, push_tree
+from qwen3_omni_neuron.compilation.storage import pull_tree, push_tree
+
+if TYPE_CHECKING:
+    from fsspec.callbacks import TqdmCallback
 
 
 def add_push(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +25,8 @@ def add_push(parser: argparse.ArgumentParser) -> None:
 
 def _push(parsed: argparse.Namespace) -> int:
     """Push a tree, and print its address. Returns the exit status."""
-    with _byte_bar() as progress:
-        address = push_tree(parsed.tree, parsed.url, progress)
+    with _byte_bar() as bar:
+        address = push_tree(parsed.tree, parsed.url, bar)
     print(address)
     return 0
 
@@ -45,21 +47,15 @@ def add_pull(parser: argparse.ArgumentParser) -> None:
 
 def _pull(parsed: argparse.Namespace) -> int:
     """Pull a tree, and print its folder. Returns the exit status."""
-    with _byte_bar() as progress:
-        folder = pull_tree(parsed.url, parsed.folder, progress)
+    with _byte_bar() as bar:
+        folder = pull_tree(parsed.url, parsed.folder, bar)
     print(folder)
     return 0
 
 
-@contextmanager
-def _byte_bar() -> Iterator[Progress]:
-    """Show a progress bar in bytes on stderr."""
-    from tqdm import tqdm
+def _byte_bar() -> "TqdmCallback":
+    """Return a progress bar in bytes on stderr."""
+    from fsspec.callbacks import TqdmCallback
 
-    with tqdm(unit="B", unit_scale=True, file=sys.stderr, disable=not sys.stderr.isatty()) as bar:
-
-        def show(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
-
-        yield show
+    hidden = not sys.stderr.isatty()
+    return TqdmCallback({"unit": "B", "unit_scale": True, "file": sys.stderr, "disable": hidden})

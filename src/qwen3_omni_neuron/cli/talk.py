@@ -17,8 +17,8 @@ from qwen3_omni_neuron.cli.model_arguments import (
 from qwen3_omni_neuron.errors import OptionError
 
 if TYPE_CHECKING:
+    from qwen3_omni_neuron.cli.talk_partners import Partner
     from qwen3_omni_neuron.cli.talk_sound import Samples, Sink
-    from qwen3_omni_neuron.cli.talk_turns import Partner, Talk
 
 KEY_VARIABLE = "QWEN3_OMNI_API_KEY"
 _TICK_S = 0.05
@@ -53,7 +53,6 @@ def add_talk(parser: argparse.ArgumentParser) -> None:
 def _talk(parsed: argparse.Namespace) -> int:
     """Talk until the user ends it, or the file's turn is answered. Returns the exit status."""
     from qwen3_omni_neuron.cli.talk_sound import FileSink, loudspeaker, microphone, read_speech
-    from qwen3_omni_neuron.cli.talk_turns import Talk
 
     turn = None if parsed.source is None else read_speech(parsed.source)
     if turn is not None and parsed.hands_free:
@@ -65,60 +64,56 @@ def _talk(parsed: argparse.Namespace) -> int:
         else:
             sink = FileSink(parsed.to)
             stack.enter_context(sink)
-        talk = Talk(sink)
-        partner = _partner(parsed, talk, stack)
+        partner = _partner(parsed, sink, stack)
+        stack.callback(partner.close)
         if turn is not None:
             partner.hear(turn)
-            talk.end_turn(partner)
-            talk.wait()
+            partner.end_turn()
+            partner.wait()
             sink.drain()
             return 0
         pieces: queue.Queue[Samples] = queue.Queue()
         stack.enter_context(microphone(pieces.put))
-        pump = threading.Thread(target=talk.pump, args=(pieces, partner), daemon=True)
+        pump = threading.Thread(target=partner.pump, args=(pieces,), daemon=True)
         pump.start()
         stack.callback(pump.join)
-        stack.callback(talk.over.set)
-        _converse(talk, partner, parsed.hands_free)
+        stack.callback(partner.over.set)
+        _converse(partner, parsed.hands_free)
     return 0
 
 
-def _partner(parsed: argparse.Namespace, talk: "Talk", stack: ExitStack) -> "Partner":
+def _partner(parsed: argparse.Namespace, sink: "Sink", stack: ExitStack) -> "Partner":
     from qwen3_omni_neuron.cli.talk_partners import ModelPartner, ServerPartner
 
     if parsed.url is not None:
         key = parsed.api_key or os.environ.get(KEY_VARIABLE, "")
-        return stack.enter_context(
-            ServerPartner(parsed.url, key, parsed.speaker, parsed.hands_free, talk)
-        )
+        return ServerPartner(parsed.url, key, parsed.speaker, parsed.hands_free, sink)
     from qwen3_omni_neuron.api import Qwen3Omni
 
-    omni = stack.enter_context(
-        Qwen3Omni.load(model_or_shipped(parsed), **load_arguments(parsed, slots=1))
-    )
-    return stack.enter_context(ModelPartner(omni, parsed.speaker, parsed.hands_free, talk))
+    omni = Qwen3Omni.load(model_or_shipped(parsed), **load_arguments(parsed, slots=1))
+    return ModelPartner(stack.enter_context(omni), parsed.speaker, parsed.hands_free, sink)
 
 
-def _converse(talk: "Talk", partner: "Partner", hands_free: bool) -> None:
-    from qwen3_omni_neuron.cli.talk_turns import say
+def _converse(partner: "Partner", hands_free: bool) -> None:
+    from qwen3_omni_neuron.cli.talk_partners import say
 
     if hands_free:
         say("Speak. What your microphone hears interrupts the answer: use headphones. Ctrl-C ends.")
-        talk.recording = True
-        while not talk.over.wait(_TICK_S):
+        partner.recording = True
+        while not partner.over.wait(_TICK_S):
             pass
     else:
-        talk.by_hand = True
+        partner.by_hand = True
         say("Enter: speak. Enter again: have it answered. Ctrl-D ends.")
         for _ in sys.stdin:
-            if talk.over.is_set():
+            if partner.over.is_set():
                 break
-            if talk.recording:
-                talk.recording = False
-                talk.end_turn(partner)
+            if partner.recording:
+                partner.recording = False
+                partner.end_turn()
             else:
                 partner.interrupt()
-                talk.recording = True
+                partner.recording = True
                 say("Speaking; Enter ends it.")
-    if talk.error is not None:
-        raise talk.error
+    if partner.error is not None:
+        raise partner.error

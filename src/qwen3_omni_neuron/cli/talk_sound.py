@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import soundfile
@@ -23,29 +23,8 @@ _DEAD_S = 2.0  # time limit between calls of the loudspeaker, which come every P
 _FILES = "Without a device, take --from FILE and --to WAV."
 
 
-class Sink(Protocol):
-    """Loudspeaker, or a file in its place.
-
-    underruns: how often playback of an answer had to wait for its next samples.
-    """
-
-    underruns: int
-
-    def push(self, samples: Samples) -> None:
-        """Append samples at SAMPLE_RATE."""
-
-    def end(self) -> None:
-        """Mark the end of this answer's samples."""
-
-    def interrupt(self) -> float | None:
-        """Stop playback. Returns the seconds of the answer that were heard, None if all were."""
-
-    def drain(self) -> None:
-        """Wait until all is played. Raises OutputError where playback has stopped."""
-
-
 class FileSink(WavFile):
-    """WAV file in place of a loudspeaker."""
+    """WAV file in place of a loudspeaker; it has the methods of a Player."""
 
     underruns = 0
 
@@ -53,7 +32,7 @@ class FileSink(WavFile):
         super().__init__(path, SAMPLE_RATE)
 
     def push(self, samples: Samples) -> None:
-        """Append samples."""
+        """Append samples at SAMPLE_RATE."""
         self.write(samples)
 
     def end(self) -> None:
@@ -136,6 +115,9 @@ class Player:
                 self.underruns += 1
                 self._waiting = True
             self._lock.notify_all()
+
+
+Sink = Player | FileSink
 
 
 @contextmanager

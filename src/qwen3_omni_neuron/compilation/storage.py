@@ -4,9 +4,9 @@
     URL/HASH/manifest.json     written last: a tree that has one is whole
 
 HASH is the sha256 of manifest.json, which has the sha256 of every file, so an address always names
-the same content: another tree has another address. A URL is a folder, or any address that fsspec
-opens: s3://, gs://, https:// (for pull only). The records of single graphs, with which a compile
-continues, are not copied.
+the same content: another tree has another address. A URL is any address that fsspec opens: a
+folder, s3://, gs://, hf://, https:// (for pull only). The records of single graphs, with which a
+compile continues, are not copied.
 """
 
 import hashlib
@@ -15,10 +15,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING
 
 from qwen3_omni_neuron.compilation.manifest import (
     MANIFEST_FILE,
@@ -33,21 +33,16 @@ from qwen3_omni_neuron.compilation.manifest import (
     written_whole,
 )
 from qwen3_omni_neuron.compilation.runner import MB, tree_lock
-from qwen3_omni_neuron.errors import (
-    ArtifactError,
-    NotInstalledError,
-    OptionError,
-    OutputError,
-    Qwen3OmniError,
-)
+from qwen3_omni_neuron.compilation.worker import is_full
+from qwen3_omni_neuron.errors import ArtifactError, NotInstalledError, OptionError, OutputError
+
+if TYPE_CHECKING:
+    from fsspec.callbacks import Callback
 
 logger = logging.getLogger(__name__)
 
 PULL_TIMEOUT_S = 3600.0  # time for another process to copy 70 GB from slow storage
-Progress = Callable[[int, int], None]
-"""Called with the number of bytes done, kept ones included, and the size of the tree in bytes."""
 _HASH = re.compile(r"[0-9a-f]{64}")
-_BLOCK_BYTES = 4 << 20
 
 
 def local_tree(compiled: str | Path) -> Path:
@@ -63,11 +58,12 @@ def tree_cache() -> Path:
     return Path(base).expanduser() / "qwen3-omni-neuron" / "trees"
 
 
-def push_tree(tree: Path, url: str, progress: Progress | None = None) -> str:
+def push_tree(tree: Path, url: str, callback: "Callback | None" = None) -> str:
     """Copy a compiled tree to URL/HASH, and return that address.
 
     Its files are hashed first. Files that exist there with the right size are not copied again, so
-    that an interrupted push continues.
+    that an interrupted push continues. callback: receives the size of the tree in bytes, and the
+    number of bytes done, kept ones included.
     Raises ArtifactError if the tree is incomplete or a file has changed, OptionError and
     NotInstalledError for a URL, and OutputError if the URL can't be written.
     """
@@ -75,26 +71,25 @@ def push_tree(tree: Path, url: str, progress: Progress | None = None) -> str:
     manifest = parse_manifest(content, str(tree / MANIFEST_FILE))
     verify_files(tree, manifest)
     store = _Store(f"{url.rstrip('/')}/{_hash(content)}")
-    if store.size(MANIFEST_FILE) == len(content) and store.read(MANIFEST_FILE) == content:
+    if store.size(MANIFEST_FILE) == len(content) and store.manifest() == content:
         return store.url
-    counter = _Counter(manifest, progress)
-    for name, file in _files(manifest):
-        if store.size(name) == file.bytes:
-            counter.add(file.bytes)
-        else:
-            store.write(name, counter.counted(_blocks_of(tree / name)))
-    store.write(MANIFEST_FILE, [content])
+    for name, file, counted in _counted(manifest, callback):
+        if store.size(name) != file.bytes:
+            with store.writing(name) as path:
+                store.system.put_file(str(tree / name), path, callback=counted)
+    with store.writing(MANIFEST_FILE) as path:
+        store.system.pipe_file(path, content)
     return store.url
 
 
-def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = None) -> Path:
+def pull_tree(url: str, folder: Path | None = None, callback: "Callback | None" = None) -> Path:
     """Copy a compiled tree from its address into a folder, and return the folder.
 
     folder: by default a folder named by the tree's hash in `tree_cache`. A tree that exists there
     is returned at once, without access to the storage if the address ends with its hash. Each file
-    is hashed while it is copied, and gets its name when it is complete: an interrupted pull
-    continues, and hashes the existing files. The manifest is written last. If several processes
-    pull, one copies and the others wait.
+    is copied, hashed, and then gets its name: an interrupted pull continues, and hashes the
+    existing files. The manifest is written last. If several processes pull, one copies and the
+    others wait. callback: see push_tree.
     Raises ArtifactError for a tree that is missing, incomplete or different from its hash, or if
     the folder has other content, OptionError and NotInstalledError for a URL, OutputError if the
     folder can't be written, and CompileError if another process holds it for an hour.
@@ -106,7 +101,7 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
         if _is_whole(place, expected):
             return place
     store = _Store(url)
-    content = store.read(MANIFEST_FILE)
+    content = store.manifest()
     found = _hash(content)
     if expected not in (None, found):
         raise ArtifactError(
@@ -121,7 +116,7 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
         with tree_lock(place, PULL_TIMEOUT_S):
             if not _is_whole(place, found):
                 _refuse_others(place, found)  # files may have come during the wait
-                _fill(place, store, manifest, content, progress)
+                _fill(place, store, manifest, content, callback)
     except OSError as error:
         if isinstance(error, OutputError):
             raise
@@ -132,37 +127,18 @@ def pull_tree(url: str, folder: Path | None = None, progress: Progress | None = 
     return place
 
 
-class _Counter:
-    """Counter of bytes, which reports to a Progress."""
-
-    def __init__(self, manifest: Manifest, progress: Progress | None):
-        self._progress, self._done = progress, 0
-        self._total = sum(file.bytes for _, file in _files(manifest))
-
-    def add(self, count: int) -> None:
-        self._done += count
-        if self._progress is not None:
-            self._progress(self._done, self._total)
-
-    def counted(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        for block in blocks:
-            yield block
-            self.add(len(block))
-
-
 class _Store:
     """The files of one tree on shared storage.
 
-    Raises ArtifactError if a file can't be read, and OutputError if one can't be written.
+    Raises OptionError and NotInstalledError for an address that fsspec can't open.
     """
 
     def __init__(self, url: str):
         import fsspec.core
-        from fsspec.implementations.local import LocalFileSystem
 
         self.url = url.rstrip("/")
         try:
-            self._system, self._root = fsspec.core.url_to_fs(self.url)
+            self.system, self._root = fsspec.core.url_to_fs(self.url)
         except ImportError as error:
             raise NotInstalledError(
                 f"{url} needs a package that is not installed: {error}. Install it with pip."
@@ -172,107 +148,120 @@ class _Store:
                 f"{url} can't be opened: {error}. A URL is a folder, or an address such as "
                 "s3://BUCKET/TREES."
             ) from error
-        self._is_local = isinstance(self._system, LocalFileSystem)
-        self._system.invalidate_cache()
+        self.system.invalidate_cache()
 
     def size(self, name: str) -> int | None:
         """Return a file's size in bytes, None if it does not exist."""
-        try:
-            return self._system.info(f"{self._root}/{name}")["size"]
-        except FileNotFoundError:
-            return None
-        except Exception as error:  # any error of the storage's client
-            raise self._unreadable(name, error) from error
+        with self.reading(name) as path, suppress(FileNotFoundError):
+            return int(self.system.size(path))
+        return None
 
-    def read(self, name: str) -> bytes:
-        return b"".join(self.blocks(name))
+    def manifest(self) -> bytes:
+        """Return the content of the tree's manifest."""
+        with self.reading(MANIFEST_FILE) as path:
+            return bytes(self.system.cat_file(path))
 
-    def blocks(self, name: str) -> Iterator[bytes]:
-        """Yield a file's content, block by block."""
+    @contextmanager
+    def reading(self, name: str) -> Iterator[str]:
+        """Yield the path of a file to read. Raises ArtifactError if it can't be read."""
         try:
-            with self._system.open(f"{self._root}/{name}", "rb") as file:
-                while block := file.read(_BLOCK_BYTES):
-                    yield block
+            yield f"{self._root}/{name}"
         except FileNotFoundError as error:
             raise ArtifactError(
                 f"{self.url} is no whole compiled tree: it has no {name}. Push the tree again: it "
                 "goes on where it ended."
             ) from error
-        except Exception as error:
-            raise self._unreadable(name, error) from error
+        except Exception as error:  # any error of the storage's client
+            if isinstance(error, OSError) and is_full(error):  # the disk that it is copied to
+                raise
+            raise ArtifactError(
+                f"{self.url}/{name} can't be read: {error!r}. Check the address, the network and "
+                "what you may read there, and run it again: files that are whole are kept."
+            ) from error
 
-    def write(self, name: str, blocks: Iterable[bytes]) -> None:
+    @contextmanager
+    def writing(self, name: str) -> Iterator[str]:
+        """Yield the path to write a file to. Raises OutputError if it can't be written.
+
+        Object storage shows a file when it is whole; a folder gets it under its name at the end.
+        """
+        from fsspec.implementations.local import LocalFileSystem
+
+        path = f"{self._root}/{name}"
         try:
-            with self._created(f"{self._root}/{name}") as file:
-                for block in blocks:
-                    file.write(block)
+            if isinstance(self.system, LocalFileSystem):
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+                with written_whole(Path(path)) as file:
+                    yield file.name
+            else:
+                yield path
         except Exception as error:
             raise OutputError(
                 f"{self.url}/{name} can't be written: {error}. Check the address and what you may "
                 "write there, and run it again: files that are whole are kept."
             ) from error
 
-    def _created(self, path: str) -> AbstractContextManager[BinaryIO]:
-        if self._is_local:  # a reader would see an unfinished file
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            return written_whole(Path(path))
-        try:
-            opened: Any = self._system.open(path, "wb")
-        except FileNotFoundError:  # a storage with folders
-            self._system.makedirs(path.rpartition("/")[0], exist_ok=True)
-            opened = self._system.open(path, "wb")
-        return opened
-
-    def _unreadable(self, name: str, error: Exception) -> Qwen3OmniError:
-        if isinstance(error, Qwen3OmniError):
-            return error
-        return ArtifactError(
-            f"{self.url}/{name} can't be read: {error!r}. Check the address, the network and what "
-            "you may read there, and run it again: files that are whole are kept."
-        )
-
 
 def _fill(
-    folder: Path, store: _Store, manifest: Manifest, content: bytes, progress: Progress | None
+    folder: Path,
+    store: _Store,
+    manifest: Manifest,
+    content: bytes,
+    callback: "Callback | None",
 ) -> None:
     """Copy the files of a tree that a folder lacks, the manifest last."""
     started_s = time.monotonic()
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
-    counter, lacking = _Counter(manifest, progress), list[tuple[str, FileRecord]]()
-    for name, file in _files(manifest):
-        path = folder / name
-        if path.is_file() and file_sha256(path) == file.sha256:
-            counter.add(file.bytes)
-        else:
-            lacking.append((name, file))
-    missing, free = sum(file.bytes for _, file in lacking), shutil.disk_usage(folder).free
-    if missing > free:
+    lacking = (file.bytes for name, file in _files(manifest) if not _is_sized(folder / name, file))
+    missing = sum(lacking)
+    if missing > (free := shutil.disk_usage(folder).free):
         raise OutputError(
             f"{missing / MB:.1f} MB of {store.url} are not in {folder} yet, and its disk has "
             f"{free / MB:.1f} MB free. Make room or take another folder, and run it again: files "
             "that are whole are kept."
         )
     logger.info("pulling %.1f MB of %s into %s", missing / MB, store.url, folder)
-    for name, file in lacking:
-        _copy(store, name, folder / name, file, counter)
+    for name, file, counted in _counted(manifest, callback):
+        path = folder / name
+        if _is_sized(path, file) and file_sha256(path) == file.sha256:
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with written_whole(path) as output:
+            part = Path(output.name)
+            with store.reading(name) as source:
+                store.system.get_file(source, str(part), callback=counted)
+            if (found := file_sha256(part)) != file.sha256:
+                raise ArtifactError(
+                    f"{store.url}/{name} is not what was compiled: the sha256 of its "
+                    f"{part.stat().st_size} bytes is {found}, and {file.sha256} of {file.bytes} "
+                    "bytes is expected. Run it again; if it stays so, delete it there and push the "
+                    "tree again."
+                )
     with written_whole(folder / MANIFEST_FILE) as output:
         output.write(content)
     logger.info("pulled %s in %.1f s", store.url, time.monotonic() - started_s)
 
 
-def _copy(store: _Store, name: str, path: Path, file: FileRecord, counter: _Counter) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with written_whole(path) as output:
-        for block in counter.counted(store.blocks(name)):
-            digest.update(block)
-            output.write(block)
-        if digest.hexdigest() != file.sha256:
-            raise ArtifactError(
-                f"{store.url}/{name} is not what was compiled: the sha256 of its {output.tell()} "
-                f"bytes is {digest.hexdigest()}, and {file.sha256} of {file.bytes} bytes is "
-                "expected. Run it again; if it stays so, delete it there and push the tree again."
-            )
+def _counted(
+    manifest: Manifest, callback: "Callback | None"
+) -> Iterator[tuple[str, FileRecord, "Callback"]]:
+    """Yield every file of a tree, its path first, with the callback of its copy.
+
+    callback: receives the bytes of all files; those of a file are done when the next one is taken.
+    """
+    from fsspec.callbacks import Callback
+
+    files, whole = _files(manifest), Callback() if callback is None else callback
+    whole.set_size(sum(file.bytes for _, file in files))
+    for name, file in files:
+        before = whole.value
+        hooks = {"tree": lambda _, done, before=before: whole.absolute_update(before + done)}
+        yield name, file, Callback(hooks=hooks)
+        whole.absolute_update(before + file.bytes)
+
+
+def _is_sized(path: Path, file: FileRecord) -> bool:
+    return path.is_file() and path.stat().st_size == file.bytes
 
 
 def _is_whole(folder: Path, wanted: str) -> bool:
@@ -315,12 +304,6 @@ def _files(manifest: Manifest) -> list[tuple[str, FileRecord]]:
         if path.is_absolute() or ".." in path.parts or str(path) != name:
             raise ArtifactError(f"the manifest names a file outside of the tree: {name!r}.")
     return found
-
-
-def _blocks_of(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            yield block
 
 
 def _hash(content: bytes) -> str:

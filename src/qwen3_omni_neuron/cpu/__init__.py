@@ -1,8 +1,8 @@
 """Engines on the CPU, in C where it was compiled and takes the weights, else in torch.
 
-thinker (with the audio and vision encoder), predictor, vocoder: the engines. build: put them
-together, from a checkpoint or from a compiled tree. weights: write and read a compiled tree's
-weights. target: the CPU's entry in the table of targets.
-slots: the KV cache of thinker and talker. Its docstring says where a KV cache row is written.
-native: the functions of model/ that are in C.
+build: puts them together, from a checkpoint or from a compiled tree; there it is decided which of
+the two it is. eager: all engines in torch. native: all engines in C.
+encoders, thinker, slots, predictor, vocoder, tables: what the two have in common.
+weights: write and read a compiled tree's weights. precision: types of weights. packing: layout of
+matrices for the C. target: the CPU's entry in the table of targets.
 """

@@ -7,20 +7,20 @@
     bfloat16   bfloat16                                           bfloat16    torch
     float64    float64                                            float64     torch
 
-Weights for the C are packed (see cpu.native.matrix). Without the compiled library torch computes
+Weights for the C are packed (see cpu.packing). Without the compiled library torch computes
 all of them: packed weights are unpacked and widened to float32 when they are loaded.
 """
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from qwen3_omni_neuron.checkpoint.tensor_file import Layout
 from qwen3_omni_neuron.cpu.native.installed import find_library
-from qwen3_omni_neuron.cpu.native.matrix import pack, packed_shape, quantise, unpack
+from qwen3_omni_neuron.cpu.packing import pack, packed_shape, quantise, unpack
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.moe import MoeFeedForward
 
@@ -87,11 +87,11 @@ class WeightForm:
         """Return the tensors kept for a parameter, by name. tensor: the parameter as read."""
         if self.matrix is None:
             return {target: tensor}
-        matrix, library = tensor.view(self.matrix), find_library()
+        matrix = tensor.view(self.matrix)
         if self.kept_as != torch.int8:
-            return {target: pack(matrix, library, self.kept_as)}
+            return {target: _packed(matrix, self.kept_as)}
         rounded, scale = quantise(matrix)
-        return {target: pack(rounded, library), target + SCALE: scale}
+        return {target: _packed(rounded, torch.int8), target + SCALE: scale}
 
     def rounded(self, tensor: Tensor) -> Tensor:
         """Return a parameter in float32 with the rounding of `keep`."""
@@ -110,9 +110,19 @@ class WeightForm:
         return wide.view(shape)
 
 
-def library_for(dtype: str) -> ctypes.CDLL | None:
+def library_for(dtype: str) -> Any:
     """Return the compiled library where it computes this dtype, None where torch does."""
     return find_library() if PRECISIONS[dtype].packed else None
+
+
+def _packed(matrix: Tensor, dtype: torch.dtype) -> Tensor:
+    """Pack a matrix in C or, without the library, in torch: the bytes are the same."""
+    library = find_library()
+    if library is None:
+        return pack(matrix, dtype)
+    from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+
+    return pack_in_c(matrix, library, dtype)
 
 
 def weight_form(precision: Precision, part: str, module: nn.Module, target: str) -> WeightForm:

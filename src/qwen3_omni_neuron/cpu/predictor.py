@@ -1,36 +1,22 @@
 """The code predictor on the CPU."""
 
-import ctypes
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
 from qwen3_omni_neuron.engines.inputs import sampling_inputs
 from qwen3_omni_neuron.engines.protocols import PredictorSampling
-from qwen3_omni_neuron.model.code_predictor import CodePredictor
-from qwen3_omni_neuron.model.config import TalkerConfig
 
 
 class CpuPredictor:
-    """Code predictor over model.code_predictor; see engines.protocols.Predictor.
+    """Code predictor over one of fixed top_k; see engines.protocols.Predictor.
 
-    library: computes, with up to `threads` threads; None: torch computes. native: its calls in C.
+    run: model.code_predictor.CodePredictor, or a function that computes the same.
     """
 
-    def __init__(
-        self,
-        c: TalkerConfig,
-        predictor: CodePredictor,
-        library: ctypes.CDLL | None = None,
-        threads: int = 1,
-    ):
-        self._code_groups = c.code_groups
-        self._run: Callable[..., tuple[Tensor, Tensor]] = predictor
-        self.native: NativePredictor | None = None
-        if library is not None:
-            self._run = self.native = NativePredictor(c, predictor, library, threads)
+    def __init__(self, run: Callable[..., tuple[Tensor, Tensor]], code_groups: int):
+        self._run, self._code_groups = run, code_groups
 
     @torch.inference_mode()
     def predict(

@@ -1,41 +1,36 @@
 """Vocoder engine on the CPU: code2wav in chunks, with a streaming state a slot."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES
-from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
 from qwen3_omni_neuron.engines.inputs import cut_audio, pad_chunks
-from qwen3_omni_neuron.model.code2wav import Code2Wav, State
+from qwen3_omni_neuron.model.config import Code2WavConfig
 
 
 class CpuVocoder:
-    """Vocoder over model.code2wav; see engines.protocols.Vocoder.
+    """Vocoder over calls of code2wav; see engines.protocols.Vocoder.
 
     A slot whose chunk was padded keeps no state, because the state would include padding.
-    chunk_frames: chunk sizes, ascending. library, threads: see code2wav_calls.
+    chunk_frames: chunk sizes, ascending.
     """
 
     def __init__(
         self,
-        code2wav: Code2Wav,
+        calls: "Code2WavCalls",
         slots: int,
         chunk_frames: tuple[int, ...] = CHUNK_FRAMES,
-        library: ctypes.CDLL | None = None,
-        threads: int = 1,
     ):
         self.slots = slots
         self.chunk_frames = chunk_frames
-        self.frame_samples = code2wav.config.frame_samples
-        self.latency_samples = code2wav.config.latency_samples
+        self.frame_samples = calls.config.frame_samples
+        self.latency_samples = calls.config.latency_samples
         self._states: dict[int, Any] = {}
-        self._calls = code2wav_calls(code2wav, library, threads)
+        self._calls = calls
 
     def start(self, slots: Sequence[int], codes: Sequence[Tensor]) -> list[NDArray[np.float32]]:
         """Decode the first chunks of streams; see engines.protocols.Vocoder.start.
@@ -88,6 +83,8 @@ class CpuVocoder:
 class Code2WavCalls(Protocol):
     """Code2Wav.start and Code2Wav.step, whose states fit only the calls of the same object."""
 
+    config: Code2WavConfig
+
     def start(self, codes: Tensor) -> tuple[Tensor, Any]:
         """Decode the first chunk of streams. Returns the samples and the state."""
         ...
@@ -103,35 +100,3 @@ class Code2WavCalls(Protocol):
     def split(self, state: Any) -> Sequence[Any]:
         """Split a state into those of single streams: the reverse of `join`."""
         ...
-
-
-def code2wav_calls(
-    code2wav: Code2Wav, library: ctypes.CDLL | None = None, threads: int = 1
-) -> Code2WavCalls:
-    """Return calls in `library`, with up to `threads` threads, or in torch where it is None."""
-    if library is None:
-        return _TorchCalls(code2wav)
-    return NativeCode2Wav(code2wav, library, threads)
-
-
-class _TorchCalls:
-    """Calls in torch. A state's tensors have the streams as first axis."""
-
-    def __init__(self, code2wav: Code2Wav):
-        self._code2wav = code2wav
-
-    @torch.inference_mode()
-    def start(self, codes: Tensor) -> tuple[Tensor, State]:
-        return self._code2wav.start(codes)
-
-    @torch.inference_mode()
-    def step(self, codes: Tensor, state: State) -> tuple[Tensor, State]:
-        return self._code2wav.step(codes, state)
-
-    def join(self, states: Sequence[State]) -> State:
-        if len(states) == 1:
-            return states[0]
-        return tuple(torch.cat(parts) for parts in zip(*states, strict=True))
-
-    def split(self, state: State) -> Sequence[State]:
-        return list(zip(*(tensor.split(1) for tensor in state), strict=True))

@@ -26,7 +26,6 @@ from qwen3_omni_neuron.cpu.precision import (
     SCALE,
     Precision,
     WeightForm,
-    library_for,
     weight_form,
 )
 from qwen3_omni_neuron.errors import ArtifactError
@@ -37,16 +36,17 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 def load_checkpoint_models(
-    checkpoint: Checkpoint, config: OmniConfig, dtype: str, stages: Collection[str]
+    checkpoint: Checkpoint, config: OmniConfig, dtype: str, stages: Collection[str], packed: bool
 ) -> Models:
     """Read the modules of some stages from a checkpoint, one parameter at a time.
 
-    dtype: one of cpu.precision.PRECISIONS. Raises CheckpointError; see
+    dtype: one of cpu.precision.PRECISIONS. packed: whether weights that this dtype packs stay so,
+    for the C, or are widened, for torch. Raises CheckpointError; see
     checkpoint.parameters.load_parts.
     """
     models, parts = lay_out(config, stages)
     check_names(list(parts.values()), checkpoint)
-    widened = PRECISIONS[dtype].packed and library_for(dtype) is None
+    widened = PRECISIONS[dtype].packed and not packed
     with one_torch_thread():
         for name, part in parts.items():
             forms = _forms(PRECISIONS[dtype], name, part)
@@ -58,12 +58,12 @@ def load_checkpoint_models(
 
 
 def load_compiled_models(
-    tree: Path, config: OmniConfig, dtype: str, stages: Collection[str]
+    tree: Path, config: OmniConfig, dtype: str, stages: Collection[str], packed: bool
 ) -> Models:
     """Load the modules of some stages from a tree.
 
-    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype: one
-    of cpu.precision.PRECISIONS. Raises ArtifactError for a file that can't be read, or whose
+    The talker also gets the token embedding, from the thinker's file, for its text rows. dtype,
+    packed: see load_checkpoint_models. Raises ArtifactError for a file that can't be read, or whose
     tensors are not those of the modules.
     """
     models, parts = lay_out(config, stages)
@@ -71,11 +71,11 @@ def load_compiled_models(
         wanted = {name: parts[name] for name in names if name in parts}
         if wanted:
             with _open_weights(tree / graph) as file:
-                _fill(tree / graph, file, wanted, dtype)
+                _fill(tree / graph, file, wanted, dtype, packed)
     if "embedding" in parts:
         with _open_weights(tree / "thinker") as file:
             wanted = {"embedding": parts["embedding"]}
-            _fill(tree / "thinker", file, wanted, dtype, "thinker.embedding.")
+            _fill(tree / "thinker", file, wanted, dtype, packed, "thinker.embedding.")
     return models
 
 
@@ -113,14 +113,21 @@ def _open_weights(folder: Path) -> Iterator[Any]:
         ) from error
 
 
-def _fill(folder: Path, file: Any, parts: Mapping[str, Part], dtype: str, alone: str = "") -> None:
+def _fill(
+    folder: Path,
+    file: Any,
+    parts: Mapping[str, Part],
+    dtype: str,
+    packed: bool,
+    alone: str = "",
+) -> None:
     """Fill the modules of parts from a file.
 
-    alone: prefix of these parameters' names, in place of the part's name, in a file that also has
-    other tensors.
+    packed: see load_checkpoint_models. alone: prefix of these parameters' names, in place of the
+    part's name, in a file that also has other tensors.
     """
     precision = PRECISIONS[dtype]
-    widened = precision.packed and library_for(dtype) is None
+    widened = precision.packed and not packed
     layout = {name: _layout(precision, name, part) for name, part in parts.items()}
     wanted = {
         (alone or f"{name}.") + kept: expected

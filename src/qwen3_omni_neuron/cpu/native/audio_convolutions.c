@@ -9,28 +9,11 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "layout.h"
 #include "parallel.h"
-#include "status.h"
 
-enum { CONVOLUTIONS = 3, TAPS = 3 };
+enum { TAPS = 3 };
 /* Rows of a task, at least: enough for the widest tile to be worth widening the weights. */
 enum { ROWS_A_TASK = 48 };
-
-typedef struct {
-    int64_t mels, times;       /* of a chunk */
-    Matrix conv[CONVOLUTIONS]; /* [channels, TAPS mels * TAPS times * channels before] */
-    int64_t threads;           /* that a call may use */
-} AudioConvolutions;
-
-const LayoutEntry audio_convolutions_layout[] = {
-    SIZE(AudioConvolutions),
-    OFFSET(AudioConvolutions, mels),
-    OFFSET(AudioConvolutions, times),
-    OFFSET(AudioConvolutions, conv),
-    OFFSET(AudioConvolutions, threads),
-    END_OF_LAYOUT,
-};
 
 /* One convolution of all chunks. */
 typedef struct {
@@ -95,8 +78,6 @@ static void convolve_lines(void *work, int64_t task, float *scratch)
     }
 }
 
-/* x: [chunks, mels, times], zero from time `filled` on. y: [chunks, times / 8 rounded up, channels *
- * mels / 8], zero from filled / 8 rounded up on. */
 int convolve_audio(const AudioConvolutions *a, int64_t chunks, int64_t filled, const float *x,
                    float *y)
 {

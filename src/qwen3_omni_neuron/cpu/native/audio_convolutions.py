@@ -1,33 +1,21 @@
 """The audio encoder's convolutions in C."""
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
-    Matrix,
-    Number,
+    TYPES,
+    Fields,
+    Library,
     Weights,
+    address_of,
     check,
     empty_floats,
     pointer_to,
 )
-from qwen3_omni_neuron.cpu.native.matrix import TYPES, pack
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.audio_encoder import AudioEncoder
-
-
-class _AudioConvolutions(ctypes.Structure):
-    """AudioConvolutions of audio_convolutions.c."""
-
-    _fields_ = [
-        *((name, Number) for name in ("mels", "times")),
-        ("conv", Matrix * 3),
-        ("threads", Number),
-    ]
-
-
-STRUCTS = {"AudioConvolutions": _AudioConvolutions}
 
 
 class NativeAudioConvolutions:
@@ -37,16 +25,17 @@ class NativeAudioConvolutions:
     are packed copies, so the encoder's convolutions need not be kept. threads: limit of a call.
     """
 
-    def __init__(self, encoder: AudioEncoder, library: ctypes.CDLL, threads: int):
+    def __init__(self, encoder: AudioEncoder, library: Library, threads: int):
         c = self._config = encoder.config
         self._run, self._weights = library.convolve_audio, Weights()
         convolutions = (encoder.conv1, encoder.conv2, encoder.conv3)
-        self._described = _AudioConvolutions(
-            mels=c.mel_bins,
-            times=c.chunk_mel_frames,
-            conv=(Matrix * 3)(*(self._matrix(conv, library) for conv in convolutions)),
-            threads=threads,
-        )
+        fields = {
+            "mels": c.mel_bins,
+            "times": c.chunk_mel_frames,
+            "conv": [self._matrix(conv, library) for conv in convolutions],
+            "threads": threads,
+        }
+        self._described = ffi.new("AudioConvolutions *", fields)
 
     def __call__(self, chunks: Tensor, width: int) -> Tensor:
         """Convolve chunks; see AudioEncoder.convolve. Raises ValueError for other shapes."""
@@ -57,24 +46,24 @@ class NativeAudioConvolutions:
         rows = empty_floats(len(chunks), columns, c.conv_channels * ((c.mel_bins + 7) // 8))
         chunks = chunks.contiguous()
         status = self._run(
-            ctypes.byref(self._described),
+            self._described,
             len(chunks),
             width,
             pointer_to(chunks, torch.float32, len(chunks), c.mel_bins, c.chunk_mel_frames),
-            rows.data_ptr(),
+            address_of(rows),
         )
         check(status)
         return rows
 
-    def _matrix(self, conv: nn.Conv2d, library: ctypes.CDLL) -> Matrix:
+    def _matrix(self, conv: nn.Conv2d, library: Library) -> Fields:
         # [out, in, mels, times] -> [out, mels * times * in]: channels lie side by side.
         weight = conv.weight.detach().permute(0, 2, 3, 1).flatten(1)
-        packed = pack(weight, library)
+        packed = pack_in_c(weight, library)
         assert conv.bias is not None
-        return Matrix(
-            panels=self._weights(packed, *packed.shape, dtype=packed.dtype),
-            bias=self._weights(conv.bias.detach().float(), conv.out_channels),
-            into=weight.shape[1],
-            out=len(weight),
-            type=TYPES[packed.dtype],
-        )
+        return {
+            "panels": self._weights(packed, *packed.shape, dtype=packed.dtype),
+            "bias": self._weights(conv.bias.detach().float(), conv.out_channels),
+            "into": weight.shape[1],
+            "out": len(weight),
+            "type": TYPES[packed.dtype],
+        }

@@ -11,63 +11,12 @@
 
 #include "decoder.h"
 #include "kernels.h"
-#include "layout.h"
-#include "status.h"
 #include "wave.h"
 
 enum { TAPS = 7, UP_TAPS = 2 };
 /* Frames of a stream that are computed together: bounds the memory of a long call. */
 enum { FRAMES = 32 };
 enum { ROWS_A_TASK = 4 };
-
-/* Transposed convolution and ConvNeXt block (model.code2wav.Upsample). */
-typedef struct {
-    int64_t ratio;
-    Matrix up;                              /* `ratio` of [hidden, hidden], one a phase */
-    const float *depthwise, *depthwise_bias; /* [TAPS, hidden], [hidden] */
-    const float *norm, *norm_bias;          /* [hidden] */
-    float norm_eps;
-    Matrix fc1, fc2; /* [wide, hidden], [hidden, wide] */
-} Stage;
-
-typedef struct {
-    Decoder decoder; /* its `out` and `down` have the layers' scales; `window` is set */
-    Table embedding; /* [groups * codes, hidden] */
-    int64_t groups, codes;
-    const float *frequencies; /* [head_dim / 2] */
-    int64_t stages;
-    const Stage *stage; /* [stages] */
-    Matrix conv_in;     /* [channels, TAPS * hidden] */
-    Matrix up;          /* of the first block: [rate * out, UP_TAPS * channels] */
-    Wave wave;
-    int64_t threads; /* that a call may use */
-} Code2Wav;
-
-const LayoutEntry code2wav_layout[] = {
-    SIZE(Stage),
-    OFFSET(Stage, ratio),
-    OFFSET(Stage, up),
-    OFFSET(Stage, depthwise),
-    OFFSET(Stage, depthwise_bias),
-    OFFSET(Stage, norm),
-    OFFSET(Stage, norm_bias),
-    OFFSET(Stage, norm_eps),
-    OFFSET(Stage, fc1),
-    OFFSET(Stage, fc2),
-    SIZE(Code2Wav),
-    OFFSET(Code2Wav, decoder),
-    OFFSET(Code2Wav, embedding),
-    OFFSET(Code2Wav, groups),
-    OFFSET(Code2Wav, codes),
-    OFFSET(Code2Wav, frequencies),
-    OFFSET(Code2Wav, stages),
-    OFFSET(Code2Wav, stage),
-    OFFSET(Code2Wav, conv_in),
-    OFFSET(Code2Wav, up),
-    OFFSET(Code2Wav, wave),
-    OFFSET(Code2Wav, threads),
-    END_OF_LAYOUT,
-};
 
 /* ---- a stream's state ---- */
 
@@ -77,8 +26,6 @@ static int64_t held_floats(const Decoder *d)
     return d->layers * d->kv_heads * (d->window - 1) * d->head_dim;
 }
 
-/* Floats of a stream's state: keys, values, the last rows that each stage's depthwise convolution
- * reaches back to, those of conv_in, the last one of the first block's upsampling, and the wave's. */
 int64_t code2wav_state_size(const Code2Wav *c)
 {
     return 2 * held_floats(&c->decoder) + (c->stages + 1) * (TAPS - 1) * c->decoder.hidden +
@@ -432,9 +379,6 @@ static int64_t samples_of(const Code2Wav *c, int64_t frames, int first)
     return wave_samples(&c->wave, (frames - (first ? 1 : 0)) * c->wave.block->rate, first);
 }
 
-/* Decode the next frames of streams. codes [streams, groups, frames]. positions [streams]: frames
- * that came before; state [streams, code2wav_state_size]: what the last call left, and both NULL at
- * the start of streams. Writes new_state and samples [streams, ...]. Several threads may call it. */
 int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64_t frames,
                  const int64_t *positions, const float *state, float *new_state, float *samples)
 {

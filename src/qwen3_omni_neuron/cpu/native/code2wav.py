@@ -1,6 +1,5 @@
 """Code2wav in C: one call a chunk of several streams."""
 
-import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,21 +9,20 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
-    Layer,
-    Matrix,
-    NativeDecoder,
-    Number,
+    TYPES,
+    Fields,
+    Library,
     Pointer,
-    Table,
     UnsuitedError,
     Weights,
     check,
     pointer_to,
 )
-from qwen3_omni_neuron.cpu.native.matrix import TYPES, pack
-from qwen3_omni_neuron.model.code2wav import UNIT_DILATIONS, Code2Wav, Snake
+from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
+from qwen3_omni_neuron.model.code2wav import Code2Wav, Snake
 from qwen3_omni_neuron.model.config import Code2WavConfig
 
 NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
@@ -32,80 +30,9 @@ NativeState = tuple[NDArray[np.int64], NDArray[np.float32]]
 
 Numpy arrays, because torch operations release Python's interpreter lock, which other stages want.
 """
-CHANNELS = 12  # as in kernels.h
+CHANNELS: int = ffi.integer_const("CHANNELS")
 TAPS = 7
-
-
-class _Snake(ctypes.Structure):
-    _fields_ = [(name, Pointer) for name in ("frequency", "inverse_magnitude")]
-
-
-class _Unit(ctypes.Structure):
-    _fields_ = [
-        ("dilation", Number),
-        ("first", _Snake),
-        ("second", _Snake),
-        *((name, Pointer) for name in ("conv", "conv_bias", "point", "point_bias")),
-    ]
-
-
-class _Block(ctypes.Structure):
-    _fields_ = [
-        *((name, Number) for name in ("into", "out", "rate")),
-        ("act", _Snake),
-        *((name, Pointer) for name in ("up", "up_bias")),
-        ("units", _Unit * len(UNIT_DILATIONS)),
-    ]
-
-
-class _Wave(ctypes.Structure):
-    """Wave of wave.h."""
-
-    _fields_ = [
-        ("blocks", Number),
-        ("block", ctypes.POINTER(_Block)),
-        ("act", _Snake),
-        *((name, Pointer) for name in ("conv", "bias")),
-    ]
-
-
-class _Stage(ctypes.Structure):
-    """Stage of code2wav.c."""
-
-    _fields_ = [
-        ("ratio", Number),
-        ("up", Matrix),
-        *((name, Pointer) for name in ("depthwise", "depthwise_bias", "norm", "norm_bias")),
-        ("norm_eps", ctypes.c_float),
-        *((name, Matrix) for name in ("fc1", "fc2")),
-    ]
-
-
-class _Code2Wav(ctypes.Structure):
-    """Code2Wav of code2wav.c."""
-
-    _fields_ = [
-        ("decoder", NativeDecoder),
-        ("embedding", Table),
-        *((name, Number) for name in ("groups", "codes")),
-        ("frequencies", Pointer),
-        ("stages", Number),
-        ("stage", ctypes.POINTER(_Stage)),
-        *((name, Matrix) for name in ("conv_in", "up")),
-        ("wave", _Wave),
-        ("threads", Number),
-    ]
-
-
-STRUCTS = {
-    "Snake": _Snake,
-    "Unit": _Unit,
-    "Block": _Block,
-    "Wave": _Wave,
-    "Stage": _Stage,
-    "Code2Wav": _Code2Wav,
-}
-CONSTANTS = {"CHANNELS": CHANNELS}
+_ELEMENTS = {"int64": ffi.typeof("int64_t[]"), "float32": ffi.typeof("float[]")}
 
 
 class NativeCode2Wav:
@@ -117,15 +44,16 @@ class NativeCode2Wav:
     threads: upper limit for a call. Raises UnsuitedError where the C can't take the weights.
     """
 
-    def __init__(self, code2wav: Code2Wav, library: ctypes.CDLL, threads: int = 1):
-        c = self._config = code2wav.config
+    def __init__(self, code2wav: Code2Wav, library: Library, threads: int = 1):
+        c = self.config = code2wav.config
         if c.frame_samples <= c.latency_samples:
             raise UnsuitedError(
                 f"the C needs samples from a first frame, and its {c.frame_inputs} inputs give none"
             )
         self._run, self._weights = library.run_code2wav, Weights()
-        self._described = _Packing(library, self._weights).code2wav(code2wav, threads)
-        self._state_size = library.code2wav_state_size(ctypes.byref(self._described))
+        fields = _Packing(library, self._weights).code2wav(code2wav, threads)
+        self._described = ffi.new("Code2Wav *", fields)
+        self._state_size = library.code2wav_state_size(self._described)
 
     def start(self, codes: Tensor) -> tuple[Tensor, NativeState]:
         """Decode the first chunk of streams; see Code2Wav.start.
@@ -153,7 +81,7 @@ class NativeCode2Wav:
         return [(positions[i : i + 1], held[i : i + 1]) for i in range(len(held))]
 
     def _advance(self, codes: Tensor, state: NativeState | None) -> tuple[Tensor, NativeState]:
-        c, size = self._config, self._state_size
+        c, size = self.config, self._state_size
         streams, _, frames = codes.shape
         missing = c.latency_samples if state is None else 0
         samples = np.empty((streams, frames * c.frame_samples - missing), np.float32)
@@ -161,14 +89,14 @@ class NativeCode2Wav:
         positions, held = (None, None) if state is None else state
         codes = codes.contiguous()
         status = self._run(
-            ctypes.byref(self._described),
+            self._described,
             streams,
             pointer_to(codes, torch.int64, streams, c.code_groups, frames),
             frames,
-            None if positions is None else _address(positions, np.int64, streams),
-            None if held is None else _address(held, np.float32, streams, size),
-            new_state.ctypes.data,
-            samples.ctypes.data,
+            ffi.NULL if positions is None else _address(positions, "int64", streams),
+            ffi.NULL if held is None else _address(held, "float32", streams, size),
+            _address(new_state, "float32", streams, size),
+            _address(samples, "float32", *samples.shape),
         )
         if status == NO_SUCH_ROW:
             raise IndexError(
@@ -181,99 +109,99 @@ class NativeCode2Wav:
         return torch.from_numpy(samples), (positions + frames, new_state)
 
 
-def _address(values: NDArray[Any], dtype: type, *shape: int) -> int:
+def _address(values: NDArray[Any], dtype: str, *shape: int) -> Pointer:
     """Return the address of a dense array. Raises ValueError for another type or shape."""
     if values.dtype != dtype or values.shape != shape or not values.flags.c_contiguous:
         raise ValueError(
-            f"the C takes dense {dtype.__name__} {list(shape)} here, got {values.dtype} "
-            f"{list(values.shape)}"
+            f"the C takes dense {dtype} {list(shape)} here, got {values.dtype} {list(values.shape)}"
         )
-    return values.ctypes.data
+    return ffi.from_buffer(_ELEMENTS[dtype], values)
 
 
 class _Packing:
     """Descriptions of code2wav's parts, over packed weights that `weights` holds."""
 
-    def __init__(self, library: ctypes.CDLL, weights: Weights):
+    def __init__(self, library: Library, weights: Weights):
         self._library, self._weights = library, weights
 
-    def code2wav(self, model: Code2Wav, threads: int) -> _Code2Wav:
+    def code2wav(self, model: Code2Wav, threads: int) -> Fields:
         c, half = model.config, model.config.head_dim // 2
         stages = [self._stage(stage, c.hidden_size) for stage in model.upsample]
         into, first_block = model.conv_in, model.blocks[0]
-        return _Code2Wav(
-            decoder=self._decoder(c, model),
-            embedding=self._table(model.embedding.weight),
-            groups=c.code_groups,
-            codes=c.codebook_size,
-            frequencies=self._vector(model.rotary.frequencies[:half], half),
-            stages=len(stages),
-            stage=(_Stage * len(stages))(*stages),
+        return {
+            "decoder": self._decoder(c, model),
+            "embedding": self._table(model.embedding.weight),
+            "groups": c.code_groups,
+            "codes": c.codebook_size,
+            "frequencies": self._vector(model.rotary.frequencies[:half], half),
+            "stages": len(stages),
+            "stage": self._weights.array("Stage", stages),
             # Inputs are rows side by side: [out, in, taps] -> [out, taps * in].
-            conv_in=self._matrix(into.weight.transpose(1, 2).flatten(1), bias=into.bias),
-            up=self._up(first_block),
-            wave=self._wave(model),
-            threads=threads,
-        )
+            "conv_in": self._matrix(into.weight.transpose(1, 2).flatten(1), bias=into.bias),
+            "up": self._up(first_block),
+            "wave": self._wave(model),
+            "threads": threads,
+        }
 
-    def _decoder(self, c: Code2WavConfig, model: Code2Wav) -> NativeDecoder:
-        layers = [self._layer(c, layer) for layer in model.layers]
-        return NativeDecoder(
-            layers=len(layers),
-            hidden=c.hidden_size,
-            heads=c.heads,
-            kv_heads=c.kv_heads,
-            head_dim=c.head_dim,
-            ffn=c.ffn_width,
-            window=c.sliding_window,
-            norm_eps=c.norm_eps,
-            layer=(Layer * len(layers))(*layers),
-            norm=self._vector(model.norm.weight, c.hidden_size),
-        )
+    def _decoder(self, c: Code2WavConfig, model: Code2Wav) -> Fields:
+        return {
+            "layers": len(model.layers),
+            "hidden": c.hidden_size,
+            "heads": c.heads,
+            "kv_heads": c.kv_heads,
+            "head_dim": c.head_dim,
+            "ffn": c.ffn_width,
+            "window": c.sliding_window,
+            "norm_eps": c.norm_eps,
+            "layer": self._weights.array(
+                "Layer", [self._layer(c, layer) for layer in model.layers]
+            ),
+            "norm": self._vector(model.norm.weight, c.hidden_size),
+        }
 
-    def _layer(self, c: Code2WavConfig, layer: Any) -> Layer:
+    def _layer(self, c: Code2WavConfig, layer: Any) -> Fields:
         """Describe a layer.
 
         layer: a VocoderLayer; the items of a ModuleList have no more precise type than Any.
         """
-        return Layer(
-            attention_norm=self._vector(layer.attention_norm.weight, c.hidden_size),
-            qkv=self._matrix(layer.qkv.weight),
-            out=self._matrix(layer.out.weight, scale=layer.attention_scale),
-            ffn_norm=self._vector(layer.ffn_norm.weight, c.hidden_size),
-            gate_up=self._matrix(layer.ffn.gate_up.weight.unflatten(0, (2, c.ffn_width))),
-            down=self._matrix(layer.ffn.down.weight, scale=layer.ffn_scale),
-        )
+        return {
+            "attention_norm": self._vector(layer.attention_norm.weight, c.hidden_size),
+            "qkv": self._matrix(layer.qkv.weight),
+            "out": self._matrix(layer.out.weight, scale=layer.attention_scale),
+            "ffn_norm": self._vector(layer.ffn_norm.weight, c.hidden_size),
+            "gate_up": self._matrix(layer.ffn.gate_up.weight.unflatten(0, (2, c.ffn_width))),
+            "down": self._matrix(layer.ffn.down.weight, scale=layer.ffn_scale),
+        }
 
-    def _stage(self, stage: Any, hidden: int) -> _Stage:
+    def _stage(self, stage: Any, hidden: int) -> Fields:
         """Describe an Upsample."""
         up, scale = stage.conv, stage.scale
-        return _Stage(
-            ratio=up.stride[0],
+        return {
+            "ratio": up.stride[0],
             # One matrix a sample: [in, out, ratio] -> [ratio, out, in].
-            up=self._matrix(up.weight.permute(2, 1, 0), bias=up.bias),
-            depthwise=self._vector(stage.depthwise.weight[:, 0].t(), TAPS, hidden),
-            depthwise_bias=self._vector(stage.depthwise.bias, hidden),
-            norm=self._vector(stage.norm.weight, hidden),
-            norm_bias=self._vector(stage.norm.bias, hidden),
-            norm_eps=stage.norm.eps,
-            fc1=self._matrix(stage.fc1.weight, bias=stage.fc1.bias),
-            fc2=self._matrix(stage.fc2.weight, scale=scale, bias=stage.fc2.bias.float() * scale),
-        )
+            "up": self._matrix(up.weight.permute(2, 1, 0), bias=up.bias),
+            "depthwise": self._vector(stage.depthwise.weight[:, 0].t(), TAPS, hidden),
+            "depthwise_bias": self._vector(stage.depthwise.bias, hidden),
+            "norm": self._vector(stage.norm.weight, hidden),
+            "norm_bias": self._vector(stage.norm.bias, hidden),
+            "norm_eps": stage.norm.eps,
+            "fc1": self._matrix(stage.fc1.weight, bias=stage.fc1.bias),
+            "fc2": self._matrix(stage.fc2.weight, scale=scale, bias=stage.fc2.bias.float() * scale),
+        }
 
-    def _wave(self, model: Code2Wav) -> _Wave:
+    def _wave(self, model: Code2Wav) -> Fields:
         blocks = [self._block(block, first=i == 0) for i, block in enumerate(model.blocks)]
-        channels = blocks[-1].out
+        channels = blocks[-1]["out"]
         assert model.conv_out.bias is not None
-        return _Wave(
-            blocks=len(blocks),
-            block=(_Block * len(blocks))(*blocks),
-            act=self._snake(model.act_out, channels),
-            conv=self._conv(model.conv_out.weight),
-            bias=self._vector(model.conv_out.bias, 1),
-        )
+        return {
+            "blocks": len(blocks),
+            "block": self._weights.array("Block", blocks),
+            "act": self._snake(model.act_out, channels),
+            "conv": self._conv(model.conv_out.weight),
+            "bias": self._vector(model.conv_out.bias, 1),
+        }
 
-    def _block(self, block: Any, first: bool) -> _Block:
+    def _block(self, block: Any, first: bool) -> Fields:
         """Describe a DecoderBlock. The first one's upsampling is a packed matrix, see `_up`."""
         up, rate = block.upsample, block.upsample.stride[0]
         into, out, taps = up.weight.shape
@@ -282,65 +210,65 @@ class _Packing:
                 f"the C upsamples with kernels of two strides, got {taps} taps for a stride of "
                 f"{rate}"
             )
-        units = [self._unit(unit, out) for unit in block.units]
-        return _Block(
-            into=into,
-            out=out,
-            rate=rate,
-            act=self._snake(block.act, into),
-            up=None if first else self._conv(_by_phase(up).flatten(0, 1)),
-            up_bias=None if first else self._vector(up.bias.repeat_interleave(rate), out * rate),
-            units=(_Unit * len(units))(*units),
-        )
+        up_bias = up.bias.repeat_interleave(rate)
+        return {
+            "into": into,
+            "out": out,
+            "rate": rate,
+            "act": self._snake(block.act, into),
+            "up": ffi.NULL if first else self._conv(_by_phase(up).flatten(0, 1)),
+            "up_bias": ffi.NULL if first else self._vector(up_bias, out * rate),
+            "units": [self._unit(unit, out) for unit in block.units],
+        }
 
-    def _up(self, block: Any) -> Matrix:
+    def _up(self, block: Any) -> Fields:
         """Describe a DecoderBlock's upsampling: rows of two inputs to rows of `rate` samples."""
         by_phase, bias = _by_phase(block.upsample), block.upsample.bias
         # [out, rate, in, 2] -> [rate * out, 2 * in]
         matrix = by_phase.permute(1, 0, 3, 2).flatten(2).flatten(0, 1)
         return self._matrix(matrix, bias=bias.repeat(block.upsample.stride[0]))
 
-    def _unit(self, unit: Any, width: int) -> _Unit:
+    def _unit(self, unit: Any, width: int) -> Fields:
         """Describe a ResidualUnit."""
-        return _Unit(
-            dilation=unit.conv1.dilation[0],
-            first=self._snake(unit.act1, width),
-            second=self._snake(unit.act2, width),
-            conv=self._conv(unit.conv1.weight),
-            conv_bias=self._vector(unit.conv1.bias, width),
-            point=self._conv(unit.conv2.weight),
-            point_bias=self._vector(unit.conv2.bias, width),
-        )
+        return {
+            "dilation": unit.conv1.dilation[0],
+            "first": self._snake(unit.act1, width),
+            "second": self._snake(unit.act2, width),
+            "conv": self._conv(unit.conv1.weight),
+            "conv_bias": self._vector(unit.conv1.bias, width),
+            "point": self._conv(unit.conv2.weight),
+            "point_bias": self._vector(unit.conv2.bias, width),
+        }
 
-    def _snake(self, act: Snake, width: int) -> _Snake:
-        return _Snake(
-            self._vector(act.frequency[:, 0], width),
-            self._vector(act.inverse_magnitude[:, 0], width),
-        )
+    def _snake(self, act: Snake, width: int) -> Fields:
+        return {
+            "frequency": self._vector(act.frequency[:, 0], width),
+            "inverse_magnitude": self._vector(act.inverse_magnitude[:, 0], width),
+        }
 
-    def _vector(self, weight: Tensor, *shape: int) -> int:
+    def _vector(self, weight: Tensor, *shape: int) -> Pointer:
         """Return a pointer to a weight in float32."""
         return self._weights(_taken(weight).float().contiguous(), *shape)
 
-    def _table(self, rows: Tensor) -> Table:
+    def _table(self, rows: Tensor) -> Fields:
         return self._weights.table(_taken(rows).contiguous(), *rows.shape)
 
     def _matrix(
         self, matrix: Tensor, scale: Tensor | None = None, bias: Tensor | None = None
-    ) -> Matrix:
+    ) -> Fields:
         """Describe a matrix [..., out, into], packed. scale, bias: [out]."""
         out, into = matrix.shape[-2:]
-        packed = pack(_taken(matrix), self._library)
-        return Matrix(
-            panels=self._weights(packed, *packed.shape, dtype=packed.dtype),
-            scale=None if scale is None else self._vector(scale, out),
-            bias=None if bias is None else self._vector(bias, out),
-            into=into,
-            out=out,
-            type=TYPES[packed.dtype],
-        )
+        packed = pack_in_c(_taken(matrix), self._library)
+        return {
+            "panels": self._weights(packed, *packed.shape, dtype=packed.dtype),
+            "scale": ffi.NULL if scale is None else self._vector(scale, out),
+            "bias": ffi.NULL if bias is None else self._vector(bias, out),
+            "into": into,
+            "out": out,
+            "type": TYPES[packed.dtype],
+        }
 
-    def _conv(self, weight: Tensor) -> int:
+    def _conv(self, weight: Tensor) -> Pointer:
         """Return a pointer to a convolution's weight [out, in, taps].
 
         In float32 as `convolve` of kernels.h takes it: [ceil(out / 12), in, taps, 12].

@@ -8,38 +8,6 @@
 #include "matrix.h"
 #include "parallel.h"
 
-/* Pointers are NULL and matrices without panels where a layer has none: qk_norm in code2wav; router
- * and shared_* of dense layers, shared_* of the thinker. */
-typedef struct {
-    const float *attention_norm;     /* [hidden] */
-    Matrix qkv;                      /* [(heads + 2 kv_heads) * head_dim, hidden] */
-    const float *qk_norm;            /* [heads + kv_heads, head_dim] */
-    Matrix out;                      /* [hidden, heads * head_dim] */
-    const float *ffn_norm;           /* [hidden] */
-    Matrix gate_up;                  /* gate, then up, [ffn, hidden] each; of every expert */
-    Matrix down;                     /* [hidden, ffn]; of every expert */
-    Matrix router;                   /* [experts, hidden] */
-    Matrix shared_gate_up;           /* gate, then up, [shared_ffn, hidden] each */
-    Matrix shared_down;              /* [hidden, shared_ffn] */
-    Matrix shared_gate;              /* [1, hidden] */
-} Layer;
-
-typedef struct {
-    int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
-    int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
-    int64_t window;     /* of code2wav: positions that a row sees, its own counted; `from` of Rows says so */
-    int32_t normalized; /* the chosen experts' weights add up to 1 */
-    float norm_eps;
-    const Layer *layer; /* [layers] */
-    const float *norm;  /* [hidden] */
-} Decoder;
-
-/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. */
-typedef struct {
-    float *keys, *values;
-    int64_t slots, positions;
-} KvCache;
-
 /* Rows of a call: each row's slot, its position there, and the first position that it may see;
  * cosine and sine [rows, head_dim / 2] of its rope position. */
 typedef struct {
@@ -64,14 +32,6 @@ typedef struct {
 /* Bytes that the arrays of so many rows take, and the arrays, cut from a block of that size. */
 int64_t memory_size(const Decoder *d, int64_t rows);
 void cut_memory(Memory *cut, char *block, const Decoder *d, int64_t rows);
-
-/* What is added to the hidden states after each of the first `layers` layers: rows [count] and their
- * features [layers, count, hidden]. */
-typedef struct {
-    int64_t layers, count;
-    const int64_t *rows;
-    const float *features;
-} Deepstack;
 
 /* Run the layers on m->x [rows, hidden], in place, without the final norm, and write keys and values
  * to the KV cache; a row attends to its slot's positions up to its own. accepted [rows, hidden]:

@@ -6,32 +6,9 @@
 #include <stdlib.h>
 
 #include "kernels.h"
-#include "layout.h"
-#include "status.h"
+#include "library.h"
 
 enum { FEW = 256 }; /* a multiple of WIDEST */
-enum { GREEDY = -1 };
-
-/* How one sequence draws: a Sampler of engines.sampling. */
-typedef struct {
-    const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
-    float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
-    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
-    float penalty, temperature, top_p;
-} Sampling;
-
-const LayoutEntry draw_layout[] = {
-    CONSTANT(GREEDY),
-    SIZE(Sampling),
-    OFFSET(Sampling, allowed),
-    OFFSET(Sampling, penalties),
-    OFFSET(Sampling, count),
-    OFFSET(Sampling, top_k),
-    OFFSET(Sampling, penalty),
-    OFFSET(Sampling, temperature),
-    OFFSET(Sampling, top_p),
-    END_OF_LAYOUT,
-};
 
 int64_t likeliest(const float *logits, int64_t vocab)
 {
@@ -153,8 +130,6 @@ static void score(float *scores, const Sampling *s, const float *logits)
             scores[i] = scores[i] < 0 ? scores[i] * s->penalties[i] : scores[i] / s->penalties[i];
 }
 
-/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.sample_ids.
- * logits: [vocab] of each; uniforms [rows] in [0, 1). Writes ids [rows]. */
 int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
               const Sampling *const *sampling, const float *uniforms, int64_t *ids)
 {

@@ -2,29 +2,18 @@
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from qwen3_omni_neuron.cpu.native.binding import Number, Pointer, check, declare_calls, pointer_to
+from qwen3_omni_neuron.cpu.native._declarations import ffi
+from qwen3_omni_neuron.cpu.native.binding import Library, check, check_dense
 from qwen3_omni_neuron.engines.sampling import Sampler
 
-GREEDY = -1
+GREEDY: int = ffi.integer_const("GREEDY")
 MOST_HELD = 1 << 16  # most logits of a call that holds the interpreter lock: about 0.1 ms
-
-
-class _Sampling(ctypes.Structure):
-    """Sampling of draw.c."""
-
-    _fields_ = [
-        *((name, Pointer) for name in ("allowed", "penalties")),
-        *((name, Number) for name in ("count", "top_k")),
-        *((name, ctypes.c_float) for name in ("penalty", "temperature", "top_p")),
-    ]
-
-
-STRUCTS = {"Sampling": _Sampling}
-CONSTANTS = {"GREEDY": GREEDY}
+ADDRESS = ffi.typeof("intptr_t")
 
 
 class NativeDraws:
@@ -32,29 +21,34 @@ class NativeDraws:
 
     An id differs from numpy's only where a draw and a boundary, or two logits at the edge of top-k,
     are as close as a rounding error of float32. A call with few logits holds Python's interpreter
-    lock, because getting it back would take longer than the call.
+    lock, because getting it back would take longer than the call. Every call of cffi gives it up,
+    so ctypes calls this function, with the types of library.h.
     """
 
-    def __init__(self, library: ctypes.CDLL):
-        self._run = library.draw_rows
-        holding = ctypes.PyDLL(library._name)
-        declare_calls(holding)
-        self._run_holding = holding.draw_rows
+    def __init__(self, library: Library):
+        function, types = library.draw_rows, ffi.typeof(library.draw_rows).args
+        arguments = [ctypes.c_void_p if t.kind == "pointer" else ctypes.c_int64 for t in types]
+        self._run, self._run_holding = (
+            prototype(ctypes.c_int, *arguments)(int(ffi.cast(ADDRESS, function)))
+            for prototype in (ctypes.CFUNCTYPE, ctypes.PYFUNCTYPE)
+        )
 
     def __call__(self, samplers: Sequence[Sampler], logits: Sequence[Tensor]) -> list[int]:
         """Draw the next id of each sequence; see engines.sampling.sample_ids."""
         count, vocab = len(samplers), samplers[0].vocab_size
         rows = [row if row.dtype is torch.float32 else row.float() for row in logits]
-        how = [ctypes.addressof(s.prepared or _prepare(s)) for s in samplers]
+        for row in rows:
+            check_dense(row, torch.float32, 1, vocab)
+        how = [(s.prepared or _prepare(s))[1] for s in samplers]
         uniforms = [s.uniforms(1)[0] if s.params.do_sample else 0.0 for s in samplers]
-        ids = (Number * count)()
+        pointers, ids = ctypes.c_void_p * count, (ctypes.c_int64 * count)()
         run = self._run_holding if count * vocab <= MOST_HELD else self._run
         check(
             run(
                 count,
-                (Pointer * count)(*(pointer_to(row, torch.float32, 1, vocab) for row in rows)),
+                pointers(*(row.data_ptr() for row in rows)),
                 vocab,
-                (Pointer * count)(*how),
+                pointers(*how),
                 (ctypes.c_float * count)(*uniforms),
                 ids,
             )
@@ -62,16 +56,18 @@ class NativeDraws:
         return list(ids)
 
 
-def _prepare(sampler: Sampler) -> _Sampling:
-    """Make a sampler's struct, which lives as long as the sampler."""
+def _prepare(sampler: Sampler) -> tuple[Any, int]:
+    """Make a sampler's struct, which lives as long as the sampler. Returns it and its address."""
     params, allowed, penalties = sampler.params, sampler.allowed, sampler.penalties
-    sampler.prepared = struct = _Sampling(
-        allowed=None if allowed is None else allowed.ctypes.data,
-        penalties=None if penalties is None else penalties.ctypes.data,
-        count=sampler.vocab_size if allowed is None else len(allowed),
-        top_k=params.top_k if params.do_sample else GREEDY,
-        penalty=params.repetition_penalty,
-        temperature=params.temperature,
-        top_p=params.top_p,
-    )
-    return struct
+    fields = {
+        "allowed": ffi.NULL if allowed is None else ffi.from_buffer("int64_t[]", allowed),
+        "penalties": ffi.NULL if penalties is None else ffi.from_buffer("float[]", penalties),
+        "count": sampler.vocab_size if allowed is None else len(allowed),
+        "top_k": params.top_k if params.do_sample else GREEDY,
+        "penalty": params.repetition_penalty,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+    }
+    struct = ffi.new("Sampling *", fields)
+    sampler.prepared = prepared = struct, int(ffi.cast(ADDRESS, struct))
+    return prepared

@@ -38,8 +38,6 @@ enum { QUERIES = 4 };
 /* A channel of audio begins `stride` floats after the channel before it. Up to MORE_SAMPLES floats
  * after a channel's last sample are read and written, too. */
 enum { MORE_SAMPLES = 64 };
-/* Output channels whose weights lie side by side: see convolve. */
-enum { CHANNELS = 12 };
 /* Most floats that one vector has. */
 enum { WIDEST = 16 };
 

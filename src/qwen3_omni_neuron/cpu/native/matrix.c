@@ -1,10 +1,8 @@
-/* Matrices in panels: see matrix.h. Called by matrix.py only. */
+/* Packing of matrices in panels: see Matrix of library.h. */
 
 #include "matrix.h"
 
-#include "layout.h"
 #include "parallel.h"
-#include "status.h"
 
 typedef struct {
     char *to;
@@ -40,8 +38,6 @@ static void pack_panel(void *work, int64_t task, float *unused)
         PACK(uint8_t, uint8_t, 0)
 }
 
-/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes, with all threads of the pool.
- * widen: bfloat16 (bytes is 2) to float32. */
 int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
                   int64_t bytes, int widen)
 {

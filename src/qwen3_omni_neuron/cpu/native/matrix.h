@@ -1,34 +1,11 @@
-/* Weights as the C takes them. */
+/* Access to weights in the layouts of library.h. */
 
 #ifndef MATRIX_H
 #define MATRIX_H
 
-#include <stdint.h>
 #include <string.h>
 
-/* Outputs of a matrix that lie side by side: see Matrix. */
-enum { PANEL = 32 };
-
-/* Types of weights. They are widened to float32 when they are used. */
-enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
-
-/* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
- * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
- * number of rows and of threads, a row's result is the same. */
-typedef struct {
-    const void *panels;
-    const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
-    const float *bias;  /* [out], added to each output; NULL for none */
-    int64_t into, out;
-    int64_t type;
-} Matrix;
-
-/* A table of rows [count, width], for lookups. */
-typedef struct {
-    const void *rows;
-    int64_t count, width;
-    int64_t type; /* FLOAT32 or BFLOAT16 */
-} Table;
+#include "library.h"
 
 static inline int64_t panels_of(int64_t out)
 {

@@ -1,68 +1,25 @@
-"""Matrices in the C's layout: panels of 32 outputs, in float32, bfloat16 or int8.
-
-[..., out, into] becomes [..., ceil(out / 32), into, 32], with zeros after the last output. A
-gate_up matrix [..., 2 width, into] is packed as two, [..., 2, width, into]. An int8 matrix has a
-float32 scale for each output: the largest weight of a row is 127.
-"""
-
-import ctypes
+"""Packing of matrices in C."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-PANEL = 32  # as in matrix.h
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as in matrix.h
-LARGEST_INT8 = 127
+from qwen3_omni_neuron.cpu.native.binding import Library, address_of, check
+from qwen3_omni_neuron.cpu.packing import packed_shape, packed_type
 
 
-def packed_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a packed matrix [..., out, into]."""
-    *stack, out, into = shape
-    return (*stack, -(-out // PANEL), into, PANEL)
-
-
-def pack(matrix: Tensor, library: ctypes.CDLL | None, dtype: torch.dtype | None = None) -> Tensor:
-    """Pack a matrix [..., out, into] of a type in TYPES.
-
-    library: None: torch packs. dtype: float32 widens bfloat16 on the way; None keeps the matrix's.
-    """
+def pack_in_c(matrix: Tensor, library: Library, dtype: torch.dtype | None = None) -> Tensor:
+    """Pack a matrix [..., out, into]; see cpu.packing.pack, whose result is the same."""
+    matrix, stored = matrix.contiguous(), packed_type(matrix, dtype)
     out, into = matrix.shape[-2:]
-    widen = matrix.dtype == torch.bfloat16 and dtype == torch.float32
-    assert widen or dtype in (None, matrix.dtype), f"{matrix.dtype} can't be packed as {dtype}"
-    if library is None:
-        matrix = matrix.to(dtype or matrix.dtype)
-        padded = F.pad(matrix, (0, 0, 0, -out % PANEL))
-        return padded.unflatten(-2, (-1, PANEL)).transpose(-1, -2).contiguous()
-    matrix = matrix.contiguous()
-    shape = packed_shape(tuple(matrix.shape))
-    packed = torch.empty(shape, dtype=dtype or matrix.dtype, device="cpu")
-    count = matrix.numel() // (out * into)
+    packed = torch.empty(packed_shape(tuple(matrix.shape)), dtype=stored, device="cpu")
     status = library.pack_matrices(
-        packed.data_ptr(), matrix.data_ptr(), count, out, into, matrix.element_size(), widen
+        address_of(packed),
+        address_of(matrix),
+        matrix.numel() // (out * into),
+        out,
+        into,
+        matrix.element_size(),
+        stored != matrix.dtype,
     )
-    if status:
-        raise MemoryError("no memory for the packing of a matrix")
+    check(status)
     return packed
-
-
-def unpack(packed: Tensor, out: int) -> Tensor:
-    """Return the matrix [..., out, into] that was packed."""
-    return packed.transpose(-1, -2).flatten(-3, -2)[..., :out, :].contiguous()
-
-
-def quantise(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Round a matrix [..., out, into] to int8. Returns it and its scale, float32 [..., out].
-
-    A stack is rounded one matrix at a time, which bounds the memory.
-    """
-    rounded = torch.empty(matrix.shape, dtype=torch.int8, device="cpu")
-    scale = torch.empty(matrix.shape[:-1], dtype=torch.float32, device="cpu")
-    stack = matrix.flatten(0, -3) if matrix.ndim > 2 else matrix.unsqueeze(0)
-    flat = rounded.view(stack.shape), scale.view(stack.shape[:-1])
-    for one, to, by in zip(stack, *flat, strict=True):
-        wide = one.float()
-        by.copy_(wide.abs().amax(-1) / LARGEST_INT8)
-        # The clamp keeps a row of zeros at zero.
-        to.copy_(wide.div(by.clamp(min=torch.finfo(torch.float32).tiny)[:, None]).round_())
-    return rounded, scale

@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <time.h>
 
+#include "library.h"
+
 /* Fewer multiplications than this are done before a helper has looked up: some microseconds. */
 enum { SHARED_FROM = 1 << 17 };
 enum { MOST_TEAMS = 64 };

@@ -15,10 +15,6 @@ typedef void (*Task)(void *work, int64_t task, float *scratch);
 
 typedef struct Team Team;
 
-/* Let up to so many threads of this process work at once, the callers included. Threads are started
- * when a team needs them; the pool never shrinks. */
-void grow_pool(int64_t threads);
-
 /* Begin a call, with a team of up to `most` threads, this one included. NULL is a team without helpers,
  * which the functions below take, too. */
 Team *open_team(int64_t most);

@@ -8,31 +8,6 @@
 #include "decoder.h"
 #include "draw.h"
 #include "kernels.h"
-#include "layout.h"
-#include "status.h"
-
-typedef struct {
-    Decoder decoder;
-    int64_t steps;
-    const float *cosine, *sine; /* [steps + 1, head_dim / 2] */
-    Table code0_embedding;      /* [code0_vocab, hidden] */
-    Table embedding;            /* [steps * vocab, hidden] */
-    Matrix head;                /* [vocab, hidden], of every step */
-    int64_t threads;            /* that a call may use */
-} Predictor;
-
-const LayoutEntry predictor_layout[] = {
-    SIZE(Predictor),
-    OFFSET(Predictor, decoder),
-    OFFSET(Predictor, steps),
-    OFFSET(Predictor, cosine),
-    OFFSET(Predictor, sine),
-    OFFSET(Predictor, code0_embedding),
-    OFFSET(Predictor, embedding),
-    OFFSET(Predictor, head),
-    OFFSET(Predictor, threads),
-    END_OF_LAYOUT,
-};
 
 /* What a frame needs; rows are one a slot, and two at its first step. */
 typedef struct {
@@ -100,10 +75,6 @@ static int run_head(Team *team, const Predictor *p, Frame *f, int64_t slots, int
            product(team, f->logits, head.out, f->memory.normed, stride, slots, &head, 0);
 }
 
-/* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
- * code0 [slots]; uniforms [slots, steps] and top_p [slots], both NULL for greedy. Writes codes
- * [slots, steps + 1], the rows of feedback and, unless NULL, logits [steps, slots, vocab]. Keeps no
- * state between calls: several threads may call it. */
 int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
                   const int64_t *code0, const float *uniforms, const float *top_p, int64_t top_k,
                   int64_t *codes, float *feedback, float *logits)

@@ -1,6 +1,5 @@
 """Code predictor in C: one call a frame."""
 
-import ctypes
 from collections.abc import Sequence
 
 import numpy as np
@@ -8,36 +7,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
-    Matrix,
-    NativeDecoder,
-    Number,
-    Pointer,
-    Table,
+    Library,
     Weights,
+    address_of,
     check,
+    check_dense,
     native_decoder,
     pointer_to,
 )
 from qwen3_omni_neuron.model.code_predictor import CodePredictor
 from qwen3_omni_neuron.model.config import TalkerConfig
-
-
-class _Predictor(ctypes.Structure):
-    """Predictor of predictor.c."""
-
-    _fields_ = [
-        ("decoder", NativeDecoder),
-        ("steps", Number),
-        *((name, Pointer) for name in ("cosine", "sine")),
-        *((name, Table) for name in ("code0_embedding", "embedding")),
-        ("head", Matrix),
-        ("threads", Number),
-    ]
-
-
-STRUCTS = {"Predictor": _Predictor}
 
 
 class NativePredictor:
@@ -51,7 +33,7 @@ class NativePredictor:
     """
 
     def __init__(
-        self, c: TalkerConfig, predictor: CodePredictor, library: ctypes.CDLL, threads: int = 1
+        self, c: TalkerConfig, predictor: CodePredictor, library: Library, threads: int = 1
     ):
         p, self._steps = c.predictor, c.code_groups - 1
         self._hidden, self._vocab, self._code0_vocab = (
@@ -61,18 +43,19 @@ class NativePredictor:
         self._weights = weights = Weights()
         half, tables = p.head_dim // 2, (self._steps, p.vocab_size, p.hidden_size)
         cos, sin = (table[:, 0] for table in predictor.rotary.span(0, c.code_groups))
-        self._predictor = _Predictor(
-            decoder=native_decoder(p, predictor.decoder, weights),
-            steps=self._steps,
-            cosine=weights(cos[:, half:].contiguous(), c.code_groups, half),
-            sine=weights(sin[:, half:].contiguous(), c.code_groups, half),
-            code0_embedding=weights.table(
+        fields = {
+            "decoder": native_decoder(p, predictor.decoder, weights),
+            "steps": self._steps,
+            "cosine": weights(cos[:, half:].contiguous(), c.code_groups, half),
+            "sine": weights(sin[:, half:].contiguous(), c.code_groups, half),
+            "code0_embedding": weights.table(
                 predictor.code0_embedding.weight, self._code0_vocab, p.hidden_size
             ),
-            embedding=weights.table(predictor.embedding, *tables),
-            head=weights.matrix(predictor, "head", *tables),
-            threads=threads,
-        )
+            "embedding": weights.table(predictor.embedding, *tables),
+            "head": weights.matrix(predictor, "head", *tables),
+            "threads": threads,
+        }
+        self._predictor = ffi.new("Predictor *", fields)
 
     def __call__(
         self,
@@ -90,12 +73,12 @@ class NativePredictor:
         table.
         """
         slots, feedback = len(code0), torch.empty_like(hidden)
-        pointer_to(hidden, torch.float32, slots, self._hidden)
-        pointer_to(code0, torch.int64, slots)
+        check_dense(hidden, torch.float32, slots, self._hidden)
+        check_dense(code0, torch.int64, slots)
         draws, limits = None, list[float]()
         if uniforms is not None and top_p is not None:
-            pointer_to(uniforms, torch.float32, slots, self._steps)
-            pointer_to(top_p, torch.float32, slots)
+            check_dense(uniforms, torch.float32, slots, self._steps)
+            check_dense(top_p, torch.float32, slots)
             draws, limits = uniforms.numpy(), top_p.tolist()
         rows, ids = range(slots), code0.tolist()
         return self.frames(rows, ids, hidden, feedback, draws, limits, top_k, logits), feedback
@@ -120,19 +103,19 @@ class NativePredictor:
         if not 0 <= min(rows) <= max(rows) < all_slots:
             raise IndexError(f"rows {list(rows)}, and there are {all_slots}")
         codes = torch.from_numpy(np.empty((slots, self._steps + 1), np.int64))
-        written = None
+        written = ffi.NULL
         if logits is not None:
             written = pointer_to(logits, torch.float32, self._steps, slots, self._vocab)
         status = self._run(
-            ctypes.byref(self._predictor),
+            self._predictor,
             slots,
-            (Number * slots)(*rows),
+            list(rows),
             pointer_to(hidden, torch.float32, all_slots, self._hidden),
-            (Number * slots)(*code0),
-            None if uniforms is None else uniforms.ctypes.data,
-            None if uniforms is None else (ctypes.c_float * slots)(*top_p),
+            list(code0),
+            ffi.NULL if uniforms is None else ffi.from_buffer("float[]", uniforms),
+            ffi.NULL if uniforms is None else list(top_p),
             top_k,
-            codes.data_ptr(),
+            address_of(codes),
             pointer_to(feedback, torch.float32, all_slots, self._hidden),
             written,
         )

@@ -1,14 +1,17 @@
-"""A hash of the C sources: compiled into the library, and compared when it is loaded.
+"""The C sources as the build and the check at loading read them: their digest, their declarations.
 
-setup.py runs this file before anything is installed, so it imports the standard library alone.
+setup.py runs this file before anything is installed, so it imports no other module of the package.
 """
 
 import hashlib
 from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
 
 
-def source_hash(folder: Path) -> str | None:
-    """Return 16 hex digits over the names and bytes of the *.c and *.h files in a folder.
+def source_digest(folder: Path = HERE) -> int | None:
+    """Return a number of 60 bits for the names and bytes of the *.c and *.h files in a folder.
 
     None where the folder has none, as sources may be stripped from an installation.
     """
@@ -19,4 +22,16 @@ def source_hash(folder: Path) -> str | None:
     for file in files:
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
+    return int(digest.hexdigest()[:15], 16)
+
+
+def declarations(folder: Path = HERE) -> Any:
+    """Return a cffi.FFI that writes the module `_declarations`: library.h and SOURCE_DIGEST."""
+    from cffi import FFI
+
+    lines = (folder / "library.h").read_text(encoding="utf-8").splitlines()
+    ffi = FFI()
+    ffi.cdef("\n".join(line for line in lines if not line.startswith("#")))
+    ffi.cdef(f"#define SOURCE_DIGEST {source_digest(folder)}")
+    ffi.set_source("qwen3_omni_neuron.cpu.native._declarations", None)
+    return ffi

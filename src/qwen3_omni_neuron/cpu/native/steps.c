@@ -7,33 +7,6 @@
 
 #include "decoder.h"
 #include "kernels.h"
-#include "layout.h"
-#include "status.h"
-
-typedef struct {
-    Decoder decoder;
-    KvCache kv;
-    Matrix head;              /* [vocab, hidden] */
-    const float *frequencies; /* [head_dim / 2] */
-    const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width: its position */
-    int64_t threads;          /* that a call may use */
-} Stepper;
-
-const LayoutEntry steps_layout[] = {
-    SIZE(Stepper),
-    OFFSET(Stepper, decoder),
-    OFFSET(Stepper, kv),
-    OFFSET(Stepper, head),
-    OFFSET(Stepper, frequencies),
-    OFFSET(Stepper, axis),
-    OFFSET(Stepper, threads),
-    SIZE(Deepstack),
-    OFFSET(Deepstack, layers),
-    OFFSET(Deepstack, count),
-    OFFSET(Deepstack, rows),
-    OFFSET(Deepstack, features),
-    END_OF_LAYOUT,
-};
 
 /* Rows of a prompt that go through all layers together: bounds the memory of a long prompt. */
 enum { BLOCK = 512 };
@@ -75,11 +48,6 @@ static void rotary_row(const Call *call, const Stepper *p, int64_t row, const fl
     }
 }
 
-/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
- * filled. positions [rows]: each row's rope position. A row's input is row ids[row] of the table and,
- * unless NULL, its slot's row of added [slots, hidden]. Writes logits [rows, vocab] and, unless NULL,
- * the slots' rows of hidden [slots, hidden], which are normed. Several threads may call it for
- * different slots. */
 int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
                 const float *positions, const Table *table, const int64_t *ids, const float *added,
                 float *logits, float *hidden)
@@ -111,10 +79,6 @@ int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int6
     return done ? DONE : NO_MEMORY;
 }
 
-/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows].
- * The first `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden].
- * deepstack: its rows ascend. Writes, unless logits is NULL, the last row's logits [vocab] and hidden
- * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
 int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
             const Table *table, const int64_t *ids, int64_t named, const float *x,
             const Deepstack *deepstack, int64_t accept_layer, float *accepted, float *logits,
@@ -175,7 +139,6 @@ int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const f
     return failed ? NO_MEMORY : DONE;
 }
 
-/* y = w x + bias for rows [rows, into], which lie x_stride floats apart. Returns NO_MEMORY or DONE. */
 int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,
                   int64_t threads)
 {

@@ -3,7 +3,6 @@
 Their keys and values are written to the KV cache by write_kv_row in decoder.c.
 """
 
-import ctypes
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -12,15 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import (
     NO_SUCH_ROW,
-    Matrix,
-    NativeDecoder,
-    NativeKvCache,
-    Number,
+    Fields,
+    Library,
     Pointer,
-    Table,
     Weights,
+    address_of,
     check,
     empty_floats,
     native_decoder,
@@ -30,30 +28,6 @@ from qwen3_omni_neuron.model.config import DecoderConfig
 from qwen3_omni_neuron.model.kv_cache import KvCache
 from qwen3_omni_neuron.model.talker import Talker
 from qwen3_omni_neuron.model.thinker import Thinker
-
-
-class _Stepper(ctypes.Structure):
-    """Structure of steps.c: decoder, KV cache, head and rotary table."""
-
-    _fields_ = [
-        ("decoder", NativeDecoder),
-        ("kv", NativeKvCache),
-        ("head", Matrix),
-        *((name, Pointer) for name in ("frequencies", "axis")),
-        ("threads", Number),
-    ]
-
-
-class _Deepstack(ctypes.Structure):
-    """Deepstack of decoder.h."""
-
-    _fields_ = [
-        *((name, Number) for name in ("layers", "count")),
-        *((name, Pointer) for name in ("rows", "features")),
-    ]
-
-
-STRUCTS = {"Stepper": _Stepper, "Deepstack": _Deepstack}
 
 
 class NativeSteps:
@@ -71,7 +45,7 @@ class NativeSteps:
         c: DecoderConfig,
         model: Thinker | Talker,
         cache: KvCache,
-        library: ctypes.CDLL,
+        library: Library,
         threads: int = 1,
     ):
         self._decode, self._prefill = library.decode_step, library.prefill
@@ -79,26 +53,27 @@ class NativeSteps:
         self._thinker = model if isinstance(model, Thinker) else None
         head = model.head if isinstance(model, Thinker) else model.codec_head
         self._vocab, self._hidden = head.out_features, c.hidden_size
-        slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
-        shape = (c.layers, slots, c.kv_heads, self._positions, c.head_dim)
+        self._slots, self._positions = cache.keys.shape[1], cache.keys.shape[3]
+        shape = (c.layers, self._slots, c.kv_heads, self._positions, c.head_dim)
         half = c.head_dim // 2
         if self._thinker is not None:
-            self._embedding = weights.table(
-                self._thinker.embedding.weight, self._vocab, c.hidden_size
-            )
-        self._stepper = _Stepper(
-            decoder=native_decoder(c, model.decoder, weights),
-            kv=NativeKvCache(
-                keys=weights(cache.keys, *shape),
-                values=weights(cache.values, *shape),
-                slots=slots,
-                positions=self._positions,
-            ),
-            head=weights.matrix(head, "weight", self._vocab, c.hidden_size),
-            frequencies=weights(model.rotary.frequencies[:half], half),
-            axis=weights(model.rotary.axis[:half], half, dtype=torch.int64),
-            threads=threads,
-        )
+            embedding = weights.table(self._thinker.embedding.weight, self._vocab, c.hidden_size)
+            self._embedding = ffi.new("Table *", embedding)
+        self._nothing_added = ffi.new("Deepstack *")
+        fields = {
+            "decoder": native_decoder(c, model.decoder, weights),
+            "kv": {
+                "keys": weights(cache.keys, *shape),
+                "values": weights(cache.values, *shape),
+                "slots": self._slots,
+                "positions": self._positions,
+            },
+            "head": weights.matrix(head, "weight", self._vocab, c.hidden_size),
+            "frequencies": weights(model.rotary.frequencies[:half], half),
+            "axis": weights(model.rotary.axis[:half], half, dtype=torch.int64),
+            "threads": threads,
+        }
+        self._stepper = ffi.new("Stepper *", fields)
 
     def decode(
         self,
@@ -106,7 +81,7 @@ class NativeSteps:
         lengths: Sequence[int],
         positions: Sequence[float],
         ids: Sequence[int],
-        table: Table | None = None,
+        table: Pointer | None = None,
         added: Tensor | None = None,
         hidden: Tensor | None = None,
     ) -> Tensor:
@@ -120,19 +95,19 @@ class NativeSteps:
         """
         count = len(slots)
         self._check_slots(slots, min(lengths), max(lengths) + 1)
-        shape = self._stepper.kv.slots, self._hidden
+        shape = self._slots, self._hidden
         logits = torch.from_numpy(np.empty((count, self._vocab), np.float32))
         status = self._decode(
-            ctypes.byref(self._stepper),
+            self._stepper,
             count,
-            (Number * count)(*slots),
-            (Number * count)(*lengths),
-            (ctypes.c_float * count)(*positions),
-            ctypes.byref(self._embedding if table is None else table),
-            (Number * count)(*ids),
-            None if added is None else pointer_to(added, torch.float32, *shape),
-            logits.data_ptr(),
-            None if hidden is None else pointer_to(hidden, torch.float32, *shape),
+            list(slots),
+            list(lengths),
+            list(positions),
+            self._embedding if table is None else table,
+            list(ids),
+            ffi.NULL if added is None else pointer_to(added, torch.float32, *shape),
+            address_of(logits),
+            ffi.NULL if hidden is None else pointer_to(hidden, torch.float32, *shape),
         )
         if status == NO_SUCH_ROW:
             raise IndexError(f"rows {list(ids)} of a table that has fewer")
@@ -163,32 +138,33 @@ class NativeSteps:
         accept_layer, accepted = 0, empty_floats(0)
         if self._thinker is not None:
             accept_layer, accepted = self._thinker.accept_layer, empty_floats(count, self._hidden)
-        added = _Deepstack()
+        added = self._nothing_added
         if visual is not None and deepstack is not None:
             layers, places = len(deepstack), len(visual)
             _check_visual(visual.tolist(), count)
             deepstack = deepstack.contiguous()
-            added = _Deepstack(
-                layers=layers,
-                count=places,
-                rows=pointer_to(visual, torch.int64, places),
-                features=pointer_to(deepstack, torch.float32, layers, places, self._hidden),
-            )
+            fields: Fields = {
+                "layers": layers,
+                "count": places,
+                "rows": pointer_to(visual, torch.int64, places),
+                "features": pointer_to(deepstack, torch.float32, layers, places, self._hidden),
+            }
+            added = ffi.new("Deepstack *", fields)
         status = self._prefill(
-            ctypes.byref(self._stepper),
+            self._stepper,
             slot,
             start,
             count,
             pointer_to(positions, torch.float32, 3, count),
-            None,
-            None,
+            ffi.NULL,
+            ffi.NULL,
             0,
             pointer_to(rows, torch.float32, count, self._hidden),
-            ctypes.byref(added),
+            added,
             accept_layer,
-            None if self._thinker is None else accepted.data_ptr(),
-            logits.data_ptr(),
-            hidden.data_ptr(),
+            ffi.NULL if self._thinker is None else address_of(accepted),
+            address_of(logits),
+            address_of(hidden),
         )
         check(status)
         return logits, hidden if self._thinker is None else accepted
@@ -199,7 +175,7 @@ class NativeSteps:
         start: int,
         ids: NDArray[np.int64],
         positions: NDArray[np.float32],
-        table: Table | None = None,
+        table: Pointer | None = None,
         after: Tensor | None = None,
         wants_logits: bool = True,
     ) -> Tensor:
@@ -211,7 +187,7 @@ class NativeSteps:
         IndexError for an id beyond the table or a position outside the slot, ValueError for another
         type or shape, and MemoryError.
         """
-        # No torch operation: see cpu.talker.NativeTalker.
+        # No torch operation: see cpu.native.talker.NativeTalker.
         ids, positions = np.ascontiguousarray(ids), np.ascontiguousarray(positions)
         more = 0 if after is None else len(after)
         count = len(ids) + more
@@ -226,20 +202,20 @@ class NativeSteps:
         logits = torch.from_numpy(np.empty((int(wants_logits), self._vocab), np.float32))
         hidden = np.empty(self._hidden, np.float32)
         status = self._prefill(
-            ctypes.byref(self._stepper),
+            self._stepper,
             slot,
             start,
             count,
-            positions.ctypes.data,
-            ctypes.byref(self._embedding if table is None else table),
-            ids.ctypes.data,
+            ffi.from_buffer("float[]", positions),
+            self._embedding if table is None else table,
+            ffi.from_buffer("int64_t[]", ids),
             len(ids),
-            None if after is None else pointer_to(after, torch.float32, more, self._hidden),
-            ctypes.byref(_Deepstack()),
+            ffi.NULL if after is None else pointer_to(after, torch.float32, more, self._hidden),
+            self._nothing_added,
             0,
-            None,
-            logits.data_ptr() if wants_logits else None,
-            hidden.ctypes.data,
+            ffi.NULL,
+            address_of(logits) if wants_logits else ffi.NULL,
+            ffi.from_buffer("float[]", hidden),
         )
         if status == NO_SUCH_ROW:
             raise IndexError(f"ids {ids.min()} to {ids.max()} of a table that has fewer rows")
@@ -247,7 +223,7 @@ class NativeSteps:
         return logits
 
     def _check_slots(self, slots: Sequence[int], first: int, filled: int) -> None:
-        count = self._stepper.kv.slots
+        count = self._slots
         if first < 0 or filled > self._positions or max(slots) >= count or min(slots) < 0:
             raise IndexError(
                 f"positions {first} to {filled} of slots {list(slots)}, and there are "

@@ -11,7 +11,6 @@
 #include <string.h>
 
 #include "kernels.h"
-#include "layout.h"
 
 enum { UNIT_TAPS = 7, LAST_TAPS = 7, UP_TAPS = 2 };
 /* Inputs that are computed together, before the first upsampling: enough to fill whole vectors, and
@@ -22,36 +21,6 @@ enum { INPUTS = 16 };
 enum { SAMPLES_A_TASK = 256, CHANNELS_A_TASK = 4 };
 /* Multiplications that a Snake costs, about. */
 enum { SNAKE_COST = 16 };
-
-const LayoutEntry wave_layout[] = {
-    SIZE(Snake),
-    OFFSET(Snake, frequency),
-    OFFSET(Snake, inverse_magnitude),
-    SIZE(Unit),
-    OFFSET(Unit, dilation),
-    OFFSET(Unit, first),
-    OFFSET(Unit, second),
-    OFFSET(Unit, conv),
-    OFFSET(Unit, conv_bias),
-    OFFSET(Unit, point),
-    OFFSET(Unit, point_bias),
-    SIZE(Block),
-    OFFSET(Block, into),
-    OFFSET(Block, out),
-    OFFSET(Block, rate),
-    OFFSET(Block, act),
-    OFFSET(Block, up),
-    OFFSET(Block, up_bias),
-    OFFSET(Block, units),
-    SIZE(Wave),
-    OFFSET(Wave, blocks),
-    OFFSET(Wave, block),
-    OFFSET(Wave, act),
-    OFFSET(Wave, conv),
-    OFFSET(Wave, bias),
-    CONSTANT(CHANNELS),
-    END_OF_LAYOUT,
-};
 
 /* A state holds, of every block but the first, the last activated input; of every unit the activated
  * inputs that its taps reach back to, and those of the last convolution. */

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from qwen3_omni_neuron.errors import ArtifactError
 from qwen3_omni_neuron.neuron.nxdi.decoder import DecoderModel
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from qwen3_omni_neuron.neuron.nxdi.files import decoder_files
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec, decoder_files
 from qwen3_omni_neuron.neuron.nxdi.inference_config import DecoderInferenceConfig, inference_config
 from qwen3_omni_neuron.neuron.nxdi.inputs import IDLE, Inputs, decode_example, prefill_example
 from qwen3_omni_neuron.neuron.nxdi.toolchain import Outputs
@@ -62,9 +61,9 @@ class DecoderApplication(NeuronBaseForCausalLM):
     def compile_to(self, folder: Path) -> None:
         """Compile every graph for Neuron into `folder`, which exists and is empty.
 
-        It writes all of neuron.nxdi.files.decoder_files except the weights. Needs the compiler of
-        the Neuron SDK, and no device. Where compiling fails, the compiler's files stay in `folder`,
-        with its logs. Raises OSError, and whatever NxDI and its compiler raise.
+        It writes all of neuron.nxdi.decoder_spec.decoder_files except the weights. Needs the
+        compiler of the Neuron SDK, and no device. Where compiling fails, the compiler's files stay
+        in `folder`, with its logs. Raises OSError, and whatever NxDI and its compiler raise.
         """
         work = folder.absolute() / _WORK_FOLDER
         with _environment("BASE_COMPILE_WORK_DIR", str(work)):

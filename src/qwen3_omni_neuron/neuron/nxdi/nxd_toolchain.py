@@ -19,9 +19,8 @@ from qwen3_omni_neuron.errors import (
 )
 from qwen3_omni_neuron.neuron.graphs.graph import Graph
 from qwen3_omni_neuron.neuron.graphs.parallel.layers import Alone
-from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
+from qwen3_omni_neuron.neuron.nxdi.decoder_spec import EXECUTABLE_FILE, DecoderSpec
 from qwen3_omni_neuron.neuron.nxdi.decoder_weights import write_decoder_shards
-from qwen3_omni_neuron.neuron.nxdi.files import EXECUTABLE_FILE
 from qwen3_omni_neuron.neuron.nxdi.toolchain import DecoderGraphs
 from qwen3_omni_neuron.neuron.nxdi.traced import TracedPart
 from qwen3_omni_neuron.neuron.part import LoadedPart, PartSpec
@@ -37,7 +36,7 @@ class NxdToolchain:
     """The Toolchain of the Neuron SDK (see neuron.nxdi.toolchain.Toolchain).
 
     A part's folder has model.pt, its graphs without weights, and weights/, a file for each rank.
-    A decoder's folder has the files of neuron.nxdi.files.decoder_files.
+    A decoder's folder has the files of neuron.nxdi.decoder_spec.decoder_files.
     """
 
     def __init__(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 from qwen3_omni_neuron.events import Finished, TextDelta
+from qwen3_omni_neuron.runtime.stream import SpeechStream
 from qwen3_omni_neuron.serving.bodies import bounded_options
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.media import sound_bytes
@@ -13,7 +14,7 @@ from qwen3_omni_neuron.serving.realtime.connection import Connection
 from qwen3_omni_neuron.serving.realtime.events import ClientGoneError
 from qwen3_omni_neuron.serving.realtime.items import ConversationItem
 from qwen3_omni_neuron.serving.usage import duration_usage
-from qwen3_omni_neuron.transcription import INSTRUCTION
+from qwen3_omni_neuron.transcription import stream_transcript
 
 MOST_WAITING = 16
 
@@ -82,15 +83,8 @@ class Transcriber:
         item.shown["content"][0]["transcript"] = transcript
         await connection.send(f"{kind}.completed", **fields, transcript=transcript, usage=usage)
 
-    def _stream(self, samples: Samples) -> Any:
+    def _stream(self, samples: Samples) -> SpeechStream:
         service = self._connection.service
-        omni = service.model.take()
-        instruction = omni.transcription_instruction
-        instruction = INSTRUCTION if instruction is None else instruction
-        content: list[dict[str, Any]] = [
-            {"type": "audio", "audio": samples, "sampling_rate": TURN_RATE},
-            *([{"type": "text", "text": instruction}] if instruction else []),
-        ]
-        options: dict[str, Any] = {"thinker_do_sample": False}
-        options = bounded_options(options, service.settings, self._connection.context.owner)
-        return omni.stream_text([{"role": "user", "content": content}], **options)
+        options = bounded_options({}, service.settings, self._connection.context.owner)
+        audio = {"audio": samples, "sampling_rate": TURN_RATE}
+        return stream_transcript(service.model.take(), audio, **options)

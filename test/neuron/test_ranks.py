@@ -1,4 +1,4 @@
-"""Thinker and talker with their weights shared by several processes: see ranks."""
+"""Decoders and parts with their weights shared by several processes: see ranks and part_ranks."""
 
 from pathlib import Path
 
@@ -18,3 +18,14 @@ def test_engines_over_several_ranks_are_the_cpu_engines(
     printed = run_python(*launcher, SCRIPTS / "ranks.py", checkpoint)
     said = [line for line in printed.splitlines() if line.startswith("rank ")]
     assert sorted(said) == [f"rank {r} of {ranks}: within 0.0001" for r in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_parts_over_nxds_collectives_are_the_plain_modules(
+    nxdi: None, checkpoint: Path, tmp_path: Path, ranks: int
+) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    arguments = [SCRIPTS / "part_ranks.py", checkpoint, tmp_path]
+    printed = run_python(*launcher, *arguments)
+    said = [line for line in printed.splitlines() if line.startswith("rank ")]
+    assert sorted(said) == [f"rank {r} of {ranks}: alike" for r in range(ranks)]

@@ -1,15 +1,17 @@
-"""The talker engine on the CPU where the compiled library computes it."""
+"""The talker engine in C."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from qwen3_omni_neuron.cpu.native.binding import table_of
+from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+from qwen3_omni_neuron.cpu.native.slots import NativeSlots
 from qwen3_omni_neuron.cpu.predictor import CpuPredictor
-from qwen3_omni_neuron.cpu.slots import Slots
-from qwen3_omni_neuron.engines.protocols import PredictorSampling
+from qwen3_omni_neuron.engines.protocols import DecoderSlots, PredictorSampling
 from qwen3_omni_neuron.engines.talker import TalkerEngine, TextRows
 from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.model.talker import has_media
@@ -21,24 +23,30 @@ class NativeTalker(TalkerEngine):
 
     Each torch operation beside such a call releases Python's interpreter lock, which the other
     stages and the callers want, too: with a small model these operations took longer than the
-    arithmetic. decoder, predictor: objects that run in the library.
+    arithmetic.
     """
 
     def __init__(
         self,
         config: OmniConfig,
-        decoder: Slots,
-        predictor: CpuPredictor,
+        decoder: NativeSlots,
+        predictor: NativePredictor,
         codec_rows: Tensor,
         text_rows: TextRows,
         project_hidden: Callable[[Tensor], Tensor],
         newline_id: int,
     ):
+        assert config.talker is not None and codec_rows.dtype == torch.float32
         super().__init__(
-            config, decoder, predictor, codec_rows, text_rows, project_hidden, newline_id
+            config,
+            cast(DecoderSlots, decoder),  # its `step` is not called: see `step` here
+            CpuPredictor(predictor, config.talker.code_groups),
+            codec_rows,
+            text_rows,
+            project_hidden,
+            newline_id,
         )
-        assert predictor.native is not None and codec_rows.dtype == torch.float32
-        self._slots, self._frames = decoder, predictor.native.frames
+        self._slots, self._frames = decoder, predictor.frames
         self._codec_bos_row = codec_rows[self._codec_bos].numpy()
         self._rows_of = text_rows.with_rows
         # Tables of all slots, in which the library reads and writes the rows of a call's slots.

@@ -1,0 +1,69 @@
+"""The engines of all stages in C."""
+
+from qwen3_omni_neuron.checkpoint.modules import Models
+from qwen3_omni_neuron.compilation.target import EngineSpec
+from qwen3_omni_neuron.cpu.encoders import CpuAudio, CpuVision
+from qwen3_omni_neuron.cpu.native.audio_convolutions import NativeAudioConvolutions
+from qwen3_omni_neuron.cpu.native.binding import Library
+from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav
+from qwen3_omni_neuron.cpu.native.linear import use_native_linears
+from qwen3_omni_neuron.cpu.native.predictor import NativePredictor
+from qwen3_omni_neuron.cpu.native.slots import NativeSlots
+from qwen3_omni_neuron.cpu.native.talker import NativeTalker
+from qwen3_omni_neuron.cpu.native.thinker import NativeThinker
+from qwen3_omni_neuron.cpu.tables import talker_tables
+from qwen3_omni_neuron.cpu.vocoder import CpuVocoder
+from qwen3_omni_neuron.engines.media import MediaEncoders
+from qwen3_omni_neuron.engines.protocols import StageEngines
+
+
+def native_engines(models: Models, spec: EngineSpec, library: Library) -> StageEngines:
+    """Build the engines of the stages that `models` has, whose weights are packed."""
+    built = StageEngines()
+    if models.thinker is not None:
+        built["encoder"] = encoder = _media_encoders(models, spec, library)
+        built["thinker"] = _thinker(models, spec, library, encoder)
+    if models.talker is not None:
+        built["talker"] = _talker(models, spec, library)
+    if models.code2wav is not None:
+        calls = NativeCode2Wav(models.code2wav, library, spec.threads.get("vocoder", 1))
+        built["vocoder"] = CpuVocoder(calls, spec.plan.max_concurrency, spec.plan.chunk_frames)
+    return built
+
+
+def _media_encoders(models: Models, spec: EngineSpec, library: Library) -> MediaEncoders:
+    assert models.audio_encoder and models.vision_encoder
+    threads = spec.threads.get("thinker", 1)
+    for encoder in (models.audio_encoder, models.vision_encoder):
+        use_native_linears(encoder, library, threads)
+    convolve = NativeAudioConvolutions(models.audio_encoder, library, threads)
+    audio = CpuAudio(models.audio_encoder, convolve)
+    vision = CpuVision(models.vision_encoder, spec.plan.patch_buckets)
+    return MediaEncoders(spec.config, audio, vision, spec.dtype)
+
+
+def _thinker(
+    models: Models, spec: EngineSpec, library: Library, encoder: MediaEncoders
+) -> NativeThinker:
+    assert models.thinker
+    plan, threads = spec.plan, spec.threads.get("thinker", 1)
+    sizes = plan.max_concurrency, plan.context_length
+    slots = NativeSlots(spec.config.thinker.text, models.thinker, *sizes, library, threads)
+    return NativeThinker(spec.config, models.thinker, encoder, slots)
+
+
+def _talker(models: Models, spec: EngineSpec, library: Library) -> NativeTalker:
+    c, plan, threads = spec.config.talker, spec.plan, spec.threads.get("talker", 1)
+    assert c and models.talker and models.code_predictor
+    assert models.text_projection and models.hidden_projection
+    for projection in (models.text_projection, models.hidden_projection):
+        use_native_linears(projection, library, threads)
+    sizes = plan.max_concurrency, plan.talker_context_length
+    return NativeTalker(
+        spec.config,
+        NativeSlots(c.text, models.talker, *sizes, library, threads),
+        NativePredictor(c, models.code_predictor, library, threads),
+        *talker_tables(models, spec),
+        models.hidden_projection,
+        spec.newline_id,
+    )

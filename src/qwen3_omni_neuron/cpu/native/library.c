@@ -1,0 +1,5 @@
+/* What the library was compiled from: see sources.py, which counts SOURCE_DIGEST. */
+
+#include "library.h"
+
+const int64_t source_digest = SOURCE_DIGEST;

@@ -1,0 +1,247 @@
+/* The library's interface: the constants, structs and functions that Python uses.
+ *
+ * The C compiler and cffi (see sources.py) both read this file. cffi leaves out lines that begin
+ * with #, so nothing here may depend on the preprocessor. Pointers are not kept by a call. */
+
+#ifndef LIBRARY_H
+#define LIBRARY_H
+
+#include <stdint.h>
+
+/* Digest of the C sources that the library was compiled from. */
+extern const int64_t source_digest;
+
+/* Return values of the functions below. */
+enum { DONE = 0, NO_MEMORY = 1, NO_SUCH_ROW = 2 };
+
+/* ---- weights ---- */
+
+/* Outputs of a matrix that lie side by side: see Matrix. */
+enum { PANEL = 32 };
+
+/* Types of weights. They are widened to float32 when they are used. */
+enum { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+
+/* A matrix [out, into] in panels: [ceil(out / PANEL), into, PANEL], zeros after the last output. The
+ * products of a panel are sums side by side, each over `into` in order: whatever the processor, the
+ * number of rows and of threads, a row's result is the same. */
+typedef struct {
+    const void *panels;
+    const float *scale; /* [out], what each output is multiplied by; NULL for 1 */
+    const float *bias;  /* [out], added to each output; NULL for none */
+    int64_t into, out;
+    int64_t type;
+} Matrix;
+
+/* A table of rows [count, width], for lookups. */
+typedef struct {
+    const void *rows;
+    int64_t count, width;
+    int64_t type; /* FLOAT32 or BFLOAT16 */
+} Table;
+
+/* Pack `count` dense matrices [out, into] of numbers of 1, 2 or 4 bytes, with all threads of the pool.
+ * widen: bfloat16 (bytes is 2) to float32. */
+int pack_matrices(void *to, const void *from, int64_t count, int64_t out, int64_t into,
+                  int64_t bytes, int widen);
+
+/* y = w x + bias for rows [rows, into], which lie x_stride floats apart. */
+int multiply_rows(const Matrix *w, int64_t rows, const float *x, int64_t x_stride, float *y,
+                  int64_t threads);
+
+/* Let up to so many threads of this process work at once, the callers included. Threads are started
+ * when a team needs them; the pool never shrinks. */
+void grow_pool(int64_t threads);
+
+/* ---- thinker and talker ---- */
+
+/* A decoder layer. Pointers are NULL and matrices without panels where a layer has none: qk_norm in
+ * code2wav; router and shared_* of dense layers, shared_* of the thinker. */
+typedef struct {
+    const float *attention_norm;     /* [hidden] */
+    Matrix qkv;                      /* [(heads + 2 kv_heads) * head_dim, hidden] */
+    const float *qk_norm;            /* [heads + kv_heads, head_dim] */
+    Matrix out;                      /* [hidden, heads * head_dim] */
+    const float *ffn_norm;           /* [hidden] */
+    Matrix gate_up;                  /* gate, then up, [ffn, hidden] each; of every expert */
+    Matrix down;                     /* [hidden, ffn]; of every expert */
+    Matrix router;                   /* [experts, hidden] */
+    Matrix shared_gate_up;           /* gate, then up, [shared_ffn, hidden] each */
+    Matrix shared_down;              /* [hidden, shared_ffn] */
+    Matrix shared_gate;              /* [1, hidden] */
+} Layer;
+
+typedef struct {
+    int64_t layers, hidden, heads, kv_heads, head_dim, ffn;
+    int64_t experts, chosen, shared_ffn; /* experts: 0 where layers are dense */
+    int64_t window;     /* of code2wav: positions that a row sees, its own counted; `from` of Rows says so */
+    int32_t normalized; /* the chosen experts' weights add up to 1 */
+    float norm_eps;
+    const Layer *layer; /* [layers] */
+    const float *norm;  /* [hidden] */
+} Decoder;
+
+/* A KV cache. keys and values: [layers, slots, kv_heads, positions, head_dim]. */
+typedef struct {
+    float *keys, *values;
+    int64_t slots, positions;
+} KvCache;
+
+/* What is added to the hidden states after each of the first `layers` layers: rows [count] and their
+ * features [layers, count, hidden]. */
+typedef struct {
+    int64_t layers, count;
+    const int64_t *rows;
+    const float *features;
+} Deepstack;
+
+typedef struct {
+    Decoder decoder;
+    KvCache kv;
+    Matrix head;              /* [vocab, hidden] */
+    const float *frequencies; /* [head_dim / 2] */
+    const int64_t *axis;      /* [head_dim / 2]: 0 time, 1 height, 2 width: its position */
+    int64_t threads;          /* that a call may use */
+} Stepper;
+
+/* Run a decode step. slots, lengths [rows]: each row's slot, and how many of its positions are
+ * filled. positions [rows]: each row's rope position. A row's input is row ids[row] of the table and,
+ * unless NULL, its slot's row of added [slots, hidden]. Writes logits [rows, vocab] and, unless NULL,
+ * the slots' rows of hidden [slots, hidden], which are normed. Several threads may call it for
+ * different slots. */
+int decode_step(const Stepper *p, int64_t rows, const int64_t *slots, const int64_t *lengths,
+                const float *positions, const Table *table, const int64_t *ids, const float *added,
+                float *logits, float *hidden);
+
+/* Run `rows` rows of a prompt that follow the `start` rows that a slot holds. positions [3, rows].
+ * The first `named` rows are the rows ids [named] of the table, the others x [rows - named, hidden].
+ * deepstack: its rows ascend. Writes, unless logits is NULL, the last row's logits [vocab] and hidden
+ * [hidden], which is normed, and unless NULL accepted [rows, hidden]: see run_layers. */
+int prefill(const Stepper *p, int64_t slot, int64_t start, int64_t rows, const float *positions,
+            const Table *table, const int64_t *ids, int64_t named, const float *x,
+            const Deepstack *deepstack, int64_t accept_layer, float *accepted, float *logits,
+            float *hidden);
+
+/* ---- code predictor ---- */
+
+typedef struct {
+    Decoder decoder;
+    int64_t steps;
+    const float *cosine, *sine; /* [steps + 1, head_dim / 2] */
+    Table code0_embedding;      /* [code0_vocab, hidden] */
+    Table embedding;            /* [steps * vocab, hidden] */
+    Matrix head;                /* [vocab, hidden], of every step */
+    int64_t threads;            /* that a call may use */
+} Predictor;
+
+/* Predict a frame of each of some slots. rows [slots]: their rows in hidden and feedback [.., hidden].
+ * code0 [slots]; uniforms [slots, steps] and top_p [slots], both NULL for greedy. Writes codes
+ * [slots, steps + 1], the rows of feedback and, unless NULL, logits [steps, slots, vocab]. Keeps no
+ * state between calls: several threads may call it. */
+int predict_frame(const Predictor *p, int64_t slots, const int64_t *rows, const float *hidden,
+                  const int64_t *code0, const float *uniforms, const float *top_p, int64_t top_k,
+                  int64_t *codes, float *feedback, float *logits);
+
+/* ---- draws of text tokens and of code 0 ---- */
+
+enum { GREEDY = -1 };
+
+/* How one sequence draws: a Sampler of engines.sampling. */
+typedef struct {
+    const int64_t *allowed; /* [count] ids, ascending; NULL for all of the vocabulary */
+    float *penalties;       /* [count], 1 where the sequence lacks the id; NULL where none is */
+    int64_t count, top_k;   /* top_k: 0 for all, or GREEDY */
+    float penalty, temperature, top_p;
+} Sampling;
+
+/* Draw the next id of each sequence, and note it in its penalties: engines.sampling.sample_ids.
+ * logits: [vocab] of each; uniforms [rows] in [0, 1). Writes ids [rows]. */
+int draw_rows(int64_t rows, const float *const *logits, int64_t vocab,
+              const Sampling *const *sampling, const float *uniforms, int64_t *ids);
+
+/* ---- code2wav ---- */
+
+/* Output channels whose weights lie side by side: see convolve. */
+enum { CHANNELS = 12 };
+/* Residual units of a block. */
+enum { UNITS = 3 };
+
+typedef struct {
+    const float *frequency, *inverse_magnitude; /* [width] */
+} Snake;
+
+/* A residual unit. Weights of convolutions lie as `convolve` takes them. */
+typedef struct {
+    int64_t dilation;
+    Snake first, second;
+    const float *conv, *conv_bias;   /* of 7 taps, [width] */
+    const float *point, *point_bias; /* of 1 tap, [width] */
+} Unit;
+
+/* A decoder block. */
+typedef struct {
+    int64_t into, out, rate;
+    Snake act;
+    const float *up, *up_bias; /* outputs out * rate, 2 taps: of the input before, of the input; NULL
+                                  in the first block, whose upsampling is code2wav.c's */
+    Unit units[UNITS];
+} Block;
+
+/* The decoder blocks after the first upsampling: see wave.h. */
+typedef struct {
+    int64_t blocks;
+    const Block *block; /* [blocks] */
+    Snake act;
+    const float *conv, *bias; /* 1 output, 7 taps; [1] */
+} Wave;
+
+/* Transposed convolution and ConvNeXt block (model.code2wav.Upsample). */
+typedef struct {
+    int64_t ratio;
+    Matrix up;                              /* `ratio` of [hidden, hidden], one a phase */
+    const float *depthwise, *depthwise_bias; /* [7 taps, hidden], [hidden] */
+    const float *norm, *norm_bias;          /* [hidden] */
+    float norm_eps;
+    Matrix fc1, fc2; /* [wide, hidden], [hidden, wide] */
+} Stage;
+
+typedef struct {
+    Decoder decoder; /* its `out` and `down` have the layers' scales; `window` is set */
+    Table embedding; /* [groups * codes, hidden] */
+    int64_t groups, codes;
+    const float *frequencies; /* [head_dim / 2] */
+    int64_t stages;
+    const Stage *stage; /* [stages] */
+    Matrix conv_in;     /* [channels, 7 taps * hidden] */
+    Matrix up;          /* of the first block: [rate * out, 2 taps * channels] */
+    Wave wave;
+    int64_t threads; /* that a call may use */
+} Code2Wav;
+
+/* Floats of a stream's state: keys, values, the last rows that each stage's depthwise convolution
+ * reaches back to, those of conv_in, the last one of the first block's upsampling, and the wave's. */
+int64_t code2wav_state_size(const Code2Wav *c);
+
+/* Decode the next frames of streams. codes [streams, groups, frames]. positions [streams]: frames
+ * that came before; state [streams, code2wav_state_size]: what the last call left, and both NULL at
+ * the start of streams. Writes new_state and samples [streams, ...]. Several threads may call it. */
+int run_code2wav(const Code2Wav *c, int64_t streams, const int64_t *codes, int64_t frames,
+                 const int64_t *positions, const float *state, float *new_state, float *samples);
+
+/* ---- audio encoder ---- */
+
+/* Convolutions of the audio encoder. */
+enum { CONVOLUTIONS = 3 };
+
+typedef struct {
+    int64_t mels, times;       /* of a chunk */
+    Matrix conv[CONVOLUTIONS]; /* [channels, 3 taps of mels * 3 of times * channels before] */
+    int64_t threads;           /* that a call may use */
+} AudioConvolutions;
+
+/* x: [chunks, mels, times], zero from time `filled` on. y: [chunks, times / 8 rounded up, channels *
+ * mels / 8], zero from filled / 8 rounded up on. */
+int convolve_audio(const AudioConvolutions *a, int64_t chunks, int64_t filled, const float *x,
+                   float *y);
+
+#endif
