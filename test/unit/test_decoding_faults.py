@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from testing.processes import open_files
 
 from qwen3_omni_neuron.errors import (
     AudioError,
@@ -20,6 +19,7 @@ from qwen3_omni_neuron.serving.decoding import wire
 from qwen3_omni_neuron.serving.decoding.job import MIB
 from testing.decoding_cases import SharedPool, job_of, picture, sound
 from testing.decoding_faults import fault, says
+from testing.subprocesses import open_files
 
 
 @pytest.fixture(scope="module")

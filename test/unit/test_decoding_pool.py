@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import soundfile
 import uvloop
-from testing.processes import children, lives, open_files
 
 from qwen3_omni_neuron.engines.process.nameless_file import nameless_file
 from qwen3_omni_neuron.errors import (
@@ -39,6 +38,7 @@ from testing.decoding_cases import (
     wait_until,
 )
 from testing.decoding_faults import MODULE, fault
+from testing.subprocesses import children, lives, open_files
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -277,7 +277,7 @@ def test_all_ends_with_a_parent_that_is_killed() -> None:
         "from qwen3_omni_neuron.serving.decoding.job import Job, PoolSettings\n"
         "from qwen3_omni_neuron.serving.decoding.pool import DecodingPool\n"
         "from testing.decoding_faults import MODULE, fault\n"
-        "from testing.processes import children\n"
+        "from testing.subprocesses import children\n"
         "async def main():\n"
         "    pool = DecodingPool(PoolSettings(deadline_s=3600.0), MODULE)\n"
         "    media = MediaSettings(16000, 12.5, Sizes(16, 2, 2, 1, 1))\n"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from qwen3_omni_neuron.cpu.native._declarations import ffi
 from torch import Tensor
 
 from qwen3_omni_neuron.checkpoint.modules import Models
 from qwen3_omni_neuron.cpu.native import installed
+from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import TYPES, Library, UnsuitedError, address_of
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
 from qwen3_omni_neuron.cpu.native.installed import find_library

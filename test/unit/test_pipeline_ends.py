@@ -1,0 +1,362 @@
+"""Requests that are closed, fail, are late, or are ended: each by itself, and nothing is left."""
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from qwen3_omni_neuron.errors import (
+    ClosedError,
+    EngineDiedError,
+    LateError,
+)
+from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.runtime.request import WrittenReply
+from qwen3_omni_neuron.runtime.stream import SpeechStream
+from testing.simulation import EOS, Simulation, finish
+from testing.timed_engines import Sizes, Times
+
+Simulate = Callable[..., Simulation]
+
+TOKENS = [5, 0, 17, 17, 30, 8, 91]
+STAGES = ("thinker", "talker", "vocoder")
+
+
+@pytest.mark.parametrize("events", [0, 1, 4, 9, 15])
+@pytest.mark.parametrize("how", ["close", "cancel", "with", "drop"])
+def test_a_closed_stream_frees_its_slot_within_a_step_of_each_stage(
+    simulate: Simulate, events: int, how: str
+) -> None:
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, Sizes(slots=2))
+    other = simulation.start(TOKENS, 100)
+    stream = simulation.start(TOKENS[::-1], 100, chunk_frames=(1,))
+    for _ in range(events):
+        next(stream)
+    if how == "with":
+        with stream:
+            pass
+    elif how == "drop":
+        del stream
+    else:
+        getattr(stream, how)()
+    closed_s = simulation.clock.now()
+    simulation.clock.sleep(0.2)  # the longest call and one more
+    assert len(simulation.pipeline._free_slots) == 1
+    slot = simulation.pipeline._free_slots[0]
+    late = [c for c in simulation.calls if slot in c.slots and c.at_s > closed_s + 1e-9]
+    assert late == [], "no stage begins anything for a request that was closed"
+    simulation.assert_right(finish(other), TOKENS, 100)
+    simulation.assert_idle()
+
+
+def test_a_closed_stream_frees_its_slot_where_every_stage_waits_for_its_caller(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
+    stream = simulation.start(TOKENS, 4000, chunk_frames=(1,))
+    simulation.clock.sleep(20.0)
+    stream.close()
+    simulation.clock.sleep(0.2)
+    simulation.assert_idle()
+
+
+def test_a_stream_that_another_thread_closes_at_an_event_has_no_more_of_them(
+    simulate: Simulate,
+) -> None:
+    """Nor does a reply of several pieces go on with the next one."""
+
+    def decode(ids: list[int]) -> str:
+        if ids == [11]:
+            closing = threading.Thread(target=stream.close)
+            closing.start()
+            closing.join()
+        return f"<{ids}>"
+
+    simulation = simulate(Times(0.1, 0.05, 0.01, 0.05, 0.02, 0.02, 0.01), frames=5)
+    request = simulation.request([1, 2], 5, decode_text=decode)
+    pieces = [replace(request, written=WrittenReply((n, n + 1, n + 2))) for n in (10, 20, 30)]
+    stream = SpeechStream(simulation.pipeline, pieces[0], owner=None, later=pieces[1:])
+    assert [event.token_ids for event in stream] == [[10], [11]]  # type: ignore[union-attr]
+    simulation.clock.sleep(1.0)
+    simulation.assert_idle()
+
+
+def test_a_stream_that_a_stage_itself_collects_frees_its_slot(
+    simulate: Simulate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may run in a stage's thread, after its look at what has ended."""
+    simulation = simulate(Times(0.1, 0.2, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
+    talker = simulation.pipeline._talker
+    select, streams = talker._select, [simulation.start(list(range(50)), 400)]
+    for _ in range(4):
+        next(streams[0])
+    dropped = threading.Event()
+
+    def selecting() -> Any:
+        work = select()
+        if work is None and dropped.is_set():
+            streams.clear()
+        return work
+
+    monkeypatch.setattr(talker, "_select", selecting)
+    dropped.set()
+    simulation.clock.sleep(1.0)
+    assert not streams
+    simulation.assert_idle()
+
+
+@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
+def test_three_hundred_rounds_of_start_and_close_leave_nothing(
+    simulate: Simulate, shares_cores: bool
+) -> None:
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, shares_cores=shares_cores)
+    dice = random.Random(1)
+    for _ in range(300):
+        stream = simulation.start(TOKENS, 30)
+        for _ in range(dice.randrange(12)):
+            next(stream)
+        stream.close()
+    simulation.clock.sleep(1.0)
+    simulation.assert_idle()
+    assert not simulation.pipeline._running
+    assert not simulation.pipeline._queue
+
+
+class EngineBrokeError(Exception):
+    pass
+
+
+CALLS = [
+    "thinker.prefill",
+    "thinker.step",
+    "talker.prepare",
+    "talker.prefill",
+    "talker.step",
+    "talker.predict",
+    "vocoder.start",
+    "vocoder.step",
+]
+
+
+@pytest.mark.parametrize("at", [0, 1, 5])
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("shares_cores", [False, True], ids=["split", "shared"])
+def test_a_failure_ends_the_request_it_belongs_to_and_no_other(
+    simulate: Simulate, name: str, at: int, shares_cores: bool
+) -> None:
+    """Calls for several slots at once, too: the one at fault is found."""
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, shares_cores=shares_cores)
+    streams = [simulation.start([n, *TOKENS], 40, chunk_frames=(1,)) for n in range(3)]
+    seen = 0
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        nonlocal seen
+        if called == name and streams[1]._live.slot in slots:
+            seen += 1
+            once = name.endswith(("prefill", "prepare", "start"))
+            if seen > (0 if once else at):
+                raise EngineBrokeError(f"{name} number {seen}")
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    failed_s = None
+    with pytest.raises(EngineBrokeError, match=name):
+        for _ in streams[1]:
+            pass
+    failed_s = simulation.clock.now()
+    broke = [c for c in simulation.calls if c.name == name and streams[1]._live.slot in c.slots]
+    assert failed_s - broke[-1].at_s < 1.0
+    assert list(streams[1]) == [], "after its error a stream is over"
+    for n in (0, 2):
+        simulation.assert_right(finish(streams[n]), [n, *TOKENS], 40)
+    simulation.assert_idle()
+    simulation.assert_right(finish(simulation.start(TOKENS, 9)), TOKENS, 9)
+
+
+def test_a_failure_is_the_next_event_whatever_was_made_before_it(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stream = simulation.start(TOKENS, 40)
+    next(stream)
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == "talker.step" and len(stream._live.codes) == 20:
+            raise EngineBrokeError
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    simulation.clock.sleep(5.0)
+    with pytest.raises(EngineBrokeError):
+        next(stream)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_stall_is_late_for_whoever_has_a_deadline(simulate: Simulate, name: str) -> None:
+    """One second after the last thing heard, not when the stall is over."""
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stalled_s: list[float] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == name and not stalled_s:
+            stalled_s.append(simulation.clock.now())
+            simulation.clock.sleep(50.0)
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    hasty = simulation.start(
+        [1, *TOKENS], 40, chunk_frames=(1,), first_token_timeout_s=1.0, wait_timeout_s=1.0
+    )
+    patient = simulation.start([2, *TOKENS], 40)
+    with pytest.raises(LateError, match=r"first_token_timeout_s|wait_timeout_s"):
+        list(hasty)
+    assert simulation.clock.now() - stalled_s[0] <= 1.0 + 1e-6
+    simulation.assert_right(finish(patient), [2, *TOKENS], 40)
+    simulation.assert_idle()
+
+
+def test_a_caller_that_was_away_for_longer_than_the_deadline_is_not_late(
+    simulate: Simulate,
+) -> None:
+    """It held its request up itself; what it has not taken is there, and the rest comes."""
+    simulation = simulate(Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.01))
+    stream = simulation.start(TOKENS, 4000, chunk_frames=(1,), wait_timeout_s=1.0)
+    next(stream)
+    simulation.clock.sleep(500.0)
+    simulation.assert_right(finish(stream), TOKENS, 4000)
+
+
+@pytest.mark.parametrize("name", ["thinker.step", "talker.predict"])
+def test_a_stall_ends_a_request_whose_caller_does_not_look(simulate: Simulate, name: str) -> None:
+    """The stage after it does not wait for ever, and the slot is free once the stall is over."""
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01))
+    stalled: list[str] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        if called == name and not stalled:
+            stalled.append(called)
+            simulation.clock.sleep(50.0)
+
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    stream = simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=2.0)
+    simulation.clock.sleep(10.0)
+    assert isinstance(stream._live.error, LateError)
+    simulation.clock.sleep(50.0)
+    simulation.assert_idle()
+
+
+@pytest.mark.parametrize(
+    "times",
+    [Times(0.1, 0.01, 0.01, 0.05, 0.05, 0.05, 0.01), Times(0.1, 0.01, 0.01, 0.05, 0.01, 0.01, 0.6)],
+    ids=["the talker long after the text", "the vocoder long after the talker"],
+)
+def test_a_request_that_goes_on_is_never_late(simulate: Simulate, times: Times) -> None:
+    """Each stage's last sign of life is old when the next one is still at work."""
+    simulation = simulate(times)
+    result = finish(simulation.start(TOKENS, 40, chunk_frames=(1,), wait_timeout_s=1.0))
+    simulation.assert_right(result, TOKENS, 40)
+
+
+def test_a_deadline_in_the_queue_says_that_it_was_the_queue(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
+    first = simulation.start(TOKENS)
+    with pytest.raises(LateError, match=r"no first token after 2.0 s; it was still queued"):
+        list(simulation.start(TOKENS, first_token_timeout_s=2.0))
+    finish(first)
+    simulation.assert_idle()
+
+
+def test_the_wait_for_a_slot_counts_towards_the_first_token(simulate: Simulate) -> None:
+    simulation = simulate(Times(thinker_prefill_s=5.0), Sizes(slots=1))
+    first = simulation.start(TOKENS)
+    second = simulation.start(TOKENS, first_token_timeout_s=7.0)
+    finish(first)
+    with pytest.raises(LateError, match=r"after 7.0 s; the thinker was still at the prompt"):
+        list(second)
+    assert simulation.clock.now() == pytest.approx(7.0)
+
+
+def test_a_failure_of_our_own_ends_the_stages_requests_and_not_its_thread(
+    simulate: Simulate,
+) -> None:
+    simulation = simulate()
+    broken = simulation.start(TOKENS)
+    broken._live.frame_times = None  # type: ignore[assignment]
+    with pytest.raises((AttributeError, TypeError)):
+        list(broken)
+    simulation.assert_right(finish(simulation.start(TOKENS)), TOKENS, 20)
+
+
+class StrayError(BaseException):
+    """Exception that no stage expects of an engine, such as SystemExit."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_thread_that_ends_fails_the_requests_that_need_it_at_once_and_no_others(
+    simulate: Simulate, name: str
+) -> None:
+    """Running, queued or asked for later; nobody waits for what no thread will do."""
+    times = Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01)
+    simulation = simulate(times, Sizes(slots=2))
+    running, left = (simulation.start([n, *TOKENS], 4000, chunk_frames=(1,)) for n in range(2))
+    queued, written = simulation.start(TOKENS), simulation.start(TOKENS, speak=False)
+    left.close()
+    seen: list[str] = []
+
+    def on_call(called: str, slots: Sequence[int]) -> None:
+        seen.append(called)
+        if called == name and seen.count(name) == 2:
+            raise StrayError("by a library")
+
+    assert simulation.pipeline.status().fault is None
+    simulation.on_call = on_call  # type: ignore[method-assign]
+    stage = name.split(".", maxsplit=1)[0]
+    said = rf"The {stage} stage's thread was ended by StrayError: by a library\. Load the model"
+    for stream in (running, queued):
+        with pytest.raises(EngineDiedError, match=said):
+            list(stream)
+    assert simulation.clock.now() < 60, "at once, and not by a deadline"
+    with pytest.raises(EngineDiedError, match=said):
+        simulation.start(TOKENS)
+    if stage != "vocoder":
+        with pytest.raises(EngineDiedError, match=said):
+            simulation.pipeline.prefill_ahead(simulation.request(TOKENS))
+    if stage == "thinker":
+        with pytest.raises(EngineDiedError, match=said):
+            list(written)
+    else:
+        assert finish(written).token_ids == [*TOKENS, EOS]
+    fault = simulation.pipeline.status().fault
+    assert fault is not None and fault.startswith(f"The {stage} stage's thread was ended")
+    simulation.clock.sleep(1.0)  # the calls of the other stages end
+    simulation.assert_idle()
+    simulation.pipeline.close()
+    assert not any(one._thread.is_alive() for one in simulation.pipeline._stages)
+
+
+def test_a_request_that_waits_for_anothers_slot_ends_with_the_stage_that_it_would_need(
+    simulate: Simulate,
+) -> None:
+    """The other one, of text alone, goes on."""
+    simulation = simulate()
+    first = simulation.start(TOKENS, speak=False)
+    after, _ = simulation.pipeline.submit(simulation.request(TOKENS), after=first._live)
+    with simulation.pipeline._lock:
+        simulation.pipeline._stages[2].fail(EngineDiedError("the vocoder is gone"))
+    assert after.ended and str(after.error) == "the vocoder is gone"
+    assert finish(first).token_ids == [*TOKENS, EOS]
+
+
+def test_closing_ends_what_runs_and_what_waits(simulate: Simulate) -> None:
+    simulation = simulate(Times(0.1, 0.02, 0.01, 0.05, 0.02, 0.02, 0.01), Sizes(slots=1))
+    running, queued = simulation.start(TOKENS, 500), simulation.start(TOKENS)
+    assert isinstance(next(running), TextDelta)
+    simulation.pipeline.close()
+    for stream in (running, queued):
+        with pytest.raises(ClosedError, match="closed while the request ran"):
+            list(stream)
+    with pytest.raises(ClosedError, match="load it again"):
+        simulation.start(TOKENS)
+    assert not any(stage._thread.is_alive() for stage in simulation.pipeline._stages)
+    simulation.pipeline.close()
