@@ -1,12 +1,14 @@
 """Parts of the server, each alone: reply text, kept replies, keys, rates, sounds, a player."""
 
 import asyncio
+import gc
 import io
 import json
 import logging
 import re
 import subprocess
 import sys
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +285,40 @@ def test_a_turn_of_a_task_that_is_cancelled_is_the_next_ones() -> None:
 
     ended = ["".join(asyncio.run(run(rounds))) for rounds in range(5)]
     assert {"acde", "abcde"} == set(ended), "it was cancelled before, at and after its turn"
+
+
+class Connection:
+    """A connection that keeps its request's scope, as uvicorn's do."""
+
+    def __init__(self) -> None:
+        self.scope: Scope = {"type": "http", "method": "GET", "path": "/", "headers": []}
+
+    async def receive(self) -> Message:
+        return await asyncio.Future[Message]()
+
+    async def send(self, message: Message) -> None:
+        pass
+
+
+def test_a_request_is_freed_as_it_ends() -> None:
+    """Not when the garbage collector comes: many bodies would wait for that."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def ask() -> None:
+        gate, connection = Gate(app, Service.of(ServerSettings())), Connection()
+        ended = weakref.ref(connection)
+        await gate(connection.scope, connection.receive, connection.send)
+        await asyncio.sleep(0)  # the task that waited for the client to leave ends
+        del connection
+        assert ended() is None
+
+    gc.disable()
+    try:
+        asyncio.run(ask())
+    finally:
+        gc.enable()
 
 
 def test_a_request_begins_in_the_turn_of_the_event_loop_in_which_it_came(omni: Qwen3Omni) -> None:

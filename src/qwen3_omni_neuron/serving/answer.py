@@ -1,6 +1,5 @@
 """The answer to one request: in one message, or in pieces while it is made."""
 
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -73,7 +72,7 @@ class Answer:
             if self._before:
                 await self._send({"type": "websocket.close", "code": 1011, "reason": error.code})
             return
-        body = json.dumps(error.body).encode()
+        body = error.json
         headers = {"content-type": "application/json", **error.headers}
         headers["content-length"] = str(len(body))
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]

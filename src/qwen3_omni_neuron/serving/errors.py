@@ -47,6 +47,11 @@ class ApiError(Exception):
         return {"error": error}
 
     @property
+    def json(self) -> bytes:
+        """The body of its response."""
+        return json.dumps(self.body).encode()
+
+    @property
     def headers(self) -> dict[str, str]:
         """Headers of the error's response."""
         if self.retry_after_s is None:
@@ -86,4 +91,4 @@ def api_error_of(error: BaseException, param: str = "messages") -> ApiError:
 
 def error_event(error: ApiError) -> bytes:
     """Return an error as a server-sent event, for an answer already begun."""
-    return b"data: " + json.dumps(error.body).encode() + b"\n\n"
+    return b"data: " + error.json + b"\n\n"

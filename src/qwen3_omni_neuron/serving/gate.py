@@ -76,6 +76,7 @@ class Gate:
                 context.error = refusal.code
                 await answer.refuse(refusal)
         finally:
+            del scope["answer"]  # breaks its reference cycle with the connection
             held.close()
             context.body = b""
             self.running -= not watched

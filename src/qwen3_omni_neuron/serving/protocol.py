@@ -1,7 +1,6 @@
 """uvicorn's HTTP/1.1 and WebSockets, with limits for clients that send or read too slowly."""
 
 import asyncio
-import json
 import socket
 from typing import Any
 
@@ -331,7 +330,7 @@ class GuardedSocket(WebSocketsSansIOProtocol):
 
 def _refusal(error: ApiError) -> bytes:
     """Return the complete HTTP answer to an invalid request."""
-    body = json.dumps(error.body).encode()
+    body = error.json
     lines = [f"HTTP/1.1 {error.status} Refused", "content-type: application/json"]
     lines += [f"{name}: {value}" for name, value in error.headers.items()]
     lines += [f"x-request-id: {new_id('req_')}", f"content-length: {len(body)}"]

@@ -7,7 +7,7 @@ text or a whole WAV file in base64, depending on the top-level `modality`.
 from collections.abc import Mapping
 from typing import Any
 
-from qwen3_omni_neuron.serving.errors import ApiError
+from qwen3_omni_neuron.serving.bodies import wrong_value
 
 VLLM_OMNI_FIELDS = ("sampling_params_list", "mm_processor_kwargs")
 # Names of their fields, and the options of a request. Their other fields have no effect here.
@@ -36,10 +36,8 @@ def vllm_omni_options(extra: Mapping[str, Any]) -> dict[str, Any]:
         or not all(isinstance(stage, Mapping) for stage in stages)
         or not isinstance(processor, Mapping)
     ):
-        raise ApiError(
-            400,
+        raise wrong_value(
             "sampling_params_list is a list of objects, and mm_processor_kwargs an object.",
-            "invalid_value",
             "sampling_params_list",
         )
     options: dict[str, Any] = {}

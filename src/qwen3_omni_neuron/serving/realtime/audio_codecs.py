@@ -13,7 +13,7 @@ import pybase64
 from numpy.typing import NDArray
 
 from qwen3_omni_neuron.serving.errors import ApiError
-from qwen3_omni_neuron.serving.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16, samples_of_pcm16
 
 TURN_RATE = 16000  # sample rate of the sound in turns
 MOST_SOUND_BYTES = 15 << 20  # limit of one event
@@ -38,12 +38,7 @@ def codec_of(kind: str, rate: int | None) -> Codec:
         return Codec(8000, 1, lambda data: _MU_TABLE[np.frombuffer(data, np.uint8)], encode_mu_law)
     if kind == "audio/pcma":
         return Codec(8000, 1, lambda data: _A_TABLE[np.frombuffer(data, np.uint8)], encode_a_law)
-    return Codec(rate or 24000, 2, decode_pcm, pcm16)
-
-
-def decode_pcm(data: bytes) -> Samples:
-    """Return the samples of 16-bit little-endian PCM."""
-    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
+    return Codec(rate or 24000, 2, samples_of_pcm16, pcm16)
 
 
 def encode_mu_law(samples: Samples) -> bytes:

@@ -5,6 +5,7 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
+from qwen3_omni_neuron.serving.bodies import check_model
 from qwen3_omni_neuron.serving.errors import RETRY_S, ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
 from qwen3_omni_neuron.serving.service import Service
@@ -22,13 +23,8 @@ class RealtimeSockets:
         """Serve one session. Raises ApiError before it has begun."""
         service, context = self._service, scope["context"]
         asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-        if asked is not None and asked[0] != service.model.name:
-            raise ApiError(
-                404,
-                f"there is no model {asked[0][:80]!r} here, only {service.model.name!r}.",
-                "model_not_found",
-                "model",
-            )
+        if asked is not None:
+            check_model(service, asked[0])
         omni = service.model.take()
         if service.model.sessions_end_in_s is not None:
             message = "the server ends: open the session again."
