@@ -11,7 +11,7 @@ from qwen3_omni_neuron.engines.sampling import (
     Sampler,
     SamplingParams,
     allowed_ids,
-    draw_ids,
+    sample_ids,
 )
 from testing.native_library import needs_c
 
@@ -47,7 +47,7 @@ def test_draws_are_those_of_numpy(
     draws = NativeDraws(library)
     for _ in range(steps):
         logits = 3 * torch.randn(len(SAMPLINGS), vocab, generator=generator)
-        assert draws(ours, logits.split(1)) == draw_ids(numpys, logits.split(1))
+        assert draws(ours, logits.split(1)) == sample_ids(numpys, logits.split(1))
     for one, other in zip(ours, numpys, strict=True):
         assert (one.penalties is None) == (other.penalties is None)
         np.testing.assert_array_equal(one.penalties, other.penalties)
@@ -57,7 +57,7 @@ def test_logits_of_another_type_are_widened(library: Library) -> None:
     logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
     first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
     for _ in range(20):
-        assert NativeDraws(library)([first], [logits[None]]) == draw_ids([second], [logits[None]])
+        assert NativeDraws(library)([first], [logits[None]]) == sample_ids([second], [logits[None]])
 
 
 def test_logits_of_another_vocabulary_are_refused(library: Library) -> None:
