@@ -77,6 +77,7 @@ class Gate:
                 await answer.refuse(refusal)
         finally:
             held.close()
+            del scope["answer"]  # breaks its reference cycle with the connection
             context.body = b""
             self.running -= not watched
             self._service.metrics.in_progress.dec(not watched)
