@@ -106,8 +106,10 @@ def test_every_call_frees_what_it_allocates(
     call, calls = every_call(config, library)[name], 500
     for _ in range(50):  # what torch, malloc and the pool's threads keep for later
         call()
-    before = allocated_bytes()
-    for _ in range(calls):
-        call()
-    grown = (allocated_bytes() - before) / calls
-    assert grown < 32, f"{grown} bytes a call are left"
+    grown = []
+    for _ in range(3):  # one that has a helper's first task keeps its memory; a leak is in all
+        before = allocated_bytes()
+        for _ in range(calls):
+            call()
+        grown.append((allocated_bytes() - before) / calls)
+    assert min(grown) < 32, f"{grown} bytes a call are left"
