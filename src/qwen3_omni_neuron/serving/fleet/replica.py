@@ -54,7 +54,7 @@ class Replica:
         PRESENCE.watch(context.replica_tag, self._on_change)
         own = serve.get_deployment_handle(context.deployment, context.app_name)
         self._own = own.options()  # creates the handle's router
-        beside = (self._copy_figures(), self._service.model.watch())
+        beside = (self._copy_metrics(), self._service.model.watch())
         self._beside = [asyncio.create_task(task) for task in beside]
         logs.event("ready", model=self._service.model.name, replica=context.replica_tag)
 
@@ -102,7 +102,7 @@ class Replica:
         if model.fault is not None:  # Ray would wait for requests that nobody answers
             self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
 
-    async def _copy_figures(self) -> None:
+    async def _copy_metrics(self) -> None:
         ray_metrics = RayMetrics(self._service.metrics.registry)
         while True:
             try:
