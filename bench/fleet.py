@@ -37,6 +37,8 @@ from bench.replaying.load import make_load
 from bench.replaying.profiles import ProfileError, StageProfile
 from qwen3_omni_neuron.serving.fleet.scaling import FirstAudioPolicy
 
+SPARE = 1  # replicas beyond the load's need
+LOAD_S, THINK_S = 300.0, 8.0  # time of a load, and mean time between turns
 PLAYS = 0.9  # share of a frame's 80 ms in which frames must come to play without a pause
 CURVE_ROWS = 320  # a new turn after its conversation
 REPLICAS_A_MACHINE = {"shared": 8, "split": 2}  # on 64 cores: 8 and 24 cores a replica, at TP 8
@@ -57,10 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--queued", type=natural, default=0, help="that wait in it; default: 0")
     parser.add_argument("--slots", type=positive, default=8, help="of a replica; default: 8")
     parser.add_argument("--target-s", type=float, default=2.0, help="time to first audio")
-    parser.add_argument("--spare", type=natural, default=1, help="replicas beyond the load's need")
-    parser.add_argument("--load-s", type=float, default=300.0, help="time of a load; default: 300")
     parser.add_argument("--turns", type=float, default=5.0, help="mean of a conversation")
-    parser.add_argument("--think-s", type=float, default=8.0, help="mean, between turns")
     parser.add_argument("--price-per-hour", type=float, help="of a machine of 64 cores")
     parser.add_argument("--requests", type=positive, default=24, help="of each point of a curve")
     parser.add_argument("--seed", type=natural, default=0)
@@ -89,8 +88,8 @@ def simulated(profile: StageProfile, placement: str, options: argparse.Namespace
     load = make_load(options.requests, options.seed)
     curves = replayed_curves(profile, placement, options.slots, load)
     at_once = options.at_once or most_at_once(curves, options.slots)
-    talk = Talk(make_load(1000, options.seed), options.turns, options.think_s)
-    plan = Plan(at_once, queued=options.queued, slots=options.slots, load_s=options.load_s)
+    talk = Talk(make_load(1000, options.seed), options.turns, THINK_S)
+    plan = Plan(at_once, queued=options.queued, slots=options.slots, load_s=LOAD_S)
     case = {"profile": profile.name, "placement": placement, "at_once": at_once}
     rows, shares = [], dict[bool, float]()
     for replicas in options.replicas:
@@ -106,9 +105,9 @@ def simulated(profile: StageProfile, placement: str, options: argparse.Namespace
         scaled = dataclasses.replace(
             plan,
             affinity=affinity,
-            replicas=max(1, round(LOWEST * options.day_replicas)) + options.spare,
+            replicas=max(1, round(LOWEST * options.day_replicas)) + SPARE,
             most=4 * options.day_replicas,
-            policy=FirstAudioPolicy(options.target_s, options.spare, gain),
+            policy=FirstAudioPolicy(options.target_s, SPARE, gain),
             settle=RayDelays(max_replicas=4 * options.day_replicas),
         )
         peak = options.day_replicas * replies_per_s(curves, at_once, talk) / BURST / talk.turns

@@ -25,6 +25,7 @@ import numpy as np
 import soundfile
 from websockets.sync.client import ClientConnection, connect
 
+from bench.attacks.over_socket import send
 from bench.common.command_line import Figures, InputError, Row, parser_of, positive, run, sizes
 from bench.common.metrics import percentiles
 from bench.common.models import add_model_arguments, chosen_checkpoint, load_chosen
@@ -166,10 +167,6 @@ def spoken_turn(socket: ClientConnection, samples: Any, piece_ms: int, vad: bool
 def append(socket: ClientConnection, samples: Any) -> None:
     data = base64.b64encode(pcm16(samples)).decode()
     send(socket, "input_audio_buffer.append", audio=data)
-
-
-def send(socket: ClientConnection, kind: str, **fields: Any) -> None:
-    socket.send(json.dumps({"type": kind, **fields}))
 
 
 if __name__ == "__main__":

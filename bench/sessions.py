@@ -42,6 +42,7 @@ SHORTEST_S = 9.0  # a clip has at least one whole window
 NOISES_DB = (None, 60, 40, 20)  # below the speech; None: digital silence between the sentences
 GAINS = ("even", "random by 12 dB", "rising by 3 dB a sentence")
 FRAME_SAMPLES = 1920
+CLIPS, REPLIES = 20, 100  # clips of each kind, and replies that are cut
 EARLIER = 3  # replies of a session before a reply that is cut
 CUTS = 20  # for each reply
 
@@ -49,20 +50,18 @@ CUTS = 20  # for each reply
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("sessions", __doc__)
-    parser.add_argument("--clips", type=int, default=20, help="clips of each kind")
     parser.add_argument("--seconds", type=float, default=33.0, help="of the longest clip")
-    parser.add_argument("--replies", type=int, default=100, help="replies that are cut")
     return run("sessions", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
     """Count both: a row for each kind of clip, and a row for each pace."""
     rows: list[Row] = [
-        changed_windows(noise_db, gain, options.clips, options.seconds)
+        changed_windows(noise_db, gain, CLIPS, options.seconds)
         for noise_db in NOISES_DB
         for gain in GAINS
     ]
-    rows += words_kept(options.replies)
+    rows += words_kept(REPLIES)
     noisy = [row for row in rows if row.get("noise_db") is not None]
     return rows, {
         "windows_changed": share(rows, "changed", "windows"),

@@ -17,13 +17,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from bench.common.command_line import Figures, Row, parser_of, positive, run, sizes
+from bench.common.command_line import Figures, Row, parser_of, positive, run
 from qwen3_omni_neuron.serving.realtime.turns import Started, Stopped, TurnDetector, TurnSettings
 from qwen3_omni_neuron.serving.realtime.vad import FRAME_SAMPLES, RATE, SileroVad
 from train.espeak import VOICES, speak
 from train.speech import MEASURING, pink_noise
 from train.vocabulary import prompts
 
+BELOW_DB = (40, 30, 20, 10, 5)  # noise below speech
 PAUSE_S = 1.5
 EDGE_MS = 100.0  # of soft speech may be missing without counting as cut off
 
@@ -32,17 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return its exit status."""
     parser = parser_of("vad", __doc__)
     parser.add_argument("--turns", type=positive, default=200, help="of each level")
-    parser.add_argument(
-        "--below-db", type=sizes, default="40,30,20,10,5", help="noise below speech"
-    )
-    parser.add_argument("--silence-ms", type=positive, default=500)
     parser.add_argument("--threshold", type=float, default=0.5)
     return run("vad", parser, measure, arguments)
 
 
 def measure(options: argparse.Namespace) -> Figures:
     """Measure: a row for each noise level."""
-    rows = [level(options, below_db) for below_db in options.below_db]
+    rows = [level(options, below_db) for below_db in BELOW_DB]
     found = sum(row["found"] for row in rows) / sum(row["turns"] for row in rows)
     return rows, {"found_share": found}
 
@@ -50,7 +47,7 @@ def measure(options: argparse.Namespace) -> Figures:
 def level(options: argparse.Namespace, below_db: int) -> Row:
     """Measure one noise level: turn by turn, in one stream."""
     dice = random.Random(below_db)
-    settings = TurnSettings(options.threshold, silence_duration_ms=options.silence_ms)
+    settings = TurnSettings(options.threshold)
     detector = TurnDetector(settings, SileroVad())
     started_ms, ended_ms = list[float](), list[float]()
     found = cut_off = false = 0

@@ -57,6 +57,7 @@ EXPORTS: dict[str, tuple[str, ...]] = {
     "auto": (),
     "int8": ("--weight-format", "int8"),
 }
+SHORT_PROMPT = 45  # tokens
 SIDES = ("ours", "openvino")
 # The checkpoint's chat template is a separate file, which the export leaves out.
 CHAT_TEMPLATE = "chat_template.json"
@@ -73,7 +74,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtypes", type=dtypes, default=list(EXPORTS), help="default: all three")
     parser.add_argument("--text-tokens", type=positive, default=24)
     parser.add_argument("--frames", type=positive, default=48)
-    parser.add_argument("--short-prompt", type=positive, default=45, help="its tokens")
     parser.add_argument("--long-prompt", type=positive, default=497, help="its tokens")
     parser.add_argument("--processes", type=positive, default=3, help="of each side and dtype")
     parser.add_argument("--repeats", type=positive, default=5, help="counted rounds of a process")
@@ -113,7 +113,7 @@ def measure(options: argparse.Namespace) -> Figures:
         options.text_tokens,
         options.frames,
         options.repeats,
-        prompts(conversation, options.short_prompt, short),
+        prompts(conversation, SHORT_PROMPT, short),
         prompts(conversation, options.long_prompt, long),
     )
     rows: list[Row] = []

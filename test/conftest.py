@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
-pytest_plugins = ["testing.neuron.nxdi_engines", "testing.not_run"]
+pytest_plugins = [
+    "testing.neuron.nxdi_engines",
+    "testing.native_library",
+    "testing.not_run",
+]
 
 # Properties are shown by the same examples in every run. The profile "search" looks for others.
 settings.register_profile("same", derandomize=True, deadline=None, database=None)

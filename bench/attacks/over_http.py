@@ -6,6 +6,7 @@ A request is timed from its last byte that could be sent to the first one of the
 import contextlib
 import http.client
 import json
+import secrets
 import socket
 import ssl
 import time
@@ -77,16 +78,14 @@ def transcribe(target: Target, content: bytes, **how: Any) -> Outcome:
     return post(target, "/v1/audio/transcriptions", body, {"content-type": kind}, **how)
 
 
-def form(fields: Mapping[str, bytes], file: bytes | None) -> tuple[bytes, str]:
-    """Return a form and its content type."""
-    parts = [
-        b'--b\r\ncontent-disposition: form-data; name="%s"\r\n\r\n%s\r\n' % (name.encode(), value)
-        for name, value in fields.items()
-    ]
-    if file is not None:
-        head = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
-        parts.append(head + file + b"\r\n")
-    return b"".join((*parts, b"--b--\r\n")), "multipart/form-data; boundary=b"
+def form(fields: Mapping[str, bytes], file: bytes, name: str = "a") -> tuple[bytes, str]:
+    """Return a form with a file of this name, and its content type."""
+    mark = secrets.token_hex(16)
+    disposition = f"--{mark}\r\ncontent-disposition: form-data; name="
+    parts = [f'{disposition}"{k}"\r\n\r\n'.encode() + v + b"\r\n" for k, v in fields.items()]
+    parts += [f'{disposition}"file"; filename="{name}"\r\n\r\n'.encode(), file]
+    body = b"".join((*parts, f"\r\n--{mark}--\r\n".encode()))
+    return body, f"multipart/form-data; boundary={mark}"
 
 
 def raw(

@@ -25,11 +25,6 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 LONG_TOOL = {**TOOL, "function": {**TOOL["function"], "description": LONG_TEXT}}  # type: ignore[dict-item]
 
 
-def posting(path: str, **fields: Any) -> Callable[[Target], list[Outcome]]:
-    """Return an attack: one request with these fields."""
-    return lambda target: [post(target, path, json.dumps({"model": MODEL, **fields}).encode())]
-
-
 def chatting(label: str = "", **fields: Any) -> Callable[[Target], list[Outcome]]:
     """Return an attack: one chat request with these fields."""
     return lambda target: [chat(target, label, **fields)]

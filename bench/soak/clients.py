@@ -16,10 +16,12 @@ import soundfile
 from numpy.typing import NDArray
 from websockets.sync.client import connect
 
-from bench.realtime import append, send
+from bench.attacks.over_http import form
+from bench.attacks.over_socket import send
+from bench.realtime import append
 from bench.soak.gate import Address, Gate
 from bench.soak.hostile import HOSTILE, is_answer
-from bench.soak.requests import REPLY_S, connected, form, post
+from bench.soak.requests import REPLY_S, connected, post
 from qwen3_omni_neuron.serving.sound import samples_of_pcm16
 from testing.fleet_load import QUESTIONS
 
@@ -151,7 +153,8 @@ class Clients:
 
     def _dictates(self, address: Address, source: str, draw: random.Random) -> str:
         words, name, clip = draw.choice(self._clips)
-        head, body = form({"model": "load"}, name, clip)
+        body, content = form({"model": b"load"}, clip, name)
+        head = {"content-type": content}
         reply = post(address, "/v1/audio/transcriptions", body, head, source)
         if reply.status != 200:
             return str(reply.status)
@@ -170,7 +173,8 @@ class Clients:
         path, head = CHAT, {"content-type": "application/json"}
         if draw.random() < 0.3:
             path = "/v1/audio/transcriptions"
-            head, data = form({"model": "load"}, *self._clips[0][1:])
+            _, name, clip = self._clips[0]
+            data, head["content-type"] = form({"model": b"load"}, clip, name)
         lines = "".join(f"{name}: {value}\r\n" for name, value in head.items())
         with connected(address, source) as sock:
             first = f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{lines}"

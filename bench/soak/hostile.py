@@ -17,9 +17,11 @@ import soundfile
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from bench.realtime import send
+from bench.attacks.files import chunk
+from bench.attacks.over_http import form
+from bench.attacks.over_socket import send
 from bench.soak.gate import Address
-from bench.soak.requests import Reply, connected, form, post
+from bench.soak.requests import Reply, connected, post
 
 MIB = 1 << 20
 PNG_SIDES = (4000, 12_000)  # within --max-pixels, and above it
@@ -49,11 +51,13 @@ def picture(address: Address, source: str, draw: random.Random) -> str:
 
 def silence(address: Address, source: str, draw: random.Random) -> str:
     """Have ten minutes of silence transcribed, a file of 14 kB; disconnect after a while."""
-    head, body = form({"model": "load"}, "a.flac", flac())
+    body, content = form({"model": b"load"}, flac(), "a.flac")
     try:
         wait_s = draw.uniform(1, 10)
         path = "/v1/audio/transcriptions"
-        return status_of(post(address, path, body, head, source, timeout_s=wait_s))
+        return status_of(
+            post(address, path, body, {"content-type": content}, source, timeout_s=wait_s)
+        )
     except TimeoutError:
         return "left"
 
@@ -153,11 +157,6 @@ def chat(address: Address, source: str, content: Any) -> Reply:
 @cache
 def png(side: int) -> bytes:
     """Return a black PNG with one bit a pixel, of a few kilobytes."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        size, end = len(data).to_bytes(4, "big"), zlib.crc32(name + data).to_bytes(4, "big")
-        return size + name + data + end
-
     header = side.to_bytes(4, "big") * 2 + bytes((1, 0, 0, 0, 0))
     rows = zlib.compress(bytes((1 + side // 8) * side), 9)
     parts = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")

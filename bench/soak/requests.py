@@ -1,7 +1,6 @@
 """Requests over HTTP, each over a connection of its own from an address of the loopback."""
 
 import http.client
-import secrets
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,15 +56,3 @@ def get(address: Address, path: str) -> bytes:
 
 def connected(address: Address, source: str, timeout_s: float = REPLY_S) -> socket.socket:
     return socket.create_connection(address, timeout_s, (source, 0))
-
-
-def form(fields: Mapping[str, str], name: str, file: bytes) -> tuple[dict[str, str], bytes]:
-    """Return headers and body of a form with a file."""
-    mark = secrets.token_hex(16)
-    parts = [
-        f'--{mark}\r\ncontent-disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
-        for key, value in fields.items()
-    ]
-    head = f'content-disposition: form-data; name="file"; filename="{name}"'
-    parts += [f"--{mark}\r\n{head}\r\n\r\n".encode(), file, f"\r\n--{mark}--\r\n".encode()]
-    return {"content-type": f"multipart/form-data; boundary={mark}"}, b"".join(parts)

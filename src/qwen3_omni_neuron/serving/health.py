@@ -40,6 +40,6 @@ async def ready(request: Request) -> JSONResponse:
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Return the figures in Prometheus' text form."""
+    """Return the metrics in Prometheus' text form."""
     service: Service = request.app.state.service
     return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -16,7 +16,7 @@ from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.app import make_app
 from qwen3_omni_neuron.serving.fleet.cores import RESOURCE, stage_cores
 from qwen3_omni_neuron.serving.fleet.draining import PRESENCE
-from qwen3_omni_neuron.serving.fleet.figures import Figures
+from qwen3_omni_neuron.serving.fleet.ray_metrics import RayMetrics
 from qwen3_omni_neuron.serving.fleet.scaling import ReplicaFigures
 from qwen3_omni_neuron.serving.fleet.settings import FleetSettings
 from qwen3_omni_neuron.serving.model import FAILED_DRAIN_S, load_and_answer
@@ -103,12 +103,12 @@ class Replica:
             self._loop.call_later(FAILED_DRAIN_S, os._exit, EXIT_MODEL_DIED)
 
     async def _copy_figures(self) -> None:
-        figures = Figures(self._service.metrics.registry)
+        ray_metrics = RayMetrics(self._service.metrics.registry)
         while True:
             try:
-                figures.copy()
+                ray_metrics.copy()
             except Exception:  # failing metrics must not stop the replica
-                logs.logger.exception("figures")
+                logs.logger.exception("metrics")
             await asyncio.sleep(FIGURES_S)
 
 

@@ -97,8 +97,8 @@ class FirstAudioPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Return the wanted number of replicas for Ray's context, and an empty state."""
-        figures, queued = context.aggregated_metrics or {}, context.total_queued_requests or 0.0
-        load = load_of(figures, queued, self.gain)
+        metrics, queued = context.aggregated_metrics or {}, context.total_queued_requests or 0.0
+        load = load_of(metrics, queued, self.gain)
         replicas = context.target_num_replicas
         if load is None:  # no replica has reported yet
             return replicas, {}
@@ -106,22 +106,22 @@ class FirstAudioPolicy:
 
 
 def load_of(
-    figures: Mapping[str, Mapping[Any, float]], queued: float, gain: float
+    metrics: Mapping[str, Mapping[Any, float]], queued: float, gain: float
 ) -> FleetLoad | None:
     """Return the load that the replicas report, or None if no replica has reported.
 
-    figures: metrics by name and replica. queued: requests that no replica has taken yet. Assumes
+    metrics: values by name and replica. queued: requests that no replica has taken yet. Assumes
     that a request's time grows linearly with the number of requests that run beside it.
     """
-    if not figures.get(SLOTS):
+    if not metrics.get(SLOTS):
         return None
 
     def mean(name: str, otherwise: float) -> float:
-        values = figures.get(name)
+        values = metrics.get(name)
         return math.fsum(values.values()) / len(values) if values else otherwise
 
     def total(name: str) -> float:
-        return math.fsum(figures.get(name, {}).values())
+        return math.fsum(metrics.get(name, {}).values())
 
     slots = mean(SLOTS, 1.0)
     each = (slots / gain - 1) / (slots - 1) if slots > 1 else 0.0  # time that each other one adds
@@ -150,10 +150,10 @@ class ReplicaFigures:
         """Return the metrics by name, in the form of a deployment's record_autoscaling_stats."""
         families = self._registry.collect()
         found = {s.name: s.value for f in families for s in f.samples if not s.labels}
-        figures = {name.removeprefix(_PREFIX): value for name, value in found.items()}
-        if "slots" not in figures:
+        metrics = {name.removeprefix(_PREFIX): value for name, value in found.items()}
+        if "slots" not in metrics:
             return {}  # the model is loading
-        seconds, grown = self._grown(figures)
+        seconds, grown = self._grown(metrics)
         replies, spoken = grown("queued_seconds_count"), grown("ttfb_seconds_count")
         if replies:  # by Little's law, for requests and turns of realtime sessions alike
             self._times[SERVICE] = grown("held_s") / replies
@@ -163,23 +163,23 @@ class ReplicaFigures:
             first_audio_s = grown("ttfb_seconds_sum") / spoken - queued_s
             self._times[FIRST_AUDIO] = max(0.0, first_audio_s)
         return {
-            SLOTS: min(figures["slots"], self._most),
-            REQUESTS: figures["slots_used"] + figures["queue_length"],
+            SLOTS: min(metrics["slots"], self._most),
+            REQUESTS: metrics["slots_used"] + metrics["queue_length"],
             REPLIES: replies / seconds if seconds else 0.0,
             **self._times,
         }
 
-    def _grown(self, figures: dict[str, float]) -> tuple[float, Callable[[str], float]]:
+    def _grown(self, metrics: dict[str, float]) -> tuple[float, Callable[[str], float]]:
         """Return the seconds since the window's start, and a function of a metric's growth in them.
 
         held_s: summed time of all requests in their slots. beside_s: the same sum, with each second
         multiplied by the number of requests that run in it.
         """
-        now, used = self._now(), figures["slots_used"]
-        before_s, before = self._seen[-1] if self._seen else (now, figures)
+        now, used = self._now(), metrics["slots_used"]
+        before_s, before = self._seen[-1] if self._seen else (now, metrics)
         held_s = before.get("held_s", 0.0) + (now - before_s) * used
         beside_s = before.get("beside_s", 0.0) + (now - before_s) * used**2
-        self._seen.append((now, {**figures, "held_s": held_s, "beside_s": beside_s}))
+        self._seen.append((now, {**metrics, "held_s": held_s, "beside_s": beside_s}))
         while len(self._seen) > 2 and self._seen[1][0] <= now - WINDOW_S:
             self._seen.popleft()
         first_s, first = self._seen[0]

@@ -46,6 +46,6 @@ class Connection:
         """Call a function in the session's thread."""
         return await asyncio.wrap_future(self.pool.submit(partial(call, *given, **named)))
 
-    def error_of(self, error: Exception) -> ApiError:
-        """Return the client's error for an exception, and log internal errors."""
+    def failed(self, error: Exception) -> ApiError:
+        """Return the client's error for an exception; see `Service.failed`."""
         return self.service.failed(error, self.context)

@@ -113,7 +113,7 @@ class LiveSession:
             except events.ClientGoneError:
                 raise
             except Exception as error:
-                await connection.send_error(connection.error_of(error), event_id)
+                await connection.send_error(connection.failed(error), event_id)
 
     async def _watch(self) -> None:
         """End the session, after an announcement, when its time or the server's is over."""
@@ -246,7 +246,7 @@ class LiveSession:
                 await self._responses.start(self._config, response_config(None, self._voices))
             await self._transcribe(item)
         except (ApiError, Qwen3OmniError) as error:
-            await self._connection.send_error(self._connection.error_of(error))
+            await self._connection.send_error(self._connection.failed(error))
 
     async def _transcribe(self, item: ConversationItem) -> None:
         """Start a turn's transcription, if requested, after its answer has started."""

@@ -129,7 +129,7 @@ class Response:
         except ClientGoneError:
             raise
         except Exception as failure:
-            return None, self._connection.error_of(failure)
+            return None, self._connection.failed(failure)
 
     async def _read(self) -> SpeechResult | None:
         """Send the stream's events, to its end or until the response is cancelled."""

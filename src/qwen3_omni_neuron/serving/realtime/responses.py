@@ -89,7 +89,7 @@ class Responses:
             except InputError:
                 raise
             except Qwen3OmniError as error:
-                return await response.refuse(self._connection.error_of(error))
+                return await response.refuse(self._connection.failed(error))
             self._held = held.pop_all()
         if spoken:
             self._spoken = response

@@ -56,7 +56,7 @@ class Transcriber:
             except ClientGoneError:
                 return
             except Exception as failure:
-                error = self._connection.error_of(failure).body["error"]
+                error = self._connection.failed(failure).body["error"]
                 await self._connection.send(f"{kind}.failed", **fields, error=error)
             finally:
                 self._account.release(sound_bytes(samples))

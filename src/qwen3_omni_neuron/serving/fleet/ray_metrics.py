@@ -4,7 +4,7 @@ from prometheus_client import CollectorRegistry
 from ray.serve import metrics
 
 
-class Figures:
+class RayMetrics:
     """Copies of all samples of a registry, as Ray gauges labelled with the replica.
 
     A sample keeps its name and labels; Ray adds the prefix `ray_` and the labels application,

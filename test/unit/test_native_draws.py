@@ -1,0 +1,66 @@
+"""Draws of tokens and of code 0 in C are numpy's."""
+
+import numpy as np
+import pytest
+import torch
+
+from qwen3_omni_neuron.cpu.native.binding import Library
+from qwen3_omni_neuron.cpu.native.draws import NativeDraws
+from qwen3_omni_neuron.engines.sampling import (
+    RequestRandom,
+    Sampler,
+    SamplingParams,
+    allowed_ids,
+    sample_ids,
+)
+from testing.native_library import needs_c
+
+pytestmark = needs_c
+
+
+SAMPLINGS = [
+    SamplingParams(True, 0.9, 50, 1.0, 1.05),
+    SamplingParams(True, 0.7, 20, 0.8),
+    SamplingParams(True, 1.4, 300, 0.7, 0.8),
+    SamplingParams(True, 1.0, 0, 0.9, 2.0),
+    SamplingParams(True, 0.5, 0, 1.0),
+    SamplingParams(False, repetition_penalty=1.3),
+    SamplingParams(False),
+]
+
+
+@pytest.mark.parametrize("suppressed", [(), range(40, 90)], ids=["all", "some"])
+@pytest.mark.parametrize(("vocab", "steps"), [(5, 50), (200, 200), (3000, 50), (151_936, 2)])
+def test_draws_are_those_of_numpy(
+    library: Library, vocab: int, steps: int, suppressed: range
+) -> None:
+    """With the interpreter's lock held and without, by the number of logits."""
+    allowed = allowed_ids(vocab, suppressed) if suppressed else None
+
+    def samplers() -> list[Sampler]:
+        return [
+            Sampler(kind, vocab, RequestRandom(seed).talker, torch.tensor([0, 3]), allowed)
+            for seed, kind in enumerate(SAMPLINGS)
+        ]
+
+    generator, ours, numpys = torch.Generator().manual_seed(vocab), samplers(), samplers()
+    draws = NativeDraws(library)
+    for _ in range(steps):
+        logits = 3 * torch.randn(len(SAMPLINGS), vocab, generator=generator)
+        assert draws(ours, logits.split(1)) == sample_ids(numpys, logits.split(1))
+    for one, other in zip(ours, numpys, strict=True):
+        assert (one.penalties is None) == (other.penalties is None)
+        np.testing.assert_array_equal(one.penalties, other.penalties)
+
+
+def test_logits_of_another_type_are_widened(library: Library) -> None:
+    logits = torch.randperm(100, generator=torch.Generator().manual_seed(0)).bfloat16() / 16
+    first, second = (Sampler(SAMPLINGS[1], 100, RequestRandom(0).talker) for _ in range(2))
+    for _ in range(20):
+        assert NativeDraws(library)([first], [logits[None]]) == sample_ids([second], [logits[None]])
+
+
+def test_logits_of_another_vocabulary_are_refused(library: Library) -> None:
+    sampler = Sampler(SAMPLINGS[0], 10, RequestRandom(0).talker)
+    with pytest.raises(ValueError, match=r"\[1, 10\]"):
+        NativeDraws(library)([sampler], [torch.zeros(1, 9)])

@@ -1,0 +1,160 @@
+"""The kernels of each kind of processor."""
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from ctypes import CDLL
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from qwen3_omni_neuron.cpu.native import installed
+from qwen3_omni_neuron.cpu.native.binding import Library
+from qwen3_omni_neuron.cpu.native.linear import NativeLinear
+from qwen3_omni_neuron.model.config import OmniConfig
+from qwen3_omni_neuron.model.kv_cache import PromptCache, SlotCache
+from testing.native_library import needs_c
+from testing.native_modules import (
+    DTYPES,
+    assert_equal,
+    copied,
+    decode,
+    inputs_of,
+    made,
+    parts,
+    prompt_rows,
+)
+from testing.packed import packed_and_widened
+
+pytestmark = needs_c
+NATIVE = Path(installed.__file__).parent
+
+
+KINDS = ("_avx512", "_avx2", "_plain")
+Number, Pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+@pytest.fixture(scope="module")
+def exported(library: Library) -> CDLL:
+    """The same library, with what it exports beside library.h."""
+    return CDLL(str(installed.library_path()))
+
+
+def kind_in_use(exported: CDLL) -> bytes:
+    """The first field of the structure that `kernels` points to."""
+    name = ctypes.POINTER(ctypes.c_char_p).in_dll(exported, "kernels").contents.value
+    assert name is not None
+    return name
+
+
+@pytest.fixture
+def use_kind(exported: CDLL) -> Iterator[Callable[[str], None]]:
+    """Take the kernels of another kind; the test is skipped where the processor lacks them."""
+    usual = kind_in_use(exported)
+
+    def use(name: str) -> None:
+        if not exported.use_kernels(name.encode()):
+            pytest.skip(f"this processor has no kernels {name}")
+        assert kind_in_use(exported) == name.encode()
+
+    yield use
+    assert exported.use_kernels(usual)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [1, 3, 12, 13, 40])
+@pytest.mark.parametrize("out", [1, 33, 64, 160])
+def test_products_of_all_kinds_agree(
+    library: Library, use_kind: Callable[[str], None], dtype: str, rows: int, out: int
+) -> None:
+    """Those with fused multiplications to the bit, the others within rounding."""
+    packed, _ = packed_and_widened(nn.Linear(301, out), "talker", dtype)
+    x, results = torch.randn(rows, 301), {}
+    for kind in reversed(KINDS):
+        use_kind(kind)
+        results[kind] = NativeLinear(packed, library, 1)(x)
+    assert_equal(results["_avx2"], results["_avx512"])
+    torch.testing.assert_close(results["_plain"], results["_avx2"], atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stack", ["tiny", "odd", "one kv head"])
+@pytest.mark.parametrize("which", ["thinker", "talker"])
+def test_every_kind_runs_prompts_and_steps(
+    config: OmniConfig,
+    library: Library,
+    use_kind: Callable[[str], None],
+    kind: str,
+    stack: str,
+    which: str,
+) -> None:
+    """Results are the modules', and a prompt in pieces is the whole in each kind, to the bit."""
+    m = made(config, which, stack)
+    rows, positions = prompt_rows(m.c, 21)
+    own, expected_cache = copied(m.cache).slots(1, 2), copied(m.cache)
+    expected = m.model.prefill(rows, positions, torch.tensor([20]), PromptCache(own))
+    use_kind(kind)
+    steps = m.native(library)
+    got = steps.prefill(1, 0, rows, positions)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-5)
+    steps.prefill(2, 0, rows[:5], positions[:, :5])
+    pieces = steps.prefill(2, 5, rows[5:], positions[:, 5:])
+    assert_equal(pieces[0], got[0])
+    inputs, slots, lengths = inputs_of(m.c, which, 3), [3, 0, 1], [5, 30, 21]
+    expected_cache.keys[:, 1], expected_cache.values[:, 1] = (
+        m.cache.keys[:, 1],
+        m.cache.values[:, 1],
+    )
+    at = [1.0, 2.0, 3.0]
+    slot_cache = SlotCache(expected_cache, torch.tensor(slots), torch.tensor(lengths))
+    torch.testing.assert_close(
+        parts(decode(steps, slots, lengths, at, inputs)),
+        parts(m.model.decode(inputs, torch.tensor(at), slot_cache)),
+        atol=2e-5,
+        rtol=1e-5,
+    )
+
+
+def kernel(exported: CDLL, name: str, *arguments: type) -> Callable[..., None]:
+    """Return a function of the kernels in use, by its name in the structure of kernels.h."""
+    declared = (NATIVE / "kernels.h").read_text()
+    structure = declared[declared.index("typedef struct") : declared.index("} Kernels;")]
+    names = ["name", *re.findall(r"\(\*(\w+)\)\(", structure)]
+    pointers = ctypes.POINTER(ctypes.c_void_p * len(names)).in_dll(exported, "kernels").contents
+    return ctypes.CFUNCTYPE(None, *arguments)(pointers[names.index(name)])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_exponentials_are_within_two_units_in_the_last_place(
+    exported: CDLL, use_kind: Callable[[str], None], kind: str
+) -> None:
+    use_kind(kind)
+    x = np.linspace(-87, 88, 100_001).astype(np.float32)
+    got = np.empty_like(x)
+    kernel(exported, "exponentials", Pointer, Pointer, Number)(
+        got.ctypes.data, x.ctypes.data, len(x)
+    )
+    exact = np.exp(x.astype(np.float64))
+    units = np.abs(got - exact) / np.spacing(exact.astype(np.float32))
+    assert units.max() < 2, f"e^{x[units.argmax()]} is {units.max()} units off"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gelu_and_layer_norm_are_torchs(
+    exported: CDLL, use_kind: Callable[[str], None], kind: str
+) -> None:
+    use_kind(kind)
+    x = torch.linspace(-9, 9, 10_001)
+    y, weight, bias = torch.empty_like(x), torch.randn(10_001), torch.randn(10_001)
+    kernel(exported, "gelu", Pointer, Pointer, Number)(y.data_ptr(), x.data_ptr(), len(x))
+    exact = nn.functional.gelu(x.double())
+    torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
+    norm = kernel(exported, "layer_norm", *[Pointer] * 4, Number, ctypes.c_float)
+    norm(*(t.data_ptr() for t in (y, x, weight, bias)), len(x), 1e-5)
+    expected = nn.functional.layer_norm(x, (len(x),), weight, bias, 1e-5)
+    torch.testing.assert_close(y, expected, atol=1e-5, rtol=1e-5)
