@@ -16,6 +16,7 @@ import soundfile
 from numpy.typing import NDArray
 from openai import OpenAI
 
+from qwen3_omni_neuron.serving.sound import samples_of_pcm16
 from train.judge import Judge
 
 # What the shipped checkpoint answers to each question.
@@ -130,7 +131,7 @@ def _hear(client: OpenAI, model: str, words: str, answer: Answer, cache_key: str
         audio = piece.choices[0].delta.audio
         answer.text += (audio and audio.transcript) or ""
         parts.append(base64.b64decode((audio and audio.data) or ""))
-    answer.samples = np.frombuffer(b"".join(parts), "<i2").astype(np.float32) / np.float32(32768)
+    answer.samples = samples_of_pcm16(b"".join(parts))
 
 
 def _count(answer: Answer, usage: Any) -> None:

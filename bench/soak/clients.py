@@ -22,6 +22,7 @@ from bench.realtime import append
 from bench.soak.gate import Address, Gate
 from bench.soak.hostile import HOSTILE, is_answer
 from bench.soak.requests import REPLY_S, connected, post
+from qwen3_omni_neuron.serving.sound import samples_of_pcm16
 from testing.fleet_load import QUESTIONS
 
 SPOKEN = Path(__file__).parents[2] / "examples" / "sum.wav"
@@ -138,7 +139,7 @@ class Clients:
                 audio = json.loads(line[6:])["choices"][0]["delta"].get("audio") or {}
                 text += audio.get("transcript", "")
                 sound += base64.b64decode(audio.get("data", ""))
-        self._keep(draw, wanted, _from_pcm(sound))
+        self._keep(draw, wanted, samples_of_pcm16(sound))
         return _right(text, wanted)
 
     def _speaks(self, address: Address, source: str, draw: random.Random) -> str:
@@ -234,7 +235,7 @@ class Clients:
                     return str(response["status"])
                 if said != ANSWER:
                     return f"answered {said[:40]!r}"
-                self._keep(draw, ANSWER, _from_pcm(b"".join(map(base64.b64decode, deltas))))
+                self._keep(draw, ANSWER, samples_of_pcm16(b"".join(map(base64.b64decode, deltas))))
         return "done"
 
     def _keep(self, draw: random.Random, wanted: str, samples: Sound) -> None:
@@ -264,7 +265,3 @@ def _right(text: str, wanted: str) -> str:
 
 def _samples(wav: bytes) -> Sound:
     return soundfile.read(io.BytesIO(wav), dtype="float32")[0]
-
-
-def _from_pcm(sound: bytes) -> Sound:
-    return np.frombuffer(sound, "<i2").astype(np.float32) / np.float32(32768)

@@ -11,12 +11,10 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-import numpy as np
-
 from qwen3_omni_neuron.cli.talk_sound import HEARD_RATE, Samples, Sink
 from qwen3_omni_neuron.errors import NotInstalledError, OptionError, Qwen3OmniError
 from qwen3_omni_neuron.events import AudioChunk, TextDelta
-from qwen3_omni_neuron.serving.sound import pcm16
+from qwen3_omni_neuron.serving.sound import pcm16, samples_of_pcm16
 
 if TYPE_CHECKING:
     from qwen3_omni_neuron.api import Qwen3Omni
@@ -221,8 +219,7 @@ class ServerPartner(Partner):
                 print(event["delta"], end="", flush=True)
             case "response.output_audio.delta":
                 self._item = event["item_id"]
-                data = np.frombuffer(base64.b64decode(event["delta"]), "<i2")
-                self._sound(data.astype(np.float32) / np.float32(32768))
+                self._sound(samples_of_pcm16(base64.b64decode(event["delta"])))
             case "response.done":
                 self._response = None
                 if event["response"]["status"] == "failed":
