@@ -78,7 +78,6 @@ class Gate:
         finally:
             del scope["answer"]  # breaks its reference cycle with the connection
             held.close()
-            del scope["answer"]  # breaks its reference cycle with the connection
             context.body = b""
             self.running -= not watched
             self._service.metrics.in_progress.dec(not watched)
