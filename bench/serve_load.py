@@ -164,15 +164,28 @@ def ask_over(sock: socket.socket, more: dict[str, Any], prefix: str = "") -> Hea
     return partial(decoded, arrived_s, received)
 
 
+def http_chunks(answer: bytes) -> Iterator[tuple[bytes, int]]:
+    """Yield the chunks of an answer's body, each with its end in the answer.
+
+    A large event comes in several chunks.
+    """
+    at = answer.index(b"\r\n\r\n") + 4
+    while size := int(answer[at : (start := answer.index(b"\r\n", at) + 2)], 16):
+        yield answer[start : start + size], start + size
+        at = start + size + 2
+
+
 def decoded(arrived_s: float, received: Sequence[tuple[float, bytes]]) -> RequestEvents:
     """Return the events of a reply, each with the time when its last byte had been read."""
     ends = list(accumulate(len(part) for _, part in received))
+    pieces = list(http_chunks(b"".join(part for _, part in received)))
+    piece_ends = list(accumulate(len(piece) for piece, _ in pieces))
     texts, chunks, reason, end = [], [], "", 0
-    for line in b"".join(part for _, part in received).splitlines(keepends=True):
+    for line in b"".join(piece for piece, _ in pieces).splitlines(keepends=True):
         end += len(line)
         if not line.startswith(b"data: {"):
             continue
-        at_s = received[bisect_left(ends, end)][0]
+        at_s = received[bisect_left(ends, pieces[bisect_left(piece_ends, end)][1])][0]
         choice = json.loads(line[6:])["choices"][0]
         audio = choice["delta"].get("audio") or {}
         reason = choice["finish_reason"] or reason

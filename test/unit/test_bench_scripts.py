@@ -18,6 +18,7 @@ from bench import (
     bandwidth,
     end_of_speech,
     long_speech,
+    serve_load,
     stages,
     thinker_ttft,
     ttfb_rtf,
@@ -517,3 +518,18 @@ def test_memory_is_what_came_on_top(checkpoint: Path, little: Namespace, side: s
     found = vs_transformers.memory_here(side, checkpoint, little)
     assert 0 < found["before_mb"] <= found["loaded_mb"] <= found["peak_mb"]
     assert found["grown_mb"] == found["peak_mb"] - found["before_mb"]
+
+
+def test_an_event_in_several_chunks_of_http_is_read_whole() -> None:
+    """The server writes at most 64 KiB at a time; the line counts as read with its last chunk."""
+    choice = b'{"delta": {"audio": {"transcript": "five"}}, "finish_reason": "stop"}'
+    event = b'data: {"choices": [%b]}\n' % choice
+    first, last = event[:20], event[20:]
+    parts = [
+        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"%x\r\n%b\r\n%x\r\n" % (len(first), first, len(last)),
+        last + b"\r\n0\r\n\r\n",
+    ]
+    reply = serve_load.decoded(1.0, list(zip((1.5, 2.0, 3.0), parts, strict=True)))
+    assert [text.at_s for text in reply.texts] == [3.0]
+    assert reply.thinker_finish_reason == "stop"
