@@ -26,6 +26,10 @@ PCM_16K = {"type": "audio/pcm", "rate": 16000}
 BEFORE = ("response.output_item.added", "conversation.item.added", "response.content_part.added")
 AFTER = ("response.content_part.done", "conversation.item.done", "response.output_item.done")
 PUSH_TO_TALK = {"input": {"format": PCM_16K, "turn_detection": None}}
+SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
+# No token ends the text.
+LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
+LONG |= {"talker_max_new_tokens": 4000}
 SPOKEN = [  # kinds of events of a spoken response
     *("response.created", "rate_limits.updated", *BEFORE),
     *("response.output_audio_transcript.delta", "response.output_audio.delta"),

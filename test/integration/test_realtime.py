@@ -25,7 +25,9 @@ from testing.media_cases import noise_image
 from testing.realtime import (
     AFTER,
     BEFORE,
+    LONG,
     PUSH_TO_TALK,
+    SHORT,
     SPOKEN,
     Caller,
     calling,
@@ -38,10 +40,6 @@ from testing.realtime import (
 from testing.scripted_model import ScriptedStream
 
 RATE = 16000
-SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
-# No token ends the text.
-LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
-LONG |= {"talker_max_new_tokens": 4000}
 WRITTEN = [
     *("response.created", "rate_limits.updated", *BEFORE, "response.output_text.delta"),
     *("response.output_text.done", *AFTER, "response.done"),

@@ -18,8 +18,10 @@ from testing import recorded_session
 from testing.http_server import same_sound, serving, wait_until
 from testing.imports import ROOT
 from testing.realtime import (
+    LONG,
     PCM_16K,
     PUSH_TO_TALK,
+    SHORT,
     SPOKEN,
     calling,
     kinds,
@@ -31,10 +33,6 @@ from testing.realtime import (
 from train.speech import MEASURING, pink_noise, spoken_clip
 
 RATE = 16000
-SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 6, "talker_max_new_tokens": 12}
-# No token ends the text.
-LONG = {"thinker_eos_token_id": 10**6, "thinker_max_new_tokens": 3000, "chunk_frames": [1]}
-LONG |= {"talker_max_new_tokens": 4000}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from qwen3_omni_neuron.model.config import OmniConfig
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DECODERS, DecoderPlan, DecoderSpec
 from testing.export import open_shapes, rejected_ops
 from testing.hlo import lint_hlo
-from testing.neuron.cpu_mode import join_ranks
+from testing.neuron.nxdi_sources import join_ranks
 
 # Two prompts; one slot, several of them, all.
 PLAN = DecoderPlan(1, 3, 96, (24, 96), (96,), torch.bfloat16, batches=(1, 2, 3))

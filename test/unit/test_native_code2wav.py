@@ -1,7 +1,6 @@
 """Code2wav in C against the module, and against itself in other pieces."""
 
 import dataclasses
-import shutil
 from collections.abc import Iterator
 from ctypes import CDLL, c_char_p, c_void_p
 from typing import Any
@@ -16,15 +15,12 @@ from qwen3_omni_neuron.cpu.native import installed
 from qwen3_omni_neuron.cpu.native._declarations import ffi
 from qwen3_omni_neuron.cpu.native.binding import TYPES, Library, UnsuitedError, address_of
 from qwen3_omni_neuron.cpu.native.code2wav import NativeCode2Wav, NativeState
-from qwen3_omni_neuron.cpu.native.installed import find_library
 from qwen3_omni_neuron.cpu.native.matrix import pack_in_c
 from qwen3_omni_neuron.model.code2wav import Code2Wav
 from qwen3_omni_neuron.model.config import OmniConfig
+from testing.native_library import needs_c
 
-# Where there is a compiler there is the library.
-pytestmark = pytest.mark.skipif(
-    find_library() is None and not shutil.which("cc"), reason="no C compiler, so nothing in C"
-)
+pytestmark = needs_c
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {},
     # Enough work for two threads, and channels that fill no tile.
@@ -41,14 +37,6 @@ KINDS = ["_avx512", "_avx2", "_plain"]
 def without_gradients() -> Iterator[None]:
     with torch.inference_mode():
         yield
-
-
-@pytest.fixture(scope="module")
-def library() -> Library:
-    found = find_library()
-    assert found is not None, "a compiler is there, and the library is not: pip install -e . -v"
-    found.grow_pool(2)
-    return found
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from qwen3_omni_neuron.checkpoint.files import Checkpoint
 from qwen3_omni_neuron.neuron.nxdi.application import DecoderApplication, GraphWrapper
 from qwen3_omni_neuron.neuron.nxdi.decoder import DecoderModel
 from qwen3_omni_neuron.neuron.nxdi.decoder_spec import DecoderSpec
-from testing.neuron.cpu_mode import join_ranks
+from testing.neuron.nxdi_sources import join_ranks
 from testing.neuron.whole_weights import State, whole_weights
 
 

@@ -3,7 +3,8 @@
 Read runtime.pipeline first: it gives each request a slot and a task in each stage. runtime.stage
 has the loop that all stages share, and contains the failures of engines; runtime.thinker_stage,
 runtime.talker_stage and runtime.vocoder_stage choose what each does next, by the rules of
-runtime.policy. runtime.prefix_cache knows which rows each slot holds, so that no row is computed
-twice. runtime.buffers carry tokens and audio between threads, runtime.schedule decides the sizes of
-audio chunks, and runtime.stream is the caller's end.
+runtime.policy, and runtime.fairness whose request is next. runtime.prefix_cache knows which rows
+each slot holds, so that no row is computed twice. runtime.buffers carry tokens and audio between
+threads, runtime.schedule decides the sizes of audio chunks, and runtime.stream is the caller's end:
+an iterator over the events that runtime.request_events and runtime.joined_events make.
 """

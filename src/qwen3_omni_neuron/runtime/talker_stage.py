@@ -115,8 +115,10 @@ class TalkerStage(Stage[TalkerTask]):
     def _next_ahead(self, tasks: list[TalkerTask]) -> list[TalkerTask]:
         """Return the prompt to prefill ahead that the thinker has completed, in a pause."""
         ready = [task for task in tasks if task.live.accepted is not None][:1]
+        if not ready:
+            return []
         # A talker row takes no longer than a thinker row, whose time is known.
-        rows = sum(len(task.prompt.token_ids) for task in ready)
+        rows = len(ready[0].prompt.token_ids)
         return ready if self._policy.is_pause(rows, self._clock.now()) else []
 
     def _with_token(self, tasks: list[TalkerTask]) -> list[TalkerTask]:

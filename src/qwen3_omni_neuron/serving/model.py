@@ -190,9 +190,9 @@ class ServedModel:
 def load_and_answer(model: str, **load: Any) -> Qwen3Omni:
     """Load a model and make one short reply, to find errors of computation before `ready`.
 
-    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. Changes malloc's
-    limits and the garbage collector's objects for the whole process, which must be a server's: see
-    `trim_early` and `keep_all` in engines.process.heap.
+    load: arguments of Qwen3Omni.load. Raises its errors, and those of a request. The process must
+    be a server's: malloc and the garbage collector are set for all of it (`trim_early` and
+    `keep_all` of engines.process.heap).
     """
     trim_early()
     omni = Qwen3Omni.load(model, **load)

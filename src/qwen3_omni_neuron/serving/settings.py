@@ -1,7 +1,7 @@
 """Settings of a server. Each is a field with its default, bounds, meaning, and flag of `serve`.
 
 The flags of `serve`, the `args` of a Ray application and a table of docs/serving.md are made from
-these fields. Imported by the command line: of other packages it needs pydantic alone.
+these fields. The command line imports this module early, so it needs no other package but pydantic.
 """
 
 from collections.abc import Mapping
@@ -74,7 +74,8 @@ def setting(
     """Return the field of a setting.
 
     answer: see Flag. flag: by default the setting's name with hyphens; None: it has no flag. shown:
-    text for a default that is not one value. bounds: those of pydantic's Field.
+    text for a default that is not one value. bounds: bounds of the value, as pydantic's Field takes
+    them.
     """
     extra: Any = {"answer": answer, "flag": flag, "metavar": metavar, "shown": shown}
     return Field(default, description=description, json_schema_extra=extra, **bounds)

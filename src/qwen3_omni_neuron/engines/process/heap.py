@@ -1,4 +1,4 @@
-"""Memory of a process of our own: return of what malloc keeps; objects that are never garbage."""
+"""Memory of a server's or a stage's process: what malloc keeps, and what is never garbage."""
 
 import ctypes
 import gc
@@ -44,7 +44,7 @@ def give_back() -> None:
 
 
 def keep_all() -> None:
-    """Keep the garbage collector from all objects that exist: those of modules and of a model.
+    """Make the garbage collector ignore all objects that exist: those of modules and of a model.
 
     To be called once in a process of our own, after its model is loaded. Otherwise a full
     collection looks through 226,000 objects, and stops every thread for 0.1 s.
