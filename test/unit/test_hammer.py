@@ -118,6 +118,7 @@ def test_wrong():
 def test_what_failed_is_named_with_its_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "pytest.ini").touch()  # names of tests begin here, wherever the project lies
     file = tmp_path / "test_few.py"
     file.write_text(FILE)
     monkeypatch.chdir(ROOT)
@@ -138,6 +139,7 @@ def test_what_failed_is_named_with_its_seed(
 def test_a_run_ends_between_tests_when_its_time_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "pytest.ini").touch()  # names of tests begin here, wherever the project lies
     file = tmp_path / "test_few.py"
     file.write_text(FILE)
     monkeypatch.chdir(ROOT)
