@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from openai import OpenAI
 
     from qwen3_omni_neuron.serving.server import Server
+    from train.judge import Judge
 
 # The engines of test/neuron, which can't have a conftest of its own beside this one; and what a run
 # says at its end.
@@ -68,6 +69,13 @@ def seeds_of_a_test(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     """
     seeds = random.Random(request.node.nodeid)
     monkeypatch.setattr(api, "secrets", SimpleNamespace(randbits=seeds.getrandbits))
+
+
+@pytest.fixture(scope="session")
+def judge() -> "Judge":
+    from train.judge import Judge  # librosa, which not every environment of these tests has
+
+    return Judge()
 
 
 @pytest.fixture(scope="session")

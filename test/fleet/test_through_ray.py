@@ -27,7 +27,13 @@ from train.judge import Judge
 if "TEST_RAY" not in os.environ:
     pytest.skip("a Ray cluster of its own", allow_module_level=True)
 
-pytest.register_assert_rewrite("test_serving", "test_serving_audio", "test_realtime")
+pytest.register_assert_rewrite(
+    "test_realtime",
+    "test_serving",
+    "test_serving_audio",
+    "test_serving_transcriptions",
+    "test_serving_words",
+)
 sys.path.insert(0, str(ROOT / "test" / "integration"))
 from test_realtime import (  # noqa: E402, F401
     LONG,
@@ -52,17 +58,20 @@ from test_serving import (  # noqa: E402, F401
     test_what_there_is_to_ask_for,
 )
 from test_serving_audio import (  # noqa: E402, F401
-    judge,
     said,
-    test_a_bad_form_is_a_400_that_says_why,
-    test_a_spoken_sum_is_answered_aloud,
-    test_a_transcription_is_what_transcribe_finds,
-    test_a_wrong_request_for_a_transcription_names_what_is_wrong,
     test_a_wrong_request_for_speech_names_what_is_wrong,
-    test_every_word_is_said_in_each_voice,
-    test_instruction_and_temperature_reach_the_model,
     test_speech_in_every_format_is_what_say_says,
     test_streamed_speech_is_the_whole_one,
+)
+from test_serving_transcriptions import (  # noqa: E402, F401
+    test_a_bad_form_is_a_400_that_says_why,
+    test_a_transcription_is_what_transcribe_finds,
+    test_a_wrong_request_for_a_transcription_names_what_is_wrong,
+    test_instruction_and_temperature_reach_the_model,
+)
+from test_serving_words import (  # noqa: E402, F401
+    test_a_spoken_sum_is_answered_aloud,
+    test_every_word_is_said_in_each_voice,
     test_what_is_said_is_transcribed,
 )
 

@@ -38,11 +38,6 @@ SILENT_MS = 200  # after speech_started
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=3) as omni, serving(omni) as running:
         yield running

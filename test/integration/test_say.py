@@ -50,11 +50,6 @@ class Written:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def speaking() -> Iterator[Qwen3Omni]:
     """The checkpoint that ships, without a thinker."""
 

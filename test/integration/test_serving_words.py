@@ -34,11 +34,6 @@ def speaking() -> Iterator[OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
 def heard(judge: Judge, wav: bytes) -> tuple[list[str], set[str]]:
     """The words that a sound file says, and the voices."""
     samples, rate = soundfile.read(io.BytesIO(wav), dtype="float32")

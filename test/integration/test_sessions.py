@@ -182,11 +182,6 @@ def test_every_turn_is_the_references(deeper: tuple[Qwen3Omni, Reference], name:
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def speaking() -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype="float32", max_concurrency=2) as omni:
         yield omni

@@ -35,11 +35,6 @@ HURRIED = 0.9  # of the time that espeak-ng takes for the same words
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def speaking() -> Iterator[Qwen3Omni]:
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, dtype="float32", max_concurrency=8) as omni:
         yield omni

@@ -40,11 +40,6 @@ LONG = spoken_clip(f"say {LONG_WORDS}", MEASURING, random.Random(1))
 
 
 @pytest.fixture(scope="module")
-def judge() -> Judge:
-    return Judge()
-
-
-@pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Qwen3Omni.load(SPEAKING_CHECKPOINT, max_concurrency=2) as omni, serving(omni) as running:
         yield running

@@ -1,7 +1,10 @@
 """Packages that a request imports, in a process of its own."""
 
+import ast
+
 import pytest
 
+from testing.imports import ROOT
 from testing.media_cases import QUESTION_WAV
 from testing.subprocesses import run_python
 
@@ -53,3 +56,17 @@ def test_an_import_leaves_the_garbage_collector_as_it_was(switch: str) -> None:
 def test_the_command_line_imports_no_torch_before_it_needs_it() -> None:
     script = "import sys, qwen3_omni_neuron.cli; print('torch' in sys.modules)"
     assert run_python("-c", script).split() == ["False"]
+
+
+def test_tests_that_run_through_ray_too_are_where_they_are_taken_from() -> None:
+    """Without Ray, `test_through_ray.py` is skipped before it imports them."""
+    test = ROOT / "test"
+    tree = ast.parse((test / "fleet" / "test_through_ray.py").read_text())
+    imports = [n for n in tree.body if isinstance(n, ast.ImportFrom)]
+    taken = [n for n in imports if str(n.module).startswith("test_")]
+    assert taken
+    for module in taken:
+        given = ast.parse((test / "integration" / f"{module.module}.py").read_text())
+        functions = {node.name for node in given.body if isinstance(node, ast.FunctionDef)}
+        names = {n.id for n in ast.walk(given) if isinstance(n, ast.Name)}
+        assert {name.name for name in module.names} <= functions | names

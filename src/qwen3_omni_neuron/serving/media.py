@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.serving.decoding.job import Admit, Decoded, Job, Kind, Measured
 from qwen3_omni_neuron.serving.decoding.pcm import decode_inline
+from qwen3_omni_neuron.serving.decoding.picture_header import picture_size
+from qwen3_omni_neuron.serving.decoding.work import measured_picture
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.service import Service
 
@@ -107,8 +109,15 @@ class MediaReader:
         return True
 
     async def finish(self, hold: Hold) -> None:
-        """Fetch and decode the remaining items, in their order; see `finish_inline`."""
-        while self._items:
+        """Fetch and decode the remaining items, in their order; see `finish_inline`.
+
+        Pictures are counted before the first item waits for a decoder, so that a request that does
+        not fit is refused at once.
+        """
+        admits = [self._admit(found, hold) for found in self._items]
+        for found, admit in zip(self._items, admits, strict=True):
+            self._admit_by_header(found, admit)
+        for admit in admits:
             found = self._items[0]
             content = found.content
             if isinstance(content, str):
@@ -117,7 +126,14 @@ class MediaReader:
                 hold(len(content))
             job = self._job(found, content)
             decode = self._service.decoder.decode
-            self._take(await decode(self._owner, job, self._admit(found, hold)))
+            self._take(await decode(self._owner, job, admit))
+
+    def _admit_by_header(self, found: _Pending, admit: Admit) -> None:
+        """Admit a picture whose header gives its size. Raises ApiError and the API's errors."""
+        if found.kind == "image" and isinstance(found.content, bytes):
+            size = picture_size(found.content)
+            if size is not None:
+                admit(measured_picture(self._job(found, found.content), *size))
 
     def _job(self, found: _Pending, content: bytes) -> Job:
         # The items before this one take their share of the context.

@@ -82,14 +82,19 @@ def read_audio(job: Job, item: Mapping[str, Any], ask: Ask) -> Waveform:
     return load_waveform(item, rate, job.where, holds_s, check)
 
 
+def measured_picture(job: Job, height: int, width: int) -> Measured:
+    """Return the sizes of a picture of so many pixels. Raises the API's errors."""
+    size, _ = _kept_size(job, height, width)
+    return Measured(0.0, height * width, 3 * math.prod(size))
+
+
 def _audio(job: Job, ask: Ask) -> Made:
     return Made(samples=read_audio(job, {"audio": job.content}, ask))
 
 
 def _image(job: Job, ask: Ask) -> Made:
     def check(height: int, width: int) -> None:
-        size, _ = _kept_size(job, height, width)
-        ask(Measured(0.0, height * width, 3 * math.prod(size)))
+        ask(measured_picture(job, height, width))
         _check_pixels(job, height, width)
         job.media.sizes.image_grid(height, width, job.where, _asked(job))
 
