@@ -28,7 +28,7 @@ from qwen3_omni_neuron.events import Event, Finished
 from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.log_mel import MelSettings
 from qwen3_omni_neuron.prompt.preprocessor import read_preprocessor
-from qwen3_omni_neuron.session import BYTES_PER_S, Reply, mean_pace
+from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, Reply, mean_pace
 from train.assess import questions
 from train.espeak import VOICES, speak
 from train.judge import word_bounds

@@ -8,8 +8,7 @@ those of new messages.
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qwen3_omni_neuron.errors import (
@@ -20,15 +19,23 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
     format_value,
 )
-from qwen3_omni_neuron.events import SAMPLE_RATE, AudioChunk, Event, Finished, TextDelta
+from qwen3_omni_neuron.events import Event
 from qwen3_omni_neuron.model.torch_threads import one_torch_thread
 from qwen3_omni_neuron.options import RequestArguments, RequestOptions
-from qwen3_omni_neuron.prompt.media.clip import Clip, GrowingClip
+from qwen3_omni_neuron.prompt.media.clip import GrowingClip
 from qwen3_omni_neuron.prompt.media.fields import real_number
-from qwen3_omni_neuron.prompt.media.items import AudioItem, Media
+from qwen3_omni_neuron.prompt.media.items import AudioItem
 from qwen3_omni_neuron.prompt.messages import MessageReader, Messages, read_tools
 from qwen3_omni_neuron.prompt.prompt import Prompt
 from qwen3_omni_neuron.prompt.template import Conversation
+from qwen3_omni_neuron.prompt.turns import (
+    ROUNDING_S,
+    Reply,
+    Turn,
+    joined_turns,
+    kept_content,
+    mean_pace,
+)
 from qwen3_omni_neuron.runtime.buffers import Item
 from qwen3_omni_neuron.runtime.pipeline import Pipeline
 from qwen3_omni_neuron.runtime.request import LiveRequest, Request
@@ -36,10 +43,6 @@ from qwen3_omni_neuron.runtime.stream import SpeechStream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # typing has it from Python 3.11 on
-
-BYTES_PER_S = 15.0  # UTF-8 text spoken: English has 14 to 17, Chinese (3 a character) 12 to 15
-RATE_WEIGHT_S = 2.0  # weight of BYTES_PER_S, in seconds of the session's speech
-_ROUNDING_S = 1e-3
 
 
 @dataclass(frozen=True)
@@ -58,66 +61,6 @@ class SessionModel:
     most_tokens: int
     speaks: bool
     owner: object
-
-
-class Reply:
-    """Reply in a session's history: the text and the seconds of audio that the caller got.
-
-    Only the stream's reader adds to it. spoken: False for a reply in text alone. bytes_per_s: pace
-    of the speech in earlier replies. ended: no event follows. complete: the caller got its last
-    event, and not only those before a barge-in or an error. heard_s: seconds that the listener
-    heard, None if unknown. spoken_bytes: size in UTF-8 of the text if the talker ended the speech
-    by itself, else 0. id: name that the caller may give it.
-    """
-
-    role = "assistant"
-
-    def __init__(self, spoken: bool, bytes_per_s: float):
-        self.id: str | None = None
-        self.spoken, self._bytes_per_s = spoken, bytes_per_s
-        self.ended = self.complete = False
-        self.audio_s = 0.0
-        self.heard_s: float | None = None
-        self.spoken_bytes = 0
-        self._deltas: list[str] = []  # whole characters, of one or several tokens each
-
-    def add(self, event: Event) -> None:
-        """Record an event that the caller gets."""
-        if isinstance(event, TextDelta):
-            self._deltas.append(event.text)
-        elif isinstance(event, AudioChunk):
-            self.audio_s += len(event.samples) / SAMPLE_RATE
-        elif isinstance(event, Finished):
-            self.ended = self.complete = True
-            if event.result.talker_finish_reason == "stop" and self.audio_s:
-                self.spoken_bytes = len(event.result.text.encode())
-
-    @property
-    def text(self) -> str:
-        """Text of the reply that stays in the history; see `Session.heard`."""
-        whole = not self.spoken or (self.complete and self.heard_s is None)
-        heard_s = self.audio_s if self.heard_s is None else self.heard_s
-        if whole or (self.complete and heard_s >= self.audio_s - _ROUNDING_S):
-            return "".join(self._deltas)
-        own = self.spoken_bytes / self.audio_s if self.spoken_bytes else self._bytes_per_s
-        heard_bytes, kept, end = heard_s * own, [], 0
-        for text in list(self._deltas):
-            size = len(text.encode())
-            if end + size / 2 > heard_bytes:
-                break
-            end += size
-            kept.append(text)
-        return "".join(kept)
-
-
-def mean_pace(replies: Sequence[Reply]) -> float:
-    """Return the bytes of text a second in a session's speech; BYTES_PER_S before there is any.
-
-    Only replies whose speech the talker ended by itself count.
-    """
-    spoken = [reply for reply in replies if reply.spoken_bytes]
-    text_bytes = BYTES_PER_S * RATE_WEIGHT_S + sum(reply.spoken_bytes for reply in spoken)
-    return text_bytes / (RATE_WEIGHT_S + sum(reply.audio_s for reply in spoken))
 
 
 class ReplyStream(SpeechStream):
@@ -140,53 +83,6 @@ class ReplyStream(SpeechStream):
         """Cancel the reply: a barge-in, if it has not finished."""
         super().close()
         self.reply.ended = True
-
-
-@dataclass(eq=False)
-class Turn:
-    """Message of a session's history, as given by the caller and as checked; see `Session.read`.
-
-    given, checked: content, a string or a list of items; `given` holds a growing clip itself.
-    calls: an assistant's calls of tools. said: True for the text of a reply, in which names of
-    special tokens are words that the model wrote. id: name that the caller may give it.
-    """
-
-    role: str
-    given: Any = None
-    checked: Any = None
-    media: list[Media] = field(default_factory=list)
-    calls: list[Any] = field(default_factory=list)
-    said: bool = False
-    id: str | None = None
-
-    def add(self, given: Any, checked: Any, media: Sequence[Media]) -> None:
-        """Append content to the present content."""
-        if self.given is None:
-            self.given, self.checked = given, checked
-        else:
-            self.given = [*_items(self.given), *_items(given)]
-            self.checked = [*_items(self.checked), *_items(checked)]
-        self.media = [*self.media, *media]
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The message as `Qwen3Omni.stream` takes it."""
-        content = self.given
-        if not isinstance(content, str):
-            content = [
-                {"type": "audio", **_samples(x)} if isinstance(x, GrowingClip) else dict(x)
-                for x in content
-            ]
-        return self._message(content)
-
-    @property
-    def read(self) -> dict[str, Any]:
-        """The message for a chat template."""
-        return self._message(self.checked)
-
-    def _message(self, content: Any) -> dict[str, Any]:
-        made = {"role": self.role, "content": content}
-        return made | ({"tool_calls": self.calls} if self.calls else {})
 
 
 class Session:
@@ -232,7 +128,7 @@ class Session:
         still arriving lacks the samples that the resampler still holds.
         """
         with self._lock:
-            return [turn.message for turn in self._read()]
+            return [turn.message for turn in self._conversation()]
 
     @property
     def system(self) -> Any:
@@ -320,7 +216,7 @@ class Session:
                 return
             options = self._options
             try:
-                prompt = self._prompt(self._read(), tools=options.tools)
+                prompt = self._prompt(self._conversation(), tools=options.tools)
             except (AudioError, PromptTooLongError):  # so far the clip is too short; see respond
                 return
             self._prefill_ahead(prompt, options, speak and model.speaks)
@@ -338,7 +234,7 @@ class Session:
             checked = reader.content(content, "user", "content")
             self._end_clip()
             self._turn = self._turn or Turn("user")
-            self._turn.add(self._kept(content, reader.media), checked, reader.media)
+            self._turn.add(kept_content(content, reader.media), checked, reader.media)
 
     def append_audio(self, samples: Any, sampling_rate: float) -> None:
         """Append the next piece of the user's speech, of any length.
@@ -392,7 +288,7 @@ class Session:
             if turns is None:
                 self._end_clip()
             first = self._system if system is None else self._system_turn(system)
-            read = self._read(turns, first)
+            read = self._conversation(first) if turns is None else joined_turns([first, *turns])
             if not read or read[-1].role not in ("user", "tool"):
                 raise MessageError(
                     "there is nothing to answer: the conversation does not end with a turn of the "
@@ -432,7 +328,7 @@ class Session:
             if not reply.ended:
                 raise MessageError("the reply still streams. Close its stream, then say heard.")
             seconds = real_number(audio_s)
-            if seconds is None or not 0 <= seconds <= reply.audio_s + _ROUNDING_S:
+            if seconds is None or not 0 <= seconds <= reply.audio_s + ROUNDING_S:
                 raise OptionError(
                     f"audio_s must be from 0 to {reply.audio_s:.3f}, the seconds of audio that the "
                     f"reply's stream has given, got {format_value(audio_s)}."
@@ -481,7 +377,7 @@ class Session:
     def _turn_of(self, message: Mapping[str, Any], where: str) -> Turn:
         reader = self._reader()
         checked = reader.message(message, where)
-        given = self._kept(message.get("content") or "", reader.media)
+        given = kept_content(message.get("content") or "", reader.media)
         calls = checked.get("tool_calls", [])
         return Turn(checked["role"], given, checked["content"], reader.media, calls)
 
@@ -496,52 +392,17 @@ class Session:
                 return index
         raise MessageError("this turn is not in the session's history.")
 
-    def _kept(self, content: Any, media: Sequence[Media]) -> Any:
-        """Return content to keep, with samples in place of audio arrays and iterators."""
-        if isinstance(content, str):
-            return str.__str__(content)
-        kept, read = [], iter(media)
-        for item in content:
-            medium = None if item["type"] == "text" else next(read)
-            clip = None if medium is None else medium.clip
-            source = item.get("audio")
-            if clip is None or source is None or isinstance(source, str | Path | bytes):
-                kept.append(dict(item))
-            else:
-                kept.append({**item, **_samples(clip)})
-        return kept
-
     def _end_clip(self) -> None:
         if self._clip is not None:
             self._clip.end()
             self._clip = None
 
-    def _read(
-        self, turns: Sequence[Turn | Reply] | None = None, system: Turn | None = None
-    ) -> list[Turn]:
-        """Return the turns of the conversation, or the given ones, with replies as turns.
+    def _conversation(self, system: Turn | None = None) -> list[Turn]:
+        """Return the turns that the model reads: the history and the user's unfinished turn.
 
-        A user's turn of images alone is joined to the user's turn after it, and calls of tools are
-        joined to the assistant's turn before them.
+        system: the system message instead of the session's.
         """
-        if turns is None:
-            entries = [system or self._system, *self._history, self._turn]
-        else:
-            entries = [system, *turns]
-        found: list[Turn] = []
-        for entry in entries:
-            if entry is None:
-                continue
-            turn = entry
-            if isinstance(turn, Reply):
-                turn = Turn("assistant", turn.text, turn.text, said=True)
-            if turn.role == "assistant" and not (turn.given or turn.calls):
-                continue
-            if found and _join(found[-1], turn):
-                found[-1] = _joined(found[-1], turn)
-            else:
-                found.append(turn)
-        return found
+        return joined_turns([system or self._system, *self._history, self._turn])
 
     def _prompt(
         self, read: Sequence[Turn], growing: bool = False, tools: Sequence[Any] = ()
@@ -572,7 +433,7 @@ class Session:
         self._ahead_of = state
         options = self._options
         try:
-            prompt = self._prompt(self._read(), True, options.tools)
+            prompt = self._prompt(self._conversation(), True, options.tools)
         except PromptTooLongError:  # `respond` raises it
             return
         speak = model.speaks and (self._reply is None or self._reply.spoken)
@@ -592,27 +453,3 @@ class Session:
     def _end_ahead(self, timeout_s: float) -> None:
         while self._ahead:
             self._model.pipeline.cancel(self._ahead.pop(), timeout_s)
-
-
-def _join(before: Turn, turn: Turn) -> bool:
-    if turn.role != before.role:
-        return False
-    if turn.role == "user":
-        return {item["type"] for item in _items(before.checked)} == {"image"}
-    return bool(turn.role == "assistant" and turn.calls and not turn.checked)
-
-
-def _joined(before: Turn, turn: Turn) -> Turn:
-    made = Turn(before.role, before.given, before.checked, before.media, before.calls, before.said)
-    if turn.role == "user":
-        made.add(turn.given, turn.checked, turn.media)
-    made.calls = [*before.calls, *turn.calls]
-    return made
-
-
-def _items(content: Any) -> Sequence[Any]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _samples(clip: Clip) -> dict[str, Any]:
-    return {"audio": clip.waveform, "sampling_rate": clip.rate}

@@ -14,12 +14,13 @@ import pytest
 from qwen3_omni_neuron import Qwen3Omni
 from qwen3_omni_neuron.errors import BusyError, LateError
 from qwen3_omni_neuron.events import TextDelta
+from qwen3_omni_neuron.prompt.turns import Reply, joined_turns
 from qwen3_omni_neuron.serving.metrics import Metrics
 from qwen3_omni_neuron.serving.realtime.items import ConversationItems
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.sound import pcm16
 from qwen3_omni_neuron.serving.turnstile import Turnstile
-from qwen3_omni_neuron.session import Reply, Session
+from qwen3_omni_neuron.session import Session
 from testing.http_server import same_sound, wait_until
 from testing.media_cases import noise_image
 from testing.realtime import (
@@ -274,7 +275,7 @@ def test_calls_of_tools(omni: Qwen3Omni, server: Server, monkeypatch: pytest.Mon
     asked: list[Any] = []
 
     def respond(session: Session, speak: bool = True, **options: Any) -> Any:
-        turns = session._read(options["turns"])
+        turns = joined_turns(options["turns"])
         asked.append(([turn.message for turn in turns], options.get("tools")))
         stream: Any = ScriptedStream(["Let me ", "look. ", CALLED[:9], CALLED[9:]], speak, None)
         stream.reply = Reply(speak, 15.0)
@@ -350,7 +351,7 @@ class Paused:
         monkeypatch.setattr(Session, "respond", respond)
 
     def _start(self, session: Session, speak: bool, turns: Any) -> Any:
-        self.asked.append([turn.message for turn in session._read(turns)])
+        self.asked.append([turn.message for turn in joined_turns(turns)])
         stream = PausedStream(["Let me look. ", CALLED, PAUSE, CALLED], speak)
         session.insert(stream.reply)  # type: ignore[arg-type]
         self.streams.append(stream)

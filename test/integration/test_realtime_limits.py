@@ -21,6 +21,7 @@ from websockets.server import ServerProtocol
 from websockets.sync.client import connect
 
 from qwen3_omni_neuron import Qwen3Omni
+from qwen3_omni_neuron.prompt.turns import Turn
 from qwen3_omni_neuron.serving.context import Context
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.realtime.live_session import LiveSession
@@ -30,7 +31,7 @@ from qwen3_omni_neuron.serving.realtime.socket import RealtimeSockets
 from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.service import Service
 from qwen3_omni_neuron.serving.settings import ServerSettings
-from qwen3_omni_neuron.session import Session, Turn
+from qwen3_omni_neuron.session import Session
 from testing.http_server import serving, url_of, wait_until
 from testing.realtime import PCM_16K, PUSH_TO_TALK, Caller, calling
 

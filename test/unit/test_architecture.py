@@ -66,8 +66,10 @@ SERVING = [
 def test_the_server_knows_the_public_api_alone(file: Path) -> None:
     public = {"__init__", "api", "errors", "events", "options"}
     public |= {"serving", "session", "transcription"}
-    # The type of what `stream` returns, a client's playback, and the memory of a process.
-    known = {f"{NAME}.{x}" for x in ("runtime.stream", "runtime.playback", "engines.process.heap")}
+    # The type of what `stream` returns, a session's turns, a client's playback, and a process's
+    # memory.
+    modules = ("runtime.stream", "prompt.turns", "runtime.playback", "engines.process.heap")
+    known = {f"{NAME}.{name}" for name in modules}
     for name in imports(file) - known:
         assert not name.startswith(NAME) or room(tuple(name.split(".")[1:])) in public
 

@@ -20,7 +20,8 @@ from qwen3_omni_neuron.errors import (
     PromptTooLongError,
 )
 from qwen3_omni_neuron.events import AudioChunk, Finished, SpeechResult, TextDelta, Timings
-from qwen3_omni_neuron.session import BYTES_PER_S, RATE_WEIGHT_S, Reply, Session, mean_pace
+from qwen3_omni_neuron.prompt.turns import BYTES_PER_S, RATE_WEIGHT_S, Reply, mean_pace
+from qwen3_omni_neuron.session import Session
 from testing.media_cases import IMAGE, text, tone, user
 from testing.replies import GREEDY, last
 from testing.sessions import assert_same_prompt, prompt_of

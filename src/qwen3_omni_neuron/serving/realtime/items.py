@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_omni_neuron.api import Qwen3Omni
+from qwen3_omni_neuron.prompt.turns import Reply, Turn
 from qwen3_omni_neuron.serving.errors import ApiError
 from qwen3_omni_neuron.serving.ids import new_id
 from qwen3_omni_neuron.serving.media import MediaReader
@@ -29,7 +30,7 @@ from qwen3_omni_neuron.serving.realtime.drafts import (
 )
 from qwen3_omni_neuron.serving.realtime.events import Base64, CallItem, Item, Json, Reference
 from qwen3_omni_neuron.serving.reply_text import Call
-from qwen3_omni_neuron.session import Reply, Session, Turn
+from qwen3_omni_neuron.session import Session
 
 _EMPTY: Json = {"role": "user", "content": ""}
 
