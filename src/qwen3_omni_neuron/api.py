@@ -2,10 +2,12 @@
 
 import secrets
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from qwen3_omni_neuron.checkpoint.config_json import read_config, read_generation_defaults
 from qwen3_omni_neuron.checkpoint.files import resolve_checkpoint
@@ -66,6 +68,7 @@ class Qwen3Omni:
         engines: Engines,
         max_queued: int,
         reuse: bool = True,
+        faster: Sequence[str] = (),
     ):
         """Do not call this; use `load`."""
         self._config, self._defaults, self.conversation = config, defaults, conversation
@@ -73,7 +76,13 @@ class Qwen3Omni:
         self._max_queued = max_queued
         self._talker_context_length = engines.talker.context_length if engines.talker else 0
         self._pipeline = Pipeline(
-            engines, config, max_queued, reuse=reuse, sample_ids=host_sampler(), defaults=defaults
+            engines,
+            config,
+            max_queued,
+            reuse=reuse,
+            sample_ids=host_sampler(),
+            defaults=defaults,
+            faster=faster,
         )
         # Threads and processes end with the model, even if nobody closes it.
         self._finalizer = weakref.finalize(self, _close, self._pipeline, FINALIZER_TIMEOUT_S)
@@ -133,10 +142,12 @@ class Qwen3Omni:
         spec = EngineSpec(plan, config, conversation.newline_id, tree)
         defaults = read_generation_defaults(folder)
         check_defaults(defaults, folder)
-        engines = load_engines(find_target(plan.target), spec, placement, instance, cores, threads)
+        target_of_plan = find_target(plan.target)
+        engines = load_engines(target_of_plan, spec, placement, instance, cores, threads)
         if wrap_engines is not None:
             engines = wrap_engines(engines)
-        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse)
+        faster = target_of_plan.faster(plan, threads or torch.get_num_threads())
+        return Qwen3Omni(config, defaults, conversation, engines, max_queued, reuse, faster)
 
     def generate_audio(
         self, messages: Messages, **options: "Unpack[RequestArguments]"

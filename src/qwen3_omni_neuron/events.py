@@ -1,7 +1,7 @@
 """Events and result of a request; abilities and present work of a loaded model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -22,7 +22,10 @@ class Timings:
     than real time (None without speech). prompt_tokens, text_tokens, frames: their numbers.
     reused_tokens: number of prompt tokens whose rows an earlier request had computed.
     prompt_audio_tokens, prompt_image_tokens: number of prompt tokens of audio, and of images and
-    videos.
+    videos. speech_s: time of each stage's calls for this request since its first token, by name; a
+    call for several requests counts for each of them. slow_stage: the stage whose calls took
+    longest, where they took longer than the audio lasts, so that the speech can't be played as it
+    is made; else None.
     """
 
     queued_s: float
@@ -37,6 +40,8 @@ class Timings:
     frames: int
     prompt_audio_tokens: int = 0
     prompt_image_tokens: int = 0
+    speech_s: Mapping[str, float] = field(default_factory=dict)
+    slow_stage: str | None = None
 
 
 @dataclass(frozen=True)

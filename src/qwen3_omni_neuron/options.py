@@ -50,6 +50,7 @@ def _are_integers(values: Any, least: int) -> bool:
 
 _NAME = ValueRange("a name", lambda value: isinstance(value, str))
 _FLAG = ValueRange("True or False", lambda value: isinstance(value, bool))
+_FIRST_CHUNK = ValueRange("steady or early", lambda value: value in ("steady", "early"))
 _FROM_0 = ValueRange("an integer of 0 or more", lambda value: _is_integer(value, 0))
 _FROM_1 = ValueRange("an integer of 1 or more", lambda value: _is_integer(value, 1))
 _TOP_K = ValueRange(
@@ -147,6 +148,14 @@ class SpeechArguments(TypedDict, total=False):
             "frames of the first audio chunks, the last size for all that follow",
             _SIZES,
             "adaptive",
+        ),
+    ]
+    first_chunk: Annotated[
+        str,
+        OptionDoc(
+            "steady: the first audio chunk waits until playback can't stop after it; early: it "
+            "does not, and on a machine slower than speech playback stops between chunks",
+            _FIRST_CHUNK,
         ),
     ]
     cache_key: Annotated[
@@ -260,11 +269,11 @@ class GenerateArguments(LoadArguments, RequestArguments, total=False):
 class RequestOptions:
     """Options of one request with their defaults; `RequestArguments` documents each.
 
-    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, cache_key,
-    owner and the two timeouts are ours. A field whose default is None takes the checkpoint's value,
-    unless `OptionDoc.default` names another. Limits count tokens, including the one that ends text
-    or speech. As in the reference, the talker token that reaches the limit is never decoded, so N
-    tokens give N - 1 frames.
+    Names and defaults are the reference's; stop, tools, literal_text, chunk_frames, first_chunk,
+    cache_key, owner and the two timeouts are ours. A field whose default is None takes the
+    checkpoint's value, unless `OptionDoc.default` names another. Limits count tokens, including the
+    one that ends text or speech. As in the reference, the talker token that reaches the limit is
+    never decoded, so N tokens give N - 1 frames.
     Source: transformers Qwen3OmniMoeForConditionalGeneration.generate.
     """
 
@@ -290,6 +299,7 @@ class RequestOptions:
     predictor_top_k: int = 50
     predictor_top_p: float = 0.8
     chunk_frames: Sequence[int] | None = None
+    first_chunk: str = "steady"
     cache_key: str | None = None
     owner: str | None = None
     first_token_timeout_s: float = 600.0

@@ -283,6 +283,44 @@ def test_a_reply_starts_at_the_pace_that_replies_start_at(simulate: Simulate) ->
     assert reply.underruns == 0
 
 
+@pytest.mark.parametrize(
+    ("frame_s", "vocoder_s", "slow"),
+    [(0.1, 0.0, "talker"), (0.02, 0.2, "vocoder"), (0.06, 0.01, None)],
+    ids=["talker", "vocoder", "none"],
+)
+def test_the_stage_that_is_slower_than_speech_is_named(
+    simulate: Simulate,
+    caplog: pytest.LogCaptureFixture,
+    frame_s: float,
+    vocoder_s: float,
+    slow: str | None,
+) -> None:
+    """In the result and in the log; the prompt's prefill does not count, however long it takes."""
+    simulation = simulate(Times(9.0, 0.005, 0, 0.05, frame_s, 0, vocoder_s))
+    result = finish(simulation.start(TOKENS, 60, chunk_frames=(1,)))
+    timings = result.timings
+    assert timings.slow_stage == slow
+    assert timings.speech_s["talker"] == pytest.approx(0.05 + 60 * frame_s, abs=2 * frame_s)
+    assert timings.speech_s["vocoder"] == pytest.approx(60 * vocoder_s)
+    assert timings.speech_s["thinker"] < 1
+    logged = [record.getMessage() for record in caplog.records if "slower" in record.getMessage()]
+    assert len(logged) == (slow is not None)
+    assert all(f"the {slow} took " in text and "fewer requests" in text for text in logged)
+
+
+def test_a_caller_may_hear_the_first_chunk_early(simulate: Simulate) -> None:
+    """On a machine slower than speech the player stops between chunks; its samples are the same."""
+    simulation = simulate(Times(0.1, 0.005, 0, 0.05, 0.1, 0, 0.05))
+    finish(simulation.start(TOKENS, 60))
+    steady = take_reply(simulation.start(TOKENS, 60), 0.0, simulation.clock)
+    early = take_reply(simulation.start(TOKENS, 60, first_chunk="early"), 0.0, simulation.clock)
+    assert (early.chunks[0], steady.chunks[0]) == (1, 4)
+    assert early.underruns > steady.underruns
+    first_s = [reply.result.timings.ttfb_s or 0.0 for reply in (early, steady)]
+    assert first_s[0] < first_s[1] - 0.2
+    assert (early.result.codes == steady.result.codes).all()
+
+
 def test_the_pace_is_the_mean_of_the_intervals() -> None:
     assert frame_pace(deque([1.0, 1.25, 2.0])) == 0.5
     assert frame_pace(deque([1.0])) is None

@@ -1,5 +1,6 @@
 """Compile plans: a target's defaults, what a caller names, and what is refused."""
 
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,13 @@ def test_a_plan_extends_where_its_targets_engines_do() -> None:
     }
     assert CPU.limits.extends == CpuThinker.extends == Slots.extends
     assert NEURON.limits.extends == NxdiSlots.extends
+
+
+def test_what_would_make_the_cpu_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    mixed, int8 = (plan_of(MODEL, RELEASED, "cpu", dtype=dtype) for dtype in ("mixed", "int8"))
+    assert CPU.faster(mixed, 2) == ["dtype int8 (now mixed)", "threads=4 (now 2)"]
+    assert CPU.faster(int8, 4) == []
 
 
 def test_a_cpu_pads_nothing_by_itself() -> None:

@@ -75,6 +75,7 @@ OPTIONS = [
     "predictor_top_k",
     "predictor_top_p",
     "chunk_frames",
+    "first_chunk",
     "cache_key",
     "owner",
     "first_token_timeout_s",
@@ -84,7 +85,7 @@ RESULTS = {
     "SpeechResult": "text token_ids codes audio sample_rate thinker_finish_reason "
     "talker_finish_reason timings seed",
     "Timings": "queued_s ttft_s ttfb_s total_s audio_s rtf prompt_tokens reused_tokens text_tokens "
-    "frames prompt_audio_tokens prompt_image_tokens",
+    "frames prompt_audio_tokens prompt_image_tokens speech_s slow_stage",
     "TextDelta": "text token_ids",
     "AudioChunk": "samples first_sample frames",
     "Finished": "result",
@@ -116,8 +117,9 @@ ERRORS = [
 ]
 VERBS = {
     "speak": """
-        --audio --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help
-        --image --instance --literal-text --model --out --placement --predictor-do-sample
+        --audio --chunk-frames --compiled --cores --dtype --first-chunk
+        --first-token-timeout-s --help --image --instance --literal-text
+        --model --out --placement --predictor-do-sample
         --predictor-top-k --predictor-top-p --seed --speaker --system --talker-do-sample
         --talker-max-new-tokens --talker-repetition-penalty --talker-temperature
         --talker-top-k --talker-top-p --thinker-do-sample --thinker-max-new-tokens
@@ -125,8 +127,9 @@ VERBS = {
         --video --wait-timeout-s -h text
     """,
     "say": """
-        --chunk-frames --compiled --cores --dtype --first-token-timeout-s --help --instance
-        --model --out --placement --predictor-do-sample --predictor-top-k --predictor-top-p
+        --chunk-frames --compiled --cores --dtype --first-chunk --first-token-timeout-s --help
+        --instance --model --out --placement --predictor-do-sample --predictor-top-k
+        --predictor-top-p
         --seed --speaker --talker-do-sample --talker-max-new-tokens
         --talker-repetition-penalty --talker-temperature --talker-top-k --talker-top-p
         --threads --wait-timeout-s -h text

@@ -98,6 +98,8 @@ class Target:
         importable, like `compile_graph`.
     environments: returns, by stage, the environment variables that give its process its cores.
         Raises OptionError, with the numbers, if the request can't be met.
+    faster: returns what would make a model of a plan faster that has so many CPU threads, such as
+        another dtype; for the log.
     needs_tree: a model can only be loaded from a compiled tree, not from the checkpoint's weights.
     keeps_failed: a failed compile leaves files worth keeping, such as a compiler's logs.
     """
@@ -108,5 +110,6 @@ class Target:
     expected_bytes: Callable[[CompilePlan, str], int]
     build_engines: EngineBuilder
     environments: Callable[[CompilePlan, CoreRequest], Mapping[str, Mapping[str, str]]]
+    faster: Callable[[CompilePlan, int], Sequence[str]] = lambda plan, threads: ()
     needs_tree: bool = False
     keeps_failed: bool = False

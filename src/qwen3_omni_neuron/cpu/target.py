@@ -1,5 +1,6 @@
 """The entry of the CPU in the table of targets."""
 
+import os
 from collections.abc import Mapping
 
 from qwen3_omni_neuron.compilation.plan import CHUNK_FRAMES, CompilePlan, Limits
@@ -33,6 +34,13 @@ def no_cores(plan: CompilePlan, request: CoreRequest) -> Mapping[str, Mapping[st
     return {stage: {} for stage in request.stages}
 
 
+def faster(plan: CompilePlan, threads: int) -> list[str]:
+    """Return what would make a model of this plan faster; threads: that it has."""
+    cores = os.cpu_count() or 1
+    ways = [] if plan.dtype == "int8" else [f"dtype int8 (now {plan.dtype})"]
+    return ways + ([f"threads={cores} (now {threads})"] if threads < cores else [])
+
+
 # A graph holds weights in this package's layout, so only the package's version makes it stale.
 CPU = Target(
     LIMITS,
@@ -41,4 +49,5 @@ CPU = Target(
     expected_bytes=LazyFunction("qwen3_omni_neuron.cpu.weights", "expected_bytes"),
     build_engines=LazyFunction("qwen3_omni_neuron.cpu.build", "build_engines"),
     environments=no_cores,
+    faster=faster,
 )

@@ -131,6 +131,11 @@ class JoinedEvents:
         first = next((first_s for first_s in firsts if first_s is not None), None)
         last = next((last_s for last_s in reversed(lasts) if last_s is not None), None)
         arrived_s = request.arrived_s
+        speech_s = {name: sum(live.speech_s[name] for live in lives) for name in live.speech_s}
+        slow = max(speech_s, key=lambda name: speech_s[name])
+        slow_stage = slow if 0 < audio_s < speech_s[slow] else None
+        if slow_stage is not None:
+            self._pipeline.warn_of_slow_speech(slow_stage, speech_s[slow], audio_s)
         return Timings(
             queued_s=times.admitted_s - arrived_s,
             ttft_s=times.first_token_s - arrived_s,
@@ -144,4 +149,6 @@ class JoinedEvents:
             frames=sum(len(live.codes) for live in lives),
             prompt_audio_tokens=request.prompt.audio_tokens,
             prompt_image_tokens=request.prompt.image_tokens,
+            speech_s=speech_s,
+            slow_stage=slow_stage,
         )

@@ -4,7 +4,7 @@ import logging
 import math
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -53,13 +53,16 @@ class Pipeline:
         reuse: bool = True,
         sample_ids: SampleIds = sample_ids,
         defaults: GenerationDefaults = GREEDY,
+        faster: Sequence[str] = (),
     ):
         """Start the stages.
 
         max_queued: number of requests that may wait for a slot. reuse: whether there is a prefix
         cache, if the engines can have one. sample_ids: samples tokens from logits. defaults: the
-        checkpoint's sampling of the text, for requests that have no other.
+        checkpoint's sampling of the text, for requests that have no other. faster: what
+        would make this model faster, for the log.
         """
+        self._faster = (*faster, "fewer requests at a time")
         self.clock, self.code_groups = clock or Clock(), config.code_groups
         self.latency_samples = engines.vocoder.latency_samples if engines.vocoder else 0
         self._engines, self._config, self._defaults = engines, config, defaults
@@ -143,6 +146,20 @@ class Pipeline:
                 )
             logger.debug("a request is queued behind %d others", before)
             return live, before + 1
+
+    def warn_of_slow_speech(self, stage: str, calls_s: float, audio_s: float) -> None:
+        """Log that a reply's speech can't be played as it is made. stage: the one that limits it.
+
+        calls_s: time of the stage's calls for the reply.
+        """
+        logger.warning(
+            "speech is made slower than it plays: the %s took %.1f s for %.1f s of audio. Faster "
+            "would be: %s.",
+            stage,
+            calls_s,
+            audio_s,
+            ", ".join(self._faster),
+        )
 
     def prefill_ahead(self, request: Request) -> LiveRequest:
         """Compute the rows of a request's prompt, for a later request that will begin with them.
@@ -364,4 +381,5 @@ def _schedule(options: RequestOptions, vocoder: Vocoder) -> Schedule:
         vocoder.chunk_frames,
         vocoder.frame_samples / SAMPLE_RATE,
         vocoder.latency_samples / SAMPLE_RATE,
+        early=options.first_chunk == "early",
     )

@@ -84,8 +84,8 @@ class LiveRequest:
     slot: its row in every engine, -1 while it is queued. holders: number of stages that still have
     a task for it; the slot is free again when there is none. ended: complete, cancelled or failed;
     `wake` lets every stage drop it then.
-    The pipeline's lock guards every field except `random` and `called_s`, whose parts are written
-    by one stage each.
+    The pipeline's lock guards every field except `random`, and except `called_s` and `speech_s`,
+    whose parts are written by one stage each.
     """
 
     def __init__(
@@ -116,6 +116,8 @@ class LiveRequest:
         self.called_s: dict[str, float | None] = dict.fromkeys(
             ("encoder", "thinker", "talker", "vocoder")
         )
+        # Time of the calls that each stage has made for it since the first token.
+        self.speech_s: dict[str, float] = dict.fromkeys(("thinker", "talker", "vocoder"), 0.0)
         self.frame_times: deque[float] = deque(maxlen=RECENT_FRAMES)
         self.speech_ended = False  # no frame comes after those in `codes`
         self.thinker_finish: FinishReason = "length"

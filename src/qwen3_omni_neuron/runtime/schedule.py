@@ -88,11 +88,14 @@ class AdaptiveSchedule:
     """Chunk sizes by the pace: the first as small and the later as large as playback allows.
 
     buckets: the compiled chunk sizes, ascending. frame_audio_s: audio of one frame. latency_s:
-    audio that the first chunk lacks, the vocoder's look-ahead.
+    audio that the first chunk lacks, the vocoder's look-ahead. early: the first chunk does not wait
+    until playback can't stop after it.
     """
 
-    def __init__(self, buckets: Sequence[int], frame_audio_s: float, latency_s: float):
-        self._buckets = buckets
+    def __init__(
+        self, buckets: Sequence[int], frame_audio_s: float, latency_s: float, early: bool = False
+    ):
+        self._buckets, self._early = buckets, early
         self._frame_audio_s, self._latency_s = frame_audio_s, latency_s
 
     def next_frames(self, pace: Pace) -> int:
@@ -119,12 +122,14 @@ class AdaptiveSchedule:
         It is the smallest whose audio lasts until the second chunk is decoded, or larger where more
         frames have arrived already.
         """
+        arrived = max((b for b in self._buckets if b <= pace.pending), default=0)
+        if self._early:
+            return max(self._buckets[0], arrived)
         # The second chunk's frames arrive while the first one is decoded: the longer time counts.
         second = self._smallest_efficient_size(pace)
         wait_s = max(second * frame_s, pace.vocoder_s(second)) * MARGIN
         enough = [b for b in self._buckets if b * self._frame_audio_s - self._latency_s >= wait_s]
-        arrived = [b for b in self._buckets if b <= pace.pending]
-        return max(min(enough, default=self._buckets[-1]), max(arrived, default=0))
+        return max(min(enough, default=self._buckets[-1]), arrived)
 
     def _smallest_efficient_size(self, pace: Pace) -> int:
         """Return the smallest size whose call takes at most VOCODER_SHARE of its audio.

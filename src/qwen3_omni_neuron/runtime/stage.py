@@ -247,7 +247,10 @@ class Stage(ABC, Generic[AnyTask]):
                 return []
         finally:
             self._called_s = None
-            self._calls, self._busy_s = self._calls + 1, self._busy_s + self._clock.now() - now
+            call_s = self._clock.now() - now
+            self._calls, self._busy_s = self._calls + 1, self._busy_s + call_s
             for task in tasks:
                 task.live.called_s[self.name] = None
+                if task.live.timestamps.first_token_s is not None:
+                    task.live.speech_s[self.name] += call_s
         return [pair for task in tasks for pair in self._call_engine((task,), call)]
