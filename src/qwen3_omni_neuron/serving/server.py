@@ -121,6 +121,7 @@ class Server:
                 self.stop()
                 if wait((running,), grace_s).not_done:
                     self.stop()
+                running.result()
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log the progress."""
