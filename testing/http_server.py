@@ -4,7 +4,6 @@ import logging
 import shutil
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from qwen3_omni_neuron.serving.server import Server
 from qwen3_omni_neuron.serving.settings import ServerSettings
 from qwen3_omni_neuron.serving.sound import pcm16
 
-START_S, END_S = 20.0, 20.0
+END_S = 20.0
 
 
 class _Borrowed:
@@ -47,18 +46,8 @@ def serving(omni: Qwen3Omni, fetcher: Fetcher | None = None, **settings: Any) ->
         lambda: _Borrowed(omni),  # type: ignore[arg-type, return-value]
         fetcher,
     )
-    thread = threading.Thread(target=server.run, name="server", daemon=True)
-    thread.start()
-    try:
-        wait_until(lambda: server.port > 0 and server.service.model.ready, START_S)
+    with server.running(END_S):
         yield server
-    finally:
-        server.stop()
-        thread.join(END_S)
-        if thread.is_alive():
-            server.stop()
-            thread.join(END_S)
-    assert not thread.is_alive(), "the server ends"
 
 
 def url_of(server: Server) -> str:

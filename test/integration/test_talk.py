@@ -6,12 +6,14 @@ What is said is judged by train/judge.py, as in test_speaking.
 import _thread
 import base64
 import json
+import os
 import random
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,9 @@ import soxr
 from websockets.sync.server import ServerConnection, serve
 
 from qwen3_omni_neuron import SPEAKING_CHECKPOINT, Qwen3Omni
-from qwen3_omni_neuron.cli import main, talk_sound
-from qwen3_omni_neuron.cli.talk_partners import ServerPartner
-from qwen3_omni_neuron.cli.talk_sound import FileSink, Player
+from qwen3_omni_neuron.cli import main, make_parser, talk_client, talk_sound
+from qwen3_omni_neuron.cli.talk_sound import Player
+from qwen3_omni_neuron.errors import OptionError
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_server import serving, url_of, wait_until
 from testing.media_cases import QUESTION_WAV
@@ -37,6 +39,13 @@ SUM_WAV = QUESTION_WAV.with_name("sum.wav")
 SUM = soxr.resample(*soundfile.read(SUM_WAV, dtype="float32"), 16000)
 LONG_WORDS = "seven red goodbye white"
 LONG = spoken_clip(f"say {LONG_WORDS}", MEASURING, random.Random(1))
+IN_A_PROCESS = """
+import sys
+from testing.sound_devices import SoundDevices
+sys.modules["sounddevice"] = SoundDevices()
+from qwen3_omni_neuron.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +111,32 @@ def test_speech_interrupts_the_answer(
     assert last == "eight"
 
 
+@contextmanager
+def typing(
+    lines: Callable[[Callable[[], object]], None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Call a function in a thread, with a function that presses Enter. Stdin ends with it."""
+    failures: list[BaseException] = []
+    read, write = os.pipe()
+
+    def run() -> None:
+        with os.fdopen(write, "wb", buffering=0) as keyboard:
+            try:
+                lines(lambda: keyboard.write(b"\n"))
+            except BaseException as error:
+                failures.append(error)
+
+    thread = threading.Thread(target=run)
+    with os.fdopen(read) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join()
+    assert failures == []
+
+
 def test_a_turn_between_two_enters(
     partner: list[str],
     judge: Judge,
@@ -110,39 +145,44 @@ def test_a_turn_between_two_enters(
 ) -> None:
     """Speech before the first of them is not heard; a third interrupts the answer."""
 
-    def lines() -> Iterator[str]:
+    def lines(enter: Callable[[], object]) -> None:
         devices.say(LONG)
         wait_until(lambda: devices.silent)
-        yield "\n"
+        enter()
         devices.say(SUM)
         wait_until(lambda: devices.silent)
-        yield "\n"
+        enter()
         wait_until(lambda: devices.sounded_s() > 0.2, 30)
         wait_until(lambda: devices.sounded_s(-25) == 0, 30)
-        yield "\n"
+        enter()
         devices.say(LONG)
         wait_until(lambda: devices.silent)
-        yield "\n"
+        enter()
         before = len(devices.heard)
         wait_until(lambda: devices.sounded_s(before) > 0.4, 30)
-        yield "\n"
+        enter()
         after = len(devices.heard)
         wait_until(lambda: len(devices.heard) > after + 25)
         assert devices.sounded_s(after + 2) == 0
         second.append(before)
 
     second: list[int] = []
-    monkeypatch.setattr(sys, "stdin", lines())
-    assert main(["talk", *partner]) == 0
+    with typing(lines, monkeypatch):
+        assert main(["talk", *partner]) == 0
     assert heard(judge, devices)[0] == "eight"
     assert heard(judge, devices, second[0])[0] == "seven"
 
 
 def test_an_answer_that_is_interrupted_before_it_begins(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    devices: SoundDevices,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is cancelled, and nothing that still comes of it is said or written."""
     out = tmp_path / "answer.wav"
+    said: list[str] = []
+    asked, ended = threading.Event(), threading.Event()
 
     def converse(socket: ServerConnection) -> None:
         def until(kind: str) -> None:
@@ -160,44 +200,55 @@ def test_an_answer_that_is_interrupted_before_it_begins(
             ):
                 socket.send(json.dumps(event))
 
+        until("response.cancel")
+        error = {"code": "response_cancel_not_active", "message": "none", "param": None}
+        socket.send(json.dumps({"type": "error", "error": error}))
+        socket.send(json.dumps({"type": "response.output_text.delta", "delta": "ready "}))
         until("response.create")
+        asked.set()
         until("response.cancel")
         answer("first", "one", 16384)
         until("response.create")
         answer("second", "two", 8192)
+        assert ended.wait(20)
 
-    sink = FileSink(out)
-    with serve(converse, "127.0.0.1", 0) as server, sink:
+    def lines(enter: Callable[[], object]) -> None:
+        def until(words: str) -> None:
+            wait_until(lambda: said.append(capsys.readouterr().out) or words in "".join(said))
+
+        enter()  # speak
+        until("ready")
+        enter()  # have it answered
+        assert asked.wait(10)
+        enter()  # interrupt it
+        enter()
+        until("two\n")
+
+    with serve(converse, "127.0.0.1", 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.socket.getsockname()[1]}"
-        with closing(ServerPartner(url, "", None, False, sink)) as partner:
-            partner.answer()
-            partner.interrupt()
-            partner.answer()
-            assert partner.over.wait(20)  # the server has said all that it had to
+        with typing(lines, monkeypatch):
+            assert main(["talk", "--url", url, "--to", str(out)]) == 0
+        ended.set()
         server.shutdown()
-    assert capsys.readouterr().out.split() == ["two"]
+    assert "".join(said).split() == ["ready", "two"]
     samples, _ = soundfile.read(out, dtype="float32")
     assert len(samples) == 480 and samples == pytest.approx(0.25, abs=1e-4)
 
 
-def test_a_server_that_ends_says_so_before_enter(
-    server: Server,
-    devices: SoundDevices,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_server_that_ends_ends_the_talk_before_enter(server: Server) -> None:
+    """A process that waits for Enter ends, too."""
     with serving(server.service.model.take()) as ending:
-
-        def lines() -> Iterator[str]:
-            yield "\n"
+        command = [sys.executable, "-c", IN_A_PROCESS, "talk", "--url", url_of(ending)]
+        pipes: Any = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **pipes) as process:
+            assert "Enter: speak." in process.stderr.readline()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert "Speaking" in process.stderr.readline()
             ending.stop()
-            wait_until(lambda: "has ended: press Enter" in capsys.readouterr().err)
-            yield "\n"
-
-        monkeypatch.setattr(sys, "stdin", lines())
-        assert main(["talk", "--url", url_of(ending)]) == 1
-    assert "the server ended the session" in capsys.readouterr().err
+            assert "the server ended the session: the server ends." in process.stderr.read()
+            assert process.wait(20) == 1
 
 
 def talk(arguments: list[str], converse: Callable[[], None]) -> int:
@@ -228,8 +279,8 @@ def talk(arguments: list[str], converse: Callable[[], None]) -> int:
     ("arguments", "said"),
     [
         (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["--url", "nonsense"], "--url nonsense is no address of a server"),
-        (["--from", "none.wav"], "--from none.wav can't be read"),
+        (["--url", "nonsense"], "no server answers at nonsense"),
+        (["--from", "none.wav"], "--from: none.wav does not exist"),
         (["--hands-free"], "so that there is nothing for --hands-free to find"),
         (["--to", "/"], "/ is a folder"),
         (["--speaker", "nobody"], "nobody"),
@@ -252,6 +303,16 @@ def test_a_server_that_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str
         where = ["--from", str(SUM_WAV), "--to", str(out), "--url", url_of(locked)]
         assert main(["talk", *where, "--api-key", "wrong"]) == 1
         assert "no valid API key" in capsys.readouterr().err
+
+
+def test_a_server_over_a_model_here_wants_its_key() -> None:
+    with ExitStack() as stack:
+        url, key = talk_client._serve_model(make_parser().parse_args(["talk"]), stack)
+        assert url.startswith("http://127.0.0.1:")
+        for wrong in ("", f"{key}x"):
+            with pytest.raises(OptionError, match="no valid API key"):
+                talk_client._connect(url, wrong, True, stack)
+        assert "session.created" in talk_client._connect(url, key, True, stack).recv(10)
 
 
 def test_a_voice_that_a_server_does_not_have(
@@ -296,7 +357,7 @@ def test_without_sounddevice(
 
 def test_a_player_counts_what_was_heard() -> None:
     """Underruns within an answer alone; after one it waits for 120 ms."""
-    player, out = Player(), np.empty(480, np.float32)
+    player, out = Player(), np.empty((480, 1), np.float32)
     player.fill(out)
     assert not out.any() and player.interrupt() is None
     player.push(np.full(720, 0.5, np.float32))

@@ -6,7 +6,9 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -15,7 +17,7 @@ import uvicorn
 
 from qwen3_omni_neuron.api import Qwen3Omni
 from qwen3_omni_neuron.engines.process.heap import resident_mb
-from qwen3_omni_neuron.errors import OutputError
+from qwen3_omni_neuron.errors import ClosedError, OutputError
 from qwen3_omni_neuron.serving import logs
 from qwen3_omni_neuron.serving.acceptor import Acceptor, listening_sockets
 from qwen3_omni_neuron.serving.app import make_app
@@ -99,6 +101,27 @@ class Server:
     def stop(self) -> None:
         """Act as on a signal: the first, then the second one. May be called in any thread."""
         self._on_signal()
+
+    @contextmanager
+    def running(self, grace_s: float) -> Iterator[str]:
+        """Serve in a thread until the block ends. Yields the URL once the model is ready.
+
+        grace_s: time for the last requests to end. Raises the errors of `run`, and ClosedError if
+        the server ends before the model is ready.
+        """
+        with ThreadPoolExecutor(1, "server") as pool:
+            running = pool.submit(self.run)
+            try:
+                while not (self.port and self.service.model.ready):
+                    if wait((running,), _TICK_S).done:
+                        running.result()
+                        raise ClosedError("the server ended before its model was ready.")
+                yield self._url()
+            finally:
+                self.stop()
+                if wait((running,), grace_s).not_done:
+                    self.stop()
+                running.result()
 
     async def _load_model(self) -> None:
         """Load the model in a thread of its own, and log the progress."""
