@@ -61,8 +61,8 @@ def serving(omni: Qwen3Omni, fetcher: Fetcher | None = None, **settings: Any) ->
     assert not thread.is_alive(), "the server ends"
 
 
-def url_of(server: Server) -> str:
-    return f"http://127.0.0.1:{server.port}"
+def url_of(server: Server, scheme: str = "http") -> str:
+    return f"{scheme}://127.0.0.1:{server.port}"
 
 
 def client_of(server: Server, key: str = "none") -> OpenAI:
