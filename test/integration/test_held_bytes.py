@@ -21,12 +21,10 @@ from qwen3_omni_neuron.serving.realtime.transcribing import Transcriber
 from qwen3_omni_neuron.serving.server import Server
 from testing.http_client import ask
 from testing.http_server import client_of, serving, url_of, wait_until
+from testing.raw_http import ASKED, CHAT, MODEL
 from testing.realtime import PUSH_TO_TALK, Caller, calling
 from testing.websocket_client import opened, received, send
 
-MODEL = "qwen3-omni"
-HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
-ASKED: dict[str, Any] = {"model": MODEL, "messages": HELLO, "max_tokens": 2}
 SHORT: dict[str, Any] = {"seed": 3, "thinker_max_new_tokens": 3, "talker_max_new_tokens": 4}
 KEYS = ("one-key", "another-key")
 SIDE = 256  # pixels of an image that is small as a file
@@ -285,6 +283,6 @@ def test_what_a_request_held_comes_back_however_it_ends(server: Server) -> None:
     with client_of(server) as client:
         client.chat.completions.create(**ASKED)
         for body in (b"{", b"x" * 10_000, json.dumps({**ASKED, "model": "other"}).encode()):
-            assert ask(f"{url_of(server)}/v1/chat/completions", body).status >= 400
+            assert ask(url_of(server) + CHAT, body).status >= 400
     nothing_is_held(server)
     wait_until(lambda: server.service.requests.taken == 0)
